@@ -17,11 +17,14 @@ from benchmarks import (
     gateway,
     logprobs,
     machine,
+    membership,
     production,
     publication,
     ranks,
     report,
     salvage,
+    scaling,
+    slots,
     stores,
     sustained,
     throughput,
@@ -52,9 +55,13 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "stores": stores.measure,
     "throughput": throughput.measure,
     "salvage": salvage.measure,
+    "scaling": scaling.measure,
+    "membership": membership.measure,
+    "slots": slots.measure,
 }
 BY_NAME = frozenset(
-    {"archive", "bystanders", "dashboard", "gateway", "sustained", "cluster", "stores", "throughput", "salvage"}
+    {"archive", "bystanders", "cluster", "dashboard", "gateway", "membership", "salvage", "scaling", "slots", "stores"}
+    | {"sustained", "throughput"}
 )
 """Benchmarks that run only with `--only`: they take ten minutes, or need a browser or vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")

@@ -50,6 +50,9 @@ def check_figures(results: Path) -> None:
         "sustained",
         "cluster",
         "stores",
+        "scaling",
+        "slots",
+        pytest.param("membership", marks=pytest.mark.slow),  # a dead worker's lease of 30 s
     ],
 )
 def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:

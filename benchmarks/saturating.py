@@ -1,0 +1,121 @@
+"""The engine and the judge of workers that take part in a scaling benchmark: code that runs inside `rollq work`.
+
+The engine is the product's simulated one, with two additions. The length of an answer depends on its group and on its
+place there, so that siblings differ, lengths are known beforehand, and a sample that is made again is as long as before.
+And it writes what runs when to a file, line by line, as a worker may be killed. Both sides of a comparison have this
+tree's engine, whatever else of rollq they load.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from benchmarks.world import TASK
+from rollq.workers.seeds import sample_seed
+
+if TYPE_CHECKING:
+    from rollq.workers.engines.protocol import Completion, Request
+    from rollq.workers.engines.shared_speed import Running
+
+RUN_SEED = 0
+GROUP_SIZE = 8
+MAX_GROUPS = 4000
+MAX_ATTEMPTS = 50
+ENGINES = Path(__file__).parents[1] / "workers" / "rollq" / "workers" / "engines"
+
+
+def _load(name: str) -> Any:
+    """A module of this tree's engines, also where the rest of rollq is from another tree."""
+    full = f"rollq.workers.engines.{name}"
+    if Path(import_module("rollq.workers.engines").__path__[0]) == ENGINES:
+        return import_module(full)
+    spec = spec_from_file_location(full, ENGINES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[full] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[full])
+    return sys.modules[full]
+
+
+if TYPE_CHECKING:
+    from rollq.workers.engines import shared_speed, simulated
+else:
+    shared_speed, simulated = _load("shared_speed"), _load("simulated")
+
+
+class _RecordedSpeed(shared_speed.SharedSpeed):
+    """`SharedSpeed` that writes the number of running sequences, whenever it changes, with the time."""
+
+    def __init__(self, tokens_per_s: float, most_tokens_per_s: float | None, file: TextIO) -> None:
+        super().__init__(tokens_per_s, most_tokens_per_s)
+        self._file = file
+        file.write(f"{time.monotonic()} running 0\n")
+
+    def start(self, tokens: int) -> "Running":
+        sequence = super().start(tokens)
+        self._write(self._at_s)
+        return sequence
+
+    def _end(self, sequence: "Running", clock: float) -> None:
+        before = self.running
+        super()._end(sequence, clock)
+        if self.running != before:
+            self._write(self._at_s)
+
+    def _write(self, at_s: float) -> None:
+        self._file.write(f"{at_s} running {self.running}\n")
+
+
+class SampleNumbers:
+    """Finds the group and the index of a sample by its seed."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, int]] = {}
+        self._attempts = 0
+
+    def of(self, seed: int) -> tuple[int, int]:
+        """The id of the group, and the index of the sample in it."""
+        while seed not in self._known and self._attempts < MAX_ATTEMPTS:
+            self._attempts += 1
+            for group_id in range(1, MAX_GROUPS + 1):
+                for index in range(GROUP_SIZE):
+                    self._known[sample_seed(RUN_SEED, TASK, group_id, index, self._attempts)] = group_id, index
+        return self._known[seed]
+
+
+class SaturatingEngine(simulated.SimulatedEngine):
+    """`SimulatedEngine` with lengths by sample, and with a record of what it does in the file `record`."""
+
+    def __init__(self, record: str, **options: Any) -> None:
+        settings = simulated.SimulatedSettings(**options)
+        super().__init__(settings)
+        self._record = Path(record).open("a", buffering=1)
+        self._speed = _RecordedSpeed(settings.tokens_per_s, settings.most_tokens_per_s, self._record)
+        self._numbers = SampleNumbers()
+
+    async def generate(self, request: "Request") -> "Completion":
+        """As `SimulatedEngine.generate`; the record has the group and the index."""
+        assert request.sampling.seed is not None
+        group_id, index = self._numbers.of(request.sampling.seed)
+        self._record.write(f"{time.monotonic()} asked {group_id}/{index}\n")
+        return await super().generate(request)
+
+    def _length_of(self, request: "Request") -> int:
+        assert request.sampling.seed is not None
+        return sample_length(*self._numbers.of(request.sampling.seed), self._settings.lengths)
+
+
+def sample_length(group_id: int, index: int, lengths: Sequence[int]) -> int:
+    """The element of `lengths` that a sample draws."""
+    return int(simulated.length_of(np.array([group_id, index], np.int32), lengths, 0))
+
+
+def judge(prompt: object, sample: object) -> float:
+    """Give every sample the same reward: nothing is learned here."""
+    return 0.0
