@@ -1,8 +1,9 @@
-"""What the records of `benchmarks.saturating` say. Pure."""
+"""Reading the records of `benchmarks.saturating`. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class EngineRecord:
         0.875
         """
         used = 0.0
-        for (from_s, sequences), (to_s, _) in zip(self.running, (*self.running[1:], (end_s, 0)), strict=True):
+        for (from_s, sequences), (to_s, _) in pairwise((*self.running, (end_s, 0))):
             used += max(0.0, min(to_s, end_s) - max(from_s, start_s)) * min(sequences, slots)
         return used / slots / (end_s - start_s)
 

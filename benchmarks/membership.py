@@ -49,7 +49,7 @@ class Events:
 
 def measure(quick: bool) -> list[Result]:
     """One result for the worker that joins, and one for the one that is killed."""
-    answer_s = 0.5 if quick else 8.0
+    answer_s = 0.5 if quick else 4.0
     sides = {}
     for name, tree in trees().items():
         gpus = (Gpu(EQUAL_TOKENS / answer_s, full=SLOTS, slots=SLOTS),) * (WORKERS + 1)

@@ -1,8 +1,8 @@
 """The engine and the judge of workers that take part in a scaling benchmark: code that runs inside `rollq work`.
 
 The engine is the product's simulated one, with two additions. The length of an answer depends on its group and on its
-place there, so that siblings differ, lengths are known beforehand, and a sample that is made again is as long as before.
-And it writes what runs when to a file, line by line, as a worker may be killed. Both sides of a comparison have this
+place there: siblings differ, lengths are known beforehand, and a sample that is made again is as long as before. And
+it writes what runs when to a file, line by line, as a worker may be killed. Both sides of a comparison have this
 tree's engine, whatever else of rollq they load.
 """
 
@@ -95,7 +95,7 @@ class SaturatingEngine(simulated.SimulatedEngine):
     def __init__(self, record: str, **options: Any) -> None:
         settings = simulated.SimulatedSettings(**options)
         super().__init__(settings)
-        self._record = Path(record).open("a", buffering=1)
+        self._record = Path(record).open("a", buffering=1)  # noqa: SIM115 - until the process ends
         self._speed = _RecordedSpeed(settings.tokens_per_s, settings.most_tokens_per_s, self._record)
         self._numbers = SampleNumbers()
 

@@ -151,7 +151,7 @@ class Roles:
             raise RuntimeError(f"the trainer has ended; the end of its log:\n{self.log('trainer')}")
 
     def records(self) -> list[EngineRecord]:
-        """What each worker's engine has done so far."""
+        """The work of each worker's engine so far."""
         paths = [self.folder / f"{number}.record" for number in range(len(self.workers))]
         return [EngineRecord.parse(path.read_text() if path.exists() else "") for path in paths]
 

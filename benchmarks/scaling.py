@@ -63,7 +63,7 @@ def heavy_tail(count: int = 2000) -> tuple[int, ...]:
 
 
 def speed_up(kind: str, max_staleness: int, step_s: float, workers: Mapping[int, int]) -> Iterator[Result]:
-    """Tokens per second of several equal workers, as a share of what so many times one would make."""
+    """Tokens per second of several equal workers, as a share of what one makes, times their number."""
     gpu = Gpu(EQUAL_TOKENS / step_s)
     alone: dict[str, float] = {}
     for count, steps in workers.items():
