@@ -142,3 +142,21 @@ def test_xb16_statistics_are_saved_and_restored(world: World, fresh_server: Embe
         restored.restore(tmp_path / "saved")
         assert restored.prompt_stats("math", rows) == world.buffer.prompt_stats("math", rows)
         assert len(restored.prompt_stats("math", rows)) == 600
+
+
+def test_of_one_step_the_groups_with_the_longest_answers_are_leased_first(world: World) -> None:
+    world.start(math={**RULES, "max_staleness": 3})
+    for lease, tokens in zip(ask(world, 1, 2, 3), (10, 300, 40), strict=True):
+        judged(world, lease, [1.0] * 4, tokens=tokens)
+    for row, step in ((3, 2), (1, 1), (3, 1), (2, 1), (9, 1)):
+        cursor = int(world.buffer.counts("math").progress["cursor"])
+        prompt = Prompt(f"row {row}", row=row)
+        world.buffer.admit("math", [(prompt, cursor + 1)], epoch=1, cursor=cursor, target=10**6, step=step)
+    leased = [lease for _ in range(5) for lease in world.lease(1)]
+    assert [lease.expected_tokens for lease in leased] == [0.0, 300.0, 40.0, 10.0, 40.0]
+    assert [lease.step for lease in leased] == [1, 1, 1, 1, 2]
+
+
+def test_without_statistics_the_order_is_that_of_arrival_and_no_length_is_known(world: World) -> None:
+    world.start(math={**RULES, "prompt_stats": False})
+    assert [(lease.group_id, lease.expected_tokens) for lease in ask(world, 2, 1)] == [(1, 0.0), (2, 0.0)]

@@ -71,7 +71,8 @@ class Leasing(BufferCore):
             if reply[0] == 1:
                 self._drained_for = task
                 return Leased(tuple(found), drain=True)
-            payloads = self.read_payloads(task, {group_id: last.decode() for group_id, *_, last in reply[1:] if last})
+            named = {group_id: payload.decode() for group_id, *_, payload, _ in reply[1:] if payload}
+            payloads = self.read_payloads(task, named)
             leases = [_decode_lease(task, nonce, fields, payloads.get(fields[0])) for fields in reply[1:]]
             found += leases
             suspects_held += sum(lease.suspect for lease in leases)
@@ -240,9 +241,10 @@ class Leasing(BufferCore):
 
 
 def _decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
-    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, large = (
-        fields
-    )
+    (
+        group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, large,
+        expected_tokens,
+    ) = fields  # fmt: skip
     name = f"group {group_id} of task {task!r}"
     stored = {field.decode(errors="replace"): frame for field, frame in pairs(kept)}
     if payload is not None:
@@ -264,6 +266,7 @@ def _decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | Non
         must_finish=bool(must_finish),
         parts=parts,
         salvaged_tokens=tokens_in_parts(frames_by_index(stored), group_size=len(letters)),
+        expected_tokens=float(expected_tokens or 0),
     )
 
 

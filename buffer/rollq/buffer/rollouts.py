@@ -236,7 +236,8 @@ class Lease:
     `samples` has one entry per sample: what earlier attempts left (completed, or aborted with partial tokens), else
     `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
     must be the only group in its engine; `must_finish`: it has used up its interruptions. `parts`: how many parts
-    of its samples earlier attempts salvaged, with `salvaged_tokens` in all.
+    of its samples earlier attempts salvaged, with `salvaged_tokens` in all. `expected_tokens`: the mean length of
+    earlier answers to this prompt, 0.0 when it is not known.
     """
 
     task: str
@@ -253,6 +254,7 @@ class Lease:
     must_finish: bool = False
     parts: int = 0
     salvaged_tokens: int = 0
+    expected_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

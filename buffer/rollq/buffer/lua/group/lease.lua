@@ -5,7 +5,8 @@
 --   epoch, version: of the worker's weights   suspects_held: how many suspects it runs   idle: 1 when it runs no group
 -- Returns: drain 0|1, then per group: id, attempt, tries, step, evaluation, suspect, alone, letters, prompt,
 --   must_finish 0|1, the list index, frame, ... of the samples that earlier attempts left, how many parts of samples
---   they salvaged (from index group_size on, the list holds those), and the name of the payload that they left, or ''
+--   they salvaged (from index group_size on, the list holds those), the name of the payload that they left, or '', and
+--   the mean length of earlier answers to the prompt, or ''
 -- Caller: Leasing._lease; workers
 -- Repeat: with the same nonce returns the same groups. After the lease has run out, it may lease groups that nobody
 --   works on: the worker did not confirm them by `renew`, so their end is not counted as a death
@@ -19,6 +20,8 @@ local DRAIN_LEASES = 10 -- leases that a drain may take before another worker is
 local MOST_WORKER_BYTES = 64 -- of a worker's name in a history
 
 local SUSPECTS_PASSED = 1000 -- at most, on the way to groups that are not suspects
+
+local LOOKED_AHEAD = 64 -- groups, for those with the longest answers
 
 -- A lease in the history of its groups: from (ms), version of the worker's weights, worker.
 local function describe_lease(now, version, worker)
@@ -45,6 +48,13 @@ local function grant(clock, id, request, alone)
     'leased_ms', request.now, 'leased', request.leased)
 end
 
+-- The mean length of earlier answers to the prompt of a group, as text; '' when it is not known.
+local function expected_tokens(clock, id)
+  local row = clock.prompt_stats == 1 and tonumber(id) >= first_of_prompts(clock) and group_fields(clock, id, 'row')
+  local known = row and redis.call('HGET', clock.prefix .. 'prompts', row)
+  return known and string.match(known, '[^,]+$') or ''
+end
+
 local function describe(clock, id)
   -- stylua: ignore
   local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload = group_fields(
@@ -56,7 +66,7 @@ local function describe(clock, id)
   -- stylua: ignore
   return {
     tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
-    letters, prompt, must_finish, kept, tonumber(parts or '0'), payload or '',
+    letters, prompt, must_finish, kept, tonumber(parts or '0'), payload or '', expected_tokens(clock, id),
   }
 end
 
@@ -97,6 +107,35 @@ local function pick_suspects(clock, request, suspect_count)
   return redis.call('ZRANGEBYSCORE', suspects, '-inf', clock.max_deaths - 2, 'LIMIT', 0, share), 0, false
 end
 
+-- The groups of `scored`, ids and scores in order, with the longest answers first among those of one step: a long answer
+-- that begins last ends alone. Groups of which nothing is known keep their place before shorter ones.
+local function longest_first(clock, scored)
+  local ids, steps, lengths, places = {}, {}, {}, {}
+  for i = 1, #scored, 2 do
+    local id = scored[i]
+    ids[#ids + 1] = id
+    steps[id], places[id] = math.floor(tonumber(scored[i + 1]) / ARRIVALS), i
+    lengths[id] = tonumber(expected_tokens(clock, id)) or math.huge
+  end
+  table.sort(ids, function(a, b)
+    if steps[a] ~= steps[b] then return steps[a] < steps[b] end
+    if lengths[a] ~= lengths[b] then return lengths[a] > lengths[b] end
+    return places[a] < places[b]
+  end)
+  return ids
+end
+
+-- The best pending groups for weights that serve scores up to `beyond`, and some more.
+local function find_best(clock, beyond, most)
+  local pending = clock.prefix .. 'pending'
+  if clock.prompt_stats ~= 1 or clock.kind == 'eval' then
+    return redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, most)
+  end
+  local scored =
+    redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'WITHSCORES', 'LIMIT', 0, most + LOOKED_AHEAD)
+  return longest_first(clock, scored)
+end
+
 -- Grants the best pending groups that are not suspects, until `ids` has `want` of them.
 local function grant_best(clock, ids, request, suspect_count)
   if #ids >= request.want then return end
@@ -106,10 +145,9 @@ local function grant_best(clock, ids, request, suspect_count)
   if request.version < clock.version then
     beyond = '(' .. exact(pending_score(request.version + clock.threshold + 1, 0, 0))
   end
-  local suspects, pending = clock.prefix .. 'suspects', clock.prefix .. 'pending'
+  local suspects = clock.prefix .. 'suspects'
   local most = request.want + math.min(suspect_count, SUSPECTS_PASSED)
-  local best = redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, most)
-  for _, id in ipairs(best) do
+  for _, id in ipairs(find_best(clock, beyond, most)) do
     if #ids >= request.want then break end
     if suspect_count == 0 or not redis.call('ZSCORE', suspects, id) then
       grant(clock, id, request, 0)
