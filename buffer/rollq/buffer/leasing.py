@@ -14,10 +14,10 @@ from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.put_args import GroupArgs, calls_of, encode_result, part_args, result_args
-from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
+from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome, UnderWay
 from rollq.buffer.rollouts import AWAY, BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
 from rollq.buffer.staleness import Floors
-from rollq.buffer.steering import Order
+from rollq.buffer.steering import Fleet, Order
 from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_errors import code_of
@@ -26,6 +26,8 @@ from rollq.buffer.wire.payload import decode_kept, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
 
 log = logging.getLogger(__name__)
+
+UNDER_WAY = (Status.PENDING, Status.RUNNING)
 
 
 class Leasing(BufferCore):
@@ -234,6 +236,21 @@ class Leasing(BufferCore):
         """Store plain facts about a worker for monitors; returns the order that the operator has given to it."""
         reply = self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
         return Order(reply.decode())
+
+    def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float) -> Fleet:
+        """Note what a worker can do; returns what all can do together that have noted it within 10 s.
+
+        `places`: samples that it generates at a time, 0 for a worker that takes no groups; `load`: how many it has in
+        flight, in the mean. `tokens_per_s`: with the load of a mean worker, 0.0 when it is not known.
+        """
+        numbers = (places, round(load), round(tokens_per_s))
+        return Fleet(*self.call("join_fleet", self.keys.info, self.incarnation, worker, *numbers))
+
+    def under_way(self, tasks: Sequence[str]) -> UnderWay:
+        """How many groups of `tasks` are pending and how many are leased."""
+        keys = [task_keys(self.run, task).status(status) for status in UNDER_WAY for task in tasks]
+        counts: list[int] = self.send_all([("ZCARD", key) for key in keys])
+        return UnderWay(sum(counts[: len(tasks)]), sum(counts[len(tasks) :]))
 
     def forget_worker(self, worker: str) -> None:
         """Remove the report of a worker that stops."""

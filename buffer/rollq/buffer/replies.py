@@ -240,6 +240,14 @@ class Leased(NamedTuple):
     drain: bool
 
 
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """Groups that wait for a worker, and groups that workers hold."""
+
+    pending: int
+    running: int
+
+
 class PutOutcome(StrEnum):
     """Where a result was filed."""
 

@@ -1,6 +1,7 @@
 """The operator's orders to single workers and for single groups."""
 
 import secrets
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,6 +19,26 @@ class Order(StrEnum):
     RUN = "run"
     PAUSE = "pause"  # lease nothing more
     DRAIN = "drain"  # lease nothing more, and stop when what is held has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What all workers that take groups can do together.
+
+    `measured_places`: samples that workers whose speed is known can generate at a time, `tokens_per_s` in all;
+    `new_places`: those of the others. `load`: the samples that each has in flight in the mean, added up.
+    """
+
+    workers: int = 0
+    measured_places: int = 0
+    tokens_per_s: int = 0
+    new_places: int = 0
+    load: int = 0
+
+    @property
+    def mean_load(self) -> float:
+        """How many samples a worker has in flight, in the mean; 0.0 without a worker."""
+        return self.load / self.workers if self.workers else 0.0
 
 
 class GroupOrder(StrEnum):

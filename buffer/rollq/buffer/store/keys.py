@@ -14,6 +14,8 @@ rollq:{run}:trainer              hash    epoch, nonce, who and where, lease, rep
 rollq:{run}:launches             zset    launches that were replaced, by their epoch   functions  the last 1,000
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
 rollq:{run}:orders               hash    worker -> number and the operator's order      functions  with its report
+rollq:{run}:fleet                hash    worker -> places, speed; "+" -> sums of all     functions  pruned after 10 s
+rollq:{run}:fleet_seen           zset    the same workers by their last report (ms)    functions  likewise
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
 rollq:{run}:weights              list    names of the weights held here, oldest first  trainer   run
 rollq:{run}:weights:<digest>:<n> string  manifest (0), bytes, probe, chain; deltas     trainer    last few versions

@@ -82,6 +82,8 @@ rollq:{run}:mark                    write     write   write    -        write   
 rollq:{run}:tasks                   write     write   write    read     write     read
 rollq:{run}:workers                 read      write   read     read     read      read
 rollq:{run}:orders                  -       write   -        -        write     -
+rollq:{run}:fleet                   -       write   -        -        -         -
+rollq:{run}:fleet_seen              -       write   -        -        -         -
 rollq:{run}:rounds                  -         write   write    -        -         -
 rollq:{run}:round:<n>               -         write   write    -        -         -
 rollq:{run}:model                   read      read    write    read     read      read
