@@ -34,6 +34,7 @@ class CompletionsServer:
         self.prompt_logprob: float | None = -0.5  # of each token of a prompt; None: it does not say
         self.longest_prompt = 64  # whose logprobs it does not refuse
         self.dtype: str | None = "float32"  # None: it does not say
+        self.sequences: int | None = 32  # likewise
         self.plan_of_first: deque[str] = deque()  # of the sample that comes first, known by its seed
         self.priorities = True  # whether it takes any
         self.weight_routes = False
@@ -94,6 +95,8 @@ class CompletionsServer:
             route = body["method"]
             if route == "rollq_dtype":
                 return web.json_response({"results": [self.dtype]}) if self.dtype else web.Response(status=500)
+            if route == "rollq_max_sequences":
+                return web.json_response({"results": [self.sequences]}) if self.sequences else web.Response(status=500)
             word = self.weight_plan.popleft() if self.weight_plan else "ok"
             if word.isdigit():
                 return web.Response(status=int(word), text=f"said {word}")

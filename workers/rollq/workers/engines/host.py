@@ -16,6 +16,8 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import Float32Array, Int32Array, VersionSpan
 from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
 from rollq.workers.engines.protocol import (
+    SEQUENCES,
+    BoundedEngine,
     CachingEngine,
     Completion,
     Engine,
@@ -63,6 +65,12 @@ class EngineHost:
     def version(self) -> WeightsVersion | None:
         """The weights that serve now; None while no engine lives."""
         return None if self._engine is None else self._engine.version
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences the engine can have at a time."""
+        known = self._engine.max_sequences if isinstance(self._engine, BoundedEngine) else None
+        return known or SEQUENCES
 
     @property
     def transfer_ranks(self) -> int:

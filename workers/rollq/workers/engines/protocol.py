@@ -22,6 +22,8 @@ from rollq.workers.engines.weights_check import WeightsCheck
 log = logging.getLogger(__name__)
 
 
+SEQUENCES = 256
+"""How many sequences an engine is given at a time that does not say how many it can run."""
 REPORT_TOKENS = 128
 """New tokens after which an engine reports those of a running request."""
 
@@ -199,6 +201,17 @@ class CachingEngine(Engine, Protocol):
     async def cache_error(self) -> float:
         """How far logprobs of next tokens, after a prompt that was also used before the last swap, are from those
         without any cache, in the mean, in nats. Stale keys and values show here. Raises `EngineDead`."""
+        ...
+
+
+@runtime_checkable
+class BoundedEngine(Protocol):
+    """The additional member of an `Engine` that may know how many sequences it can run at a time."""
+
+    @property
+    def max_sequences(self) -> int | None:
+        """Requests beyond this number would only wait in the engine; None if there is no such number. Asked for once
+        the engine has started."""
         ...
 
 

@@ -99,11 +99,13 @@ class WeightRoutes(Protocol):
 
 class Description(NamedTuple):
     """The name of a server's model (empty: requests need none), and its context. `dtype` is that of its forward pass,
-    as torch calls it, or the name of its quantization; None: it is not known."""
+    as torch calls it, or the name of its quantization; `max_sequences` is how many it runs at a time. None: it is not
+    known."""
 
     model: str
     context_tokens: int
-    dtype: str | None
+    dtype: str | None = None
+    max_sequences: int | None = None
 
 
 class Describe(Protocol):

@@ -97,9 +97,12 @@ class OpenAISettings(ServerSettings):
 
 
 async def describe(http: aiohttp.ClientSession, url: str, model: str | None, *, pushes: bool) -> Description:
-    """See `Describe`. Only servers that take weights can be asked for their dtype."""
+    """See `Describe`. Only servers that take weights can be asked for their dtype and the number of their sequences."""
     name, context_tokens = completions_api.choose_model(await exchange(http, "GET", f"{url}/models", None), model)
-    return Description(name, context_tokens, await weight_routes.dtype_of(http, url) if pushes else None)
+    if not pushes:
+        return Description(name, context_tokens)
+    dtype, sequences = await weight_routes.dtype_of(http, url), await weight_routes.max_sequences_of(http, url)
+    return Description(name, context_tokens, dtype, sequences)
 
 
 OPENAI = Dialect("openai", completions_api, weight_routes, describe)
@@ -158,6 +161,11 @@ class OpenAIEngine:
         self._gate: RequestGate[_Call] = RequestGate()
         self._probe: Probe | None = None
         self._rejected = False
+
+    @property
+    def max_sequences(self) -> int:
+        """See `BoundedEngine`."""
+        return self._servers.max_sequences
 
     async def start(self) -> None:
         """Wait for a server, and see that it returns what training needs.

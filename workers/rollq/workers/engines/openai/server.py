@@ -15,7 +15,7 @@ from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, PROBE_IDS, Dialect
 from rollq.workers.engines.openai.tokens import Part
-from rollq.workers.engines.protocol import Request, Sampling
+from rollq.workers.engines.protocol import SEQUENCES, Request, Sampling
 from rollq.workers.engines.weights_check import WeightsCheck
 from rollq.workers.http.client import TransientError, exchange, refusal, stream
 from rollq.workers.http.server_pool import PooledServer
@@ -66,6 +66,7 @@ class Server(PooledServer):
     checked: bool = False
     check: WeightsCheck | None = None
     dtype: str = ASSUMED_DTYPE
+    max_sequences: int = SEQUENCES
     accused: bool = False
     verifying: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -97,8 +98,10 @@ class Server(PooledServer):
 
     async def describe(self, http: aiohttp.ClientSession, model: str | None, *, pushes: bool) -> None:
         """Ask for the model, its context and its dtype. Raises `TransientError` or `ValueError`."""
-        self.model, self.context_tokens, dtype = await self.dialect.describe(http, self.url, model, pushes=pushes)
-        self.dtype = dtype or ASSUMED_DTYPE
+        found = await self.dialect.describe(http, self.url, model, pushes=pushes)
+        self.model, self.context_tokens = found.model, found.context_tokens
+        self.dtype = found.dtype or ASSUMED_DTYPE
+        self.max_sequences = found.max_sequences or SEQUENCES
 
     async def probe(self, http: aiohttp.ClientSession) -> None:
         """Send the simplest request. Raises `ValueError` if its answer has not what training needs."""

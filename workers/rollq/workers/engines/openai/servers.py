@@ -80,6 +80,12 @@ class Servers(ServerPool[Server]):
         return min(server.context_tokens for server in self.servers)
 
     @property
+    def max_sequences(self) -> int:
+        """How many sequences the serving servers run at a time, together; of one server while none serves."""
+        serving = self.serving or self.servers[:1]
+        return sum(server.max_sequences for server in serving)
+
+    @property
     def serving(self) -> list[Server]:
         """The servers that get requests."""
         return [server for server in self.servers if server.serving]

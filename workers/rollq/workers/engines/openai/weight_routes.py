@@ -44,6 +44,15 @@ async def dtype_of(http: aiohttp.ClientSession, url: str) -> str | None:
         return None
 
 
+async def max_sequences_of(http: aiohttp.ClientSession, url: str) -> int | None:
+    """How many sequences a server runs at a time; None if it does not say."""
+    try:
+        answer = await _call(http, url, "rollq_max_sequences")
+        return int(answer["results"][0])
+    except (TransientError, LookupError, TypeError, ValueError):
+        return None
+
+
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
     """Make a server without requests serve `weights`. False if it did already.
 

@@ -17,7 +17,8 @@ class SglangSettings(ServerSettings):
 async def describe(http: aiohttp.ClientSession, url: str, _: str | None, *, pushes: bool) -> Description:
     """See `Describe`. SGLang serves one model, and renames it at each update."""
     info = await exchange(http, "GET", f"{generate_api.root_of(url)}/server_info", None)
-    return Description("", generate_api.read_context(info), generate_api.read_dtype(info))
+    dtype, sequences = generate_api.read_dtype(info), generate_api.read_max_sequences(info)
+    return Description("", generate_api.read_context(info), dtype, sequences)
 
 
 SGLANG = Dialect(

@@ -191,3 +191,9 @@ def read_dtype(info: Any) -> str | None:
         return str(info["quantization"])
     dtype = str(info.get("dtype", "auto"))
     return DTYPES.get(dtype, dtype)
+
+
+def read_max_sequences(info: Any) -> int | None:
+    """How many sequences the server runs at a time, from the answer of `/server_info`; None if it is not there."""
+    sequences = info.get("max_running_requests")
+    return sequences if isinstance(sequences, int) and sequences > 0 else None

@@ -49,6 +49,7 @@ class TransformersEngine:
         self._settings = settings
         self.dtype, self.vocabulary = settings.dtype, 0  # the latter is known once it has started
         self.takes_images = False  # so until it has started
+        self.max_sequences = settings.max_batch
         self._gate: RequestGate[Job] = RequestGate(self._stop, opened=self._look_for_work)
         self._driver = DecodeDriver(self._gate, settings.max_batch)
 

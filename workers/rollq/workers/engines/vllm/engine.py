@@ -67,7 +67,8 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
-        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known once it has started
+        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known once it has started, like the next
+        self.max_sequences = 1
         self._settings = settings
         self._process: VllmProcess | None = None
         self._names = count()
@@ -100,6 +101,7 @@ class VllmEngine:
         self._expert_shape = ExpertShape.of(config) if self._settings.engine_args.get(ARGUMENT) else None
         self.dtype = config.quantization or str(config.dtype).removeprefix("torch.")
         self.vocabulary = int(config.get_vocab_size())
+        self.max_sequences = process.max_sequences
         self.takes_images = bool(config.is_multimodal_model)
         self._images_problem = images_problem(config, on_cpu=current_platform.is_cpu())
         self._eos_ids = model_eos_ids(self._settings.model)

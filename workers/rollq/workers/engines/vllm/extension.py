@@ -15,6 +15,7 @@ class LoadExtension:
     """Mixed into vLLM's worker, whose methods it calls."""
 
     model_config: Any
+    scheduler_config: Any
     get_model: Any
     reload_weights: Any
     weight_transfer_engine: Any
@@ -26,6 +27,10 @@ class LoadExtension:
     def rollq_dtype(self) -> str:
         """The dtype of the forward pass, as torch calls it, or the name of the quantization."""
         return str(self.model_config.quantization or self.model_config.dtype).removeprefix("torch.")
+
+    def rollq_max_sequences(self) -> int:
+        """How many sequences the server runs at a time."""
+        return int(self.scheduler_config.max_num_seqs)
 
     def rollq_check(self, folder: str) -> None:
         """Raise `WeightsError` unless this machine can read the weights in `folder`."""

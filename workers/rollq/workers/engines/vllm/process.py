@@ -101,6 +101,12 @@ class VllmProcess:
         return int(config.parallel_config.world_size_across_dp) if takes_them else 0
 
     @property
+    def max_sequences(self) -> int:
+        """How many sequences vLLM schedules at a time, over all its replicas."""
+        config = self.llm.vllm_config
+        return int(config.scheduler_config.max_num_seqs) * int(config.parallel_config.data_parallel_size)
+
+    @property
     def can_sleep(self) -> bool:
         """Whether vLLM was started with its sleep mode."""
         return bool(self.llm.vllm_config.model_config.enable_sleep_mode)
