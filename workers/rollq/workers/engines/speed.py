@@ -1,0 +1,99 @@
+"""How fast an engine is with a number of sequences, from the requests that it has answered.
+
+A decoding step of n sequences takes a + b n seconds: a for the weights, which are read once, and b for each sequence.
+Both are fitted to what requests took (least squares, weighted by tokens), so that two equal machines count as equally
+fast also when one has less to do.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+MEMORY_TOKENS = 200_000
+"""Later tokens count for more: after this many others, tokens count for 1/e of what they did."""
+LEAST_TOKENS = 1_000
+"""With fewer tokens, the speed is not known."""
+FARTHEST = 2.0
+"""It is not known either for more than so many times the sequences that have been seen."""
+LEAST_SPREAD = 0.1
+"""Observations of numbers of sequences that are nearer together say nothing about b, which is then pulled to 0."""
+
+
+@dataclass(slots=True)
+class EngineSpeed:
+    """Weighted sums over tokens, of n (sequences at the engine) and of t (seconds for a token of one sequence)."""
+
+    tokens: float = 0.0
+    n: float = 0.0
+    t: float = 0.0
+    nn: float = 0.0
+    nt: float = 0.0
+    most: float = 0.0
+    seen: int = 0
+
+    def note(self, tokens: int, seconds: float, sequences: float) -> None:
+        """Take account of a request whose `tokens` took `seconds`, beside a mean of `sequences` with itself."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        fade = max(0.0, 1 - tokens / MEMORY_TOKENS)
+        n, t = max(1.0, sequences), seconds / tokens
+        self.tokens = fade * self.tokens + tokens
+        self.n = fade * self.n + tokens * n
+        self.t = fade * self.t + tokens * t
+        self.nn = fade * self.nn + tokens * n * n
+        self.nt = fade * self.nt + tokens * n * t
+        self.most = max(fade * self.most, n)
+        self.seen += tokens
+
+    @property
+    def mean_sequences(self) -> float:
+        """How many sequences ran, in the mean over tokens; 0.0 before the first."""
+        return self.n / self.tokens if self.tokens else 0.0
+
+    def tokens_per_s(self, sequences: float) -> float:
+        """Tokens a second of so many sequences together; 0.0 while it is not known."""
+        if self.seen < LEAST_TOKENS or not 0 < sequences <= FARTHEST * self.most:
+            return 0.0
+        n, t = self.n / self.tokens, self.t / self.tokens
+        spread = self.nn / self.tokens - n * n + (LEAST_SPREAD * n) ** 2
+        b = (self.nt / self.tokens - n * t) / spread
+        b = min(max(b, 0.0), t / n)  # so that a is not negative
+        return sequences / (t - b * n + b * sequences)
+
+
+class RequestClock:
+    """Times requests, beside the number of those that run at the same time."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """`now_s` is a steady clock."""
+        self.speed = EngineSpeed()
+        self._now_s = now_s
+        self._running = 0
+        self._area_s = 0.0
+        """Seconds so far, each counted once for every request that ran then."""
+        self._at_s = now_s()
+
+    @contextmanager
+    def request(self) -> "Iterator[Callable[[int], None]]":
+        """Time one request. Call what this yields with the tokens that it got."""
+        began_s, began_area_s = self._change(+1)
+        tokens = 0
+
+        def got(count: int) -> None:
+            nonlocal tokens
+            tokens = count
+
+        try:
+            yield got
+        finally:
+            ended_s, ended_area_s = self._change(-1)
+            seconds = ended_s - began_s
+            if seconds > 0:
+                self.speed.note(tokens, seconds, (ended_area_s - began_area_s) / seconds)
+
+    def _change(self, by: int) -> tuple[float, float]:
+        now_s = self._now_s()
+        self._area_s += self._running * (now_s - self._at_s)
+        self._at_s = now_s
+        self._running += by
+        return now_s, self._area_s
