@@ -24,12 +24,12 @@ class Signal:
         """Wake the waiting part, or have its next wait end at once."""
         self._event.set()
 
-    async def wait(self) -> None:
-        """Wait until the signal has been set since the last wait, for at most `POLL_S`."""
+    async def wait(self, most_s: float = POLL_S) -> None:
+        """Wait until the signal has been set since the last wait, for at most `most_s`."""
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
+            async with asyncio.timeout(most_s):
                 await self._event.wait()
         self._event.clear()
 

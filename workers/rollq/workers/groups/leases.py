@@ -39,7 +39,9 @@ class HeldLease:
     """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
     `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
-    engine; `looping`: samples whose agent loop has not ended; `parts`: how many parts of its samples were salvaged;
+    engine; `looping`: samples whose agent loop has not ended; `open`: how many are to be generated, `behind`: how many
+    have been, see `Places`; `begun`: whether a sample has had its place; `expected_tokens`: how
+    long its answers may become, 0.0 when that is not known; `parts`: how many parts of its samples were salvaged;
     `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too many; `kept`: each
     sample as it was last to be salvaged.
     """
@@ -53,6 +55,10 @@ class HeldLease:
     cut: StopReason | None = None
     requests: set[Request] = field(default_factory=set)
     looping: set[int] = field(default_factory=set)
+    open: int = 0
+    behind: int = 0
+    begun: bool = False
+    expected_tokens: float = 0.0
     parts: int = 0
     salvages: bool = True
     is_full: bool = False
@@ -106,7 +112,8 @@ class LeaseTable:
 
     def add(self, lease: Lease, asked_s: float) -> HeldLease:
         """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
-        held = HeldLease(lease, asked_s, asked_s + self._lease_s[lease.task], parts=lease.parts)
+        deadline_s = asked_s + self._lease_s[lease.task]
+        held = HeldLease(lease, asked_s, deadline_s, parts=lease.parts, expected_tokens=lease.expected_tokens)
         self._held[_key(lease)] = held
         self._generating.add(held)
         return held

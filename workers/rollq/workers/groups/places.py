@@ -1,0 +1,154 @@
+"""Places for samples in a worker: how many may be generated at the same time, and which one is next.
+
+Invariant: a sample is generated only while it has a place, and a place that is given back goes at once to the sample
+whose turn it is. Groups are leased only while a place is free, so a worker holds no group that it cannot begin: what
+waits stays in the buffer, for whoever has a place for it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+
+from rollq.workers.groups.leases import HeldLease
+from rollq.workers.groups.sample_order import Turn, turn_of
+from rollq.workers.signals import Signals
+
+JUDGED_SHARE = 4
+"""For every four places, one more sample may be with its judge. Any more would only grow stale."""
+
+
+class Places:
+    """Places of one kind, the samples that have one, and those that wait for one.
+
+    A sample is open from the lease of its group until it has been generated. Then it is behind: until it has been
+    judged, while its siblings are open, and else until the lease of its group ends.
+    """
+
+    def __init__(self, capacity: Callable[[], int], signals: Signals) -> None:
+        """`capacity` returns how many places there are now."""
+        self.open = self.taken = self.behind = 0
+        self._capacity = capacity
+        self._signals = signals
+        self._waiting: dict[HeldLease, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def capacity(self) -> int:
+        """How many samples may be generated at the same time."""
+        return self._capacity()
+
+    @property
+    def free(self) -> int:
+        """How many more samples there are places for; fewer when judges are slow."""
+        capacity = self.capacity
+        return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
+
+    def enter(self, held: HeldLease, samples: int) -> None:
+        """Expect this many samples of a new lease."""
+        held.open = samples
+        self.open += samples
+
+    def leave(self, held: HeldLease) -> None:
+        """Expect no more samples of a lease, which has ended."""
+        self.open -= held.open
+        self.behind -= held.behind
+        held.open = held.behind = 0
+        self.look()
+
+    @asynccontextmanager
+    async def place(self, held: HeldLease) -> AsyncIterator[None]:
+        """A place for one sample of a lease. Waits for the sample's turn."""
+        await self._take(held)
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            if held.open:  # else the lease has ended
+                held.open -= 1
+                self.open -= 1
+                held.behind += 1
+                self.behind += 1
+            self.look()
+
+    def note_judged(self, held: HeldLease) -> None:
+        """A sample has been judged."""
+        if held.open and held.behind:
+            held.behind -= 1
+            self.behind -= 1
+            self.look()
+
+    async def _take(self, held: HeldLease) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(held, deque()).append(turn)
+        self.look()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self.look()  # forgets it
+            else:  # it came at the same moment
+                self.taken -= 1
+                self.look()
+            raise
+
+    def look(self) -> None:
+        """Give free places to the samples whose turn it is. When none waits, a new group may be leased.
+
+        Samples of a group that is stopped wait no longer: they end at once.
+        """
+        for held in [held for held in self._waiting if held.finished]:
+            for turn in self._waiting.pop(held):
+                self._grant(held, turn)
+        while self._waiting and self.taken < self.capacity:
+            held = min(self._waiting, key=_turn)
+            turns = self._waiting[held]
+            turn = turns.popleft()
+            if not turns:
+                del self._waiting[held]
+            self._grant(held, turn)
+        if self.free > 0:
+            self._signals.room.set()
+
+    def _grant(self, held: HeldLease, turn: "asyncio.Future[None]") -> None:
+        if not turn.done():
+            self.taken += 1
+            held.begun = True
+            turn.set_result(None)
+
+
+def _turn(held: HeldLease) -> Turn:
+    return turn_of(held.lease, begun=held.begun, expected_tokens=held.expected_tokens)
+
+
+class AllPlaces:
+    """The places of a worker: those of the engine, and those of each agent loop that limits its sessions.
+
+    A session takes none of the engine's places, as it is not always at the engine.
+    """
+
+    def __init__(self, engine: Places, sessions: Mapping[str, Places], group_sizes: Mapping[str, int]) -> None:
+        """`sessions`: by task. `group_sizes`: how many samples a group of each task has."""
+        self.engine = engine
+        self._sessions = sessions
+        self._group_sizes = group_sizes
+        self._every = {id(places): places for places in map(self.of, group_sizes)}.values()
+
+    def of(self, task: str) -> Places:
+        """The places of a task's samples."""
+        return self._sessions.get(task, self.engine)
+
+    def with_room(self, tasks: Collection[str]) -> tuple[tuple[str, ...], int]:
+        """Those of `tasks` of which a group may be leased, and how many groups, of whichever of them."""
+        open_tasks = tuple(task for task in tasks if self.of(task).free > 0)
+        groups = (-(-self.of(task).free // self._group_sizes[task]) for task in open_tasks)
+        return open_tasks, min(groups, default=0)
+
+    @property
+    def taken(self) -> int:
+        """How many samples have a place."""
+        return sum(places.taken for places in self._every)
+
+    @property
+    def capacity(self) -> int:
+        """How many samples may have one: of the kinds of places that a task uses."""
+        return sum(places.capacity for places in self._every)
