@@ -430,7 +430,7 @@ def test_groups_that_are_judged_leave_the_engine_to_some_others(buffer: Buffer, 
         watching.cancel()
 
     JUDGED["wait"] = True
-    world.play(scene, groups_in_flight=4)
+    world.play(scene, samples_in_flight=8)
     assert max(generating for generating, _ in seen) <= 4
     assert max(held for _, held in seen) == 5
     world.world.check()

@@ -94,7 +94,7 @@ def test_xp12_a_pause_that_drains_takes_nothing_new_and_lets_the_rest_finish(wor
         world.buffer.set_control("math", RUN)
         await world.until_count(Status.COMPLETED, 3)
 
-    world.play(scene, open_gate=False, groups_in_flight=2)
+    world.play(scene, open_gate=False, samples_in_flight=4)
     world.world.check()
 
 
@@ -112,7 +112,7 @@ def test_a_worker_that_is_paused_takes_nothing_and_goes_on_when_it_is_resumed(wo
         world.buffer.order_worker(worker.rq.name, Order.RUN)
         await world.until_count(Status.COMPLETED, 2)
 
-    world.play(scene, open_gate=False, groups_in_flight=1)
+    world.play(scene, open_gate=False, samples_in_flight=2)
     world.world.check()
 
 
@@ -126,7 +126,7 @@ def test_a_worker_that_is_drained_ends_with_what_it_has_and_signs_off(world: Wor
         script.gate.set()
         await world.until_count(Status.COMPLETED, 1)
 
-    world.play(scene, open_gate=False, groups_in_flight=1)
+    world.play(scene, open_gate=False, samples_in_flight=2)
     assert world.count(Status.PENDING) == 1
     assert (world.buffer.workers(), world.buffer.client.hgetall(world.buffer.keys.orders)) == ({}, {})
     world.world.check()
@@ -358,5 +358,5 @@ def test_sb04_workers_join_and_leave_while_others_work(world: WorkerWorld) -> No
             joining.rq.request_shutdown()
             await serving
 
-    world.play(scene, open_gate=False, groups_in_flight=2)
+    world.play(scene, open_gate=False, samples_in_flight=4)
     world.world.check()

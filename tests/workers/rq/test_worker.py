@@ -21,6 +21,7 @@ from rq.serializers import JSONSerializer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
+from rollq.workers.rq.in_flight import Taken
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from support.waiting import PATIENCE_S
 
@@ -63,22 +64,23 @@ class Work:
         self.in_hand = self.running = self.most_running = 0
         self.stopped = asyncio.Event()
 
-    async def room(self, groups: int) -> int:
+    async def room(self) -> int:
         while not self.stopped.is_set():
-            free = self.capacity - self.in_hand
-            if self.capacity and free >= min(groups, self.capacity):
+            if (free := self.capacity - self.in_hand) > 0:
                 return free
             await asyncio.sleep(0.01)
         return 0
 
-    async def take(self, tickets: Sequence[Ticket]) -> list[Order]:
-        orders = []
+    async def take(self, tickets: Sequence[Ticket]) -> Taken:
+        orders, unused = [], 0
         for ticket in tickets:
-            names = [f"math/{len(self.taken) + index}" for index in range(ticket.groups)]
+            groups = min(ticket.groups, self.capacity - self.in_hand)
+            unused += ticket.groups - groups
+            names = [f"math/{len(self.taken) + index}" for index in range(groups)]
             self.taken.extend(names)
-            self.in_hand += ticket.groups
+            self.in_hand += groups
             orders.append(Order(self, names))
-        return orders
+        return Taken(orders, unused)
 
     def stop(self) -> None:
         self.stopped.set()

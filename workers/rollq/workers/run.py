@@ -29,9 +29,11 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
-from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.groups.places import AllPlaces, Places
+from rollq.workers.groups.recipes import Recipe, make_recipes
 from rollq.workers.groups.runner import GroupRunner
 from rollq.workers.groups.salvage import Salvage
 from rollq.workers.groups.samples import SampleMaker
@@ -88,7 +90,7 @@ class Worker:
     ) -> None:
         """`freeze`: see `EngineHost`."""
         name = incarnation_name(settings.name)
-        self._engine_name, self._capacity = settings.engine, settings.groups_in_flight
+        self._engine_name = settings.engine
         self._draining = False
         signals = self._signals = Signals()
         self.calls = calls = BufferCalls(buffer)
@@ -98,20 +100,22 @@ class Worker:
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
         self.table = LeaseTable(calls, lease_s, timeouts, signals)
         tokenizer = make_tokenizer(settings)
-        self.maker = SampleMaker(self.host, tokenizer, self.table, Salvage(calls), worker=name)
         self.processes = JudgePool(settings.judge_processes)
         self.gateway = Gateway(settings.gateway)
         self.gateway_server: Server | None = None
         self.recipes = make_recipes(tasks, settings, seed, self.processes, self.gateway)
         for recipe in self.recipes.values():
             check_loop(recipe.loop, tokenizer)
+        self.places = make_places(self.recipes, self.host, signals, settings.samples_in_flight)
+        self.maker = SampleMaker(self.host, tokenizer, self.table, self.places, Salvage(calls), worker=name)
         self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)
         self.control = TaskControl(
             calls, self.host, self.table, self.follower, signals, tasks=tuple(tasks), settings=settings
         )
+        self.fleet = FleetShare(calls, self.host, self.control, self.places, self.maker, worker=name)
         self.intake = Intake(
             calls, self.host, self.table, self.runner, self.control,
-            signals=signals, worker=name, capacity=settings.groups_in_flight,
+            places=self.places, fleet=self.fleet, signals=signals, worker=name,
         )  # fmt: skip
         shared = buffer.is_on(queue.connection)
         self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s, listens=not shared)
@@ -195,7 +199,6 @@ class Worker:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "engine": self._engine_name,
-            "capacity": self._capacity,
             **({"gateway": self.gateway.url} if self.gateway.url else {}),
         }
         last_minute = LastMinute(monotonic(), self.maker.times())
@@ -208,6 +211,7 @@ class Worker:
             }
             report = facts | rates | self._state() | self._totals()
             self._follow(await self.calls.poll(self.calls.buffer.report_worker, self.rq.name, report))
+            await self.fleet.refresh()
             await self._signals.state.wait()
 
     def _follow(self, order: Order) -> None:
@@ -217,7 +221,7 @@ class Worker:
             log.info("worker %s is %s by the operator", self.rq.name, "paused" if self.control.paused else "resumed")
             self._signals.control.set()
         if order is Order.DRAIN and not self._draining:
-            self._draining = True
+            self._draining = self.fleet.draining = True
             log.info("worker %s is drained by the operator", self.rq.name)
             self.rq.request_shutdown()
 
@@ -230,6 +234,10 @@ class Worker:
             "asleep_for": self.control.asleep_for,
             "transfer_ranks": self.host.transfer_ranks,
             "in_flight": len(self.table),
+            "samples_in_flight": self.places.taken,
+            "capacity": self.places.capacity,
+            "shared_tokens_per_s": round(self.fleet.tokens_per_s, 1),
+            "share": round(self.fleet.share, 3),
             "refused_weights": self.follower.refused,
         }
 
@@ -246,6 +254,22 @@ class Worker:
             "restarted": totals.restarted,
             "refused": totals.refused,
         }
+
+
+def make_places(
+    recipes: Mapping[str, Recipe], host: EngineHost, signals: Signals, samples_in_flight: int | None
+) -> AllPlaces:
+    """The places for samples: those of the engine, and those of each agent loop that limits its sessions; at most
+    `samples_in_flight` of each kind."""
+    engine = Places(lambda: samples_in_flight or host.max_sequences, signals)
+    by_recipe: dict[int, Places] = {}  # shards share one
+    sessions: dict[str, Places] = {}
+    for task, recipe in recipes.items():
+        if (most := recipe.sessions) is not None:
+            capacity = min(most, samples_in_flight or most)
+            sessions[task] = by_recipe.setdefault(id(recipe), Places(partial(int, capacity), signals))
+    sizes = {task: recipe.settings.group_size for task, recipe in recipes.items()}
+    return AllPlaces(engine, sessions, sizes)
 
 
 def load_engine(settings: WorkerSettings) -> Engine:

@@ -35,8 +35,10 @@ class WorkerSettings(Settings):
     name: str = Field(
         default="worker", pattern=r"^[A-Za-z0-9_-]{1,32}$", description="name of the worker; a random suffix is added"
     )
-    groups_in_flight: int = Field(
-        default=256, gt=0, description="groups generated at the same time; a quarter as many again may be judged"
+    samples_in_flight: int | None = Field(
+        default=None,
+        gt=0,
+        description="samples generated at the same time; default: as many as the engine, or the agent loop, can take",
     )
     swap: SwapMode = Field(
         default=SwapMode.KEEP,

@@ -7,9 +7,9 @@ lease, and when the worker stops. That takes at most `teardown_s`, and a failure
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from rollq.buffer.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
@@ -102,22 +102,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of one task. `places` bounds how many exist at the same time; `resumable`: they can `resume`."""
+    """The environments of one task. `resumable`: they can `resume`."""
 
     make: Callable[[], AnyEnvironment]
     limits: Limits
-    places: AbstractAsyncContextManager[Any]
     resumable: bool = False
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AnyEnvironment]:
         """A new environment, torn down at the end."""
-        async with self.places:
-            environment = self.make()
-            try:
-                yield environment
-            finally:
-                await tear_down(environment, self.limits.teardown_s)
+        environment = self.make()
+        try:
+            yield environment
+        finally:
+            await tear_down(environment, self.limits.teardown_s)
 
     async def setup(self, environment: AnyEnvironment, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`. Raises `TimeoutError` naming the step."""

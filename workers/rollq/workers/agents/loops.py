@@ -57,7 +57,8 @@ class Rollout:
 class AgentLoop(Protocol):
     """Generates one sample. A loop with the attribute `resumable`, a bool, says whether it continues
     `Rollout.previous`; loops without it do not, and get an empty one. One with the attribute `records`, a bool, says
-    whether it awaits `Rollout.record` instead of calling `Rollout.keep`."""
+    whether it awaits `Rollout.record` instead of calling `Rollout.keep`. One with the attribute `sessions`, an int,
+    says how many samples one worker may run at a time; without it, the engine limits them."""
 
     async def run(self, rollout: Rollout) -> Sample:
         """Generate the sample. An exception fails this sample alone; `EngineDead` must not be caught."""
@@ -72,6 +73,11 @@ def is_resumable(loop: AgentLoop) -> bool:
 def records(loop: AgentLoop) -> bool:
     """Whether the loop records what it has made before it continues."""
     return getattr(loop, "records", False)
+
+
+def sessions(loop: AgentLoop) -> int | None:
+    """How many samples the loop runs at a time; None when that is up to the engine."""
+    return getattr(loop, "sessions", None)
 
 
 class PromptTooLong(Exception):

@@ -4,7 +4,6 @@ Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, the model's
 is longer than `max_prompt_tokens` and `max_tokens` together, also where a changed prefix started a new segment.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -54,6 +53,7 @@ class MultiTurn:
 
     environments: Environments
     chat_format: ChatFormat
+    sessions: int | None = None
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
@@ -244,6 +244,5 @@ def environment_loop(**options: Any) -> MultiTurn:
     check_object(made, TURN_ENVIRONMENT if hasattr(made, "respond") else ENVIRONMENT, settings.environment)
     resumable = isinstance(made, ResumableEnvironment)
     limits = Limits(settings.max_turns, settings.setup_timeout_s, settings.step_timeout_s, settings.teardown_timeout_s)
-    places = asyncio.Semaphore(settings.concurrent)
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
-    return MultiTurn(Environments(make, limits, places, resumable=resumable), chat_format)
+    return MultiTurn(Environments(make, limits, resumable=resumable), chat_format, settings.concurrent)

@@ -8,7 +8,6 @@ kept, or is answered too, as the settings say. Neither affects other samples.
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from pydantic import Field
@@ -99,4 +98,4 @@ def tools_loop(**options: Any) -> MultiTurn:
     def make() -> ToolEnvironment:
         return ToolEnvironment(tools, settings, verbatim=chat_format.verbatim)
 
-    return MultiTurn(Environments(make, Limits(settings.max_turns), nullcontext(), resumable=True), chat_format)
+    return MultiTurn(Environments(make, Limits(settings.max_turns), resumable=True), chat_format)

@@ -10,7 +10,7 @@ import shutil
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,9 +69,13 @@ class Harness:
     gateway: Gateway
     chat_format: ChatFormat
     chosen: Chooser | None
-    places: asyncio.Semaphore = field(repr=False)
     resumable: ClassVar[bool] = True
     records: ClassVar[bool] = True
+
+    @property
+    def sessions(self) -> int:
+        """See `AgentLoop`."""
+        return self.settings.concurrent
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
@@ -80,11 +84,10 @@ class Harness:
     async def run(self, rollout: Rollout) -> Sample:
         """See `AgentLoop.run`."""
         check_length(rollout)
-        async with self.places:
-            folder = await self._make_folder(rollout)
-            session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
-            with self.gateway.serving(session) as token:
-                return await self._run(rollout, session, folder, token)
+        folder = await self._make_folder(rollout)
+        session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
+        with self.gateway.serving(session) as token:
+            return await self._run(rollout, session, folder, token)
 
     async def _make_folder(self, rollout: Rollout) -> HarnessFolder:
         """A new folder. It is removed at the end, also if this is cancelled: a thread that makes one is not."""
@@ -201,7 +204,6 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
         gateway=gateway,
         chat_format=make_format(settings.tool_parser, settings.reasoning_parser),
         chosen=make_chooser(settings.calls),
-        places=asyncio.Semaphore(settings.concurrent),
     )
 
 

@@ -1,8 +1,8 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
-Invariant: groups are leased only while there is room, the engine serves published weights, and a task is open. A group
-on its last try, because workers died while running it, has the engine to itself. A group that only has to be judged
-and put frees its place at the engine; fewer groups are taken once slow judges hold over a quarter of the capacity.
+Invariant: groups are leased only while a sample of them has a place, the engine serves published weights, and a task is
+open; and, while other workers want some too, no more than this worker's share. A group on its last try, because
+workers died while running it, has the engine to itself.
 """
 
 import asyncio
@@ -13,19 +13,25 @@ from time import monotonic
 
 from rollq.buffer.errors import StaleWorker
 from rollq.buffer.log_once import LogOnce
+from rollq.buffer.replies import UnderWay
 from rollq.buffer.rollouts import Lease
 from rollq.buffer.tickets import Ticket
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
+from rollq.workers.groups.fair_share import allowance, denied_for_s
+from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.leases import HeldLease, LeaseTable
+from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.runner import GroupRunner
+from rollq.workers.groups.samples import UNFINISHED
 from rollq.workers.groups.task_control import TaskControl
-from rollq.workers.signals import Signals
+from rollq.workers.rq.in_flight import Taken
+from rollq.workers.signals import POLL_S, Signals
 
 log = logging.getLogger(__name__)
 
-JUDGED_SHARE = 4
-"""For every four groups of capacity, one more may be waiting for its judge. Any more would only grow stale."""
+MAX_TAKE = 256
+"""Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 
 
 class TicketGroups:
@@ -70,35 +76,76 @@ class Intake:
         runner: GroupRunner,
         control: TaskControl,
         *,
+        places: AllPlaces,
+        fleet: FleetShare,
         signals: Signals,
         worker: str,
-        capacity: int,
     ) -> None:
+        self.stopped = False
         self._calls = calls
         self._runner = runner
         self._table = table
         self._host = host
         self._control = control
+        self._places = places
+        self._fleet = fleet
         self._signals = signals
         self._worker = worker
-        self._capacity = capacity
         self._draining = False
-        self.stopped = False
+        self._allowed = 0
+        self._denied_since_s: float | None = None
         self._stale_versions = LogOnce(log)
 
-    async def room(self, groups: int) -> int:
-        """Wait until `groups` groups, at most the capacity, may be taken; return how many may, or 0 after `stop`."""
+    async def room(self) -> int:
+        """Wait until groups may be taken; return how many, or 0 after `stop`."""
         while not self.stopped:
-            free = self._free()
-            if free >= min(groups, self._capacity) and self._may_take():
-                return free
-            await self._signals.room.wait()
+            wait_s = POLL_S
+            if self._may_take():
+                groups, wait_s = await self._allow()
+                if groups:
+                    return groups
+            await self._signals.room.wait(wait_s)
         return 0
 
-    async def take(self, tickets: Sequence[Ticket]) -> Sequence[TicketGroups]:
+    async def _allow(self) -> tuple[int, float]:
+        """Find out how many groups may be taken now; returns how many tickets may be taken for them, of one group each,
+        and if none, how soon to ask again.
+
+        When nothing is pending, one ticket may be waited for, unless groups of some task have no room.
+        """
+        self._allowed = 0
+        tasks, free = self._places.with_room(self._control.open_tasks)
+        all_have_room = len(tasks) == len(self._control.open_tasks)
+        if not self._fleet.share:
+            await self._fleet.refresh()
+        if self._fleet.share == 1.0 and all_have_room:
+            self._allowed = min(free, MAX_TAKE)
+            return self._allowed, 0.0
+        under_way = await self._calls(self._calls.buffer.under_way, tasks)
+        if not under_way.pending:
+            self._denied_since_s = None
+            return int(all_have_room), POLL_S
+        share, wait_s = self._share_of(under_way, monotonic())
+        self._allowed = min(free, share, MAX_TAKE)
+        return self._allowed, wait_s
+
+    def _share_of(self, under_way: UnderWay, now_s: float) -> tuple[int, float]:
+        """How many of the pending groups this worker may take, and if none, how soon to ask again."""
+        held, share = len(self._table), self._fleet.share
+        if groups := allowance(under_way, held, share, 0.0):
+            self._denied_since_s = None
+            return groups, 0.0
+        if self._denied_since_s is None:
+            self._denied_since_s = now_s
+        waited_s = now_s - self._denied_since_s
+        return allowance(under_way, held, share, waited_s), denied_for_s(under_way, held, share, waited_s)
+
+    async def take(self, tickets: Sequence[Ticket]) -> Taken:
         """Lease groups for all tickets in one call and start them."""
-        wanted = min(sum(ticket.groups for ticket in tickets), self._free())
-        asked_s, leases = await self._lease(wanted)
+        asked = sum(ticket.groups for ticket in tickets)
+        if asked > self._allowed or self._fleet.share < 1.0:  # a large ticket, or one that came after a while
+            await self._allow()
+        asked_s, wanted, leases = await self._lease(min(asked, self._allowed))
         if self.stopped and leases:
             await self._runner.hand_back(leases)
             leases = ()
@@ -107,7 +154,7 @@ class Intake:
             share = leases[at : at + ticket.groups]
             at += len(share)
             orders.append(TicketGroups([self._start(lease, asked_s) for lease in share]))
-        return orders
+        return Taken(orders, unused=asked - wanted if len(leases) == wanted else 0)
 
     def stop(self) -> None:
         """Lease nothing from now on."""
@@ -115,30 +162,32 @@ class Intake:
         self._signals.room.set()
 
     def _may_take(self) -> bool:
-        if not self._host.ready or not self._control.open_tasks:
+        if not self._host.ready or not self._places.with_room(self._control.open_tasks)[0]:
             return False
         if self._draining:
             return len(self._table) == 0
-        return self._free() > 0 and not any(held.lease.alone for held in self._table)
+        return not any(held.lease.alone for held in self._table)
 
-    def _free(self) -> int:
-        """How many groups there is room for."""
-        most = self._capacity + -(-self._capacity // JUDGED_SHARE)
-        return min(self._capacity - self._table.generating, most - len(self._table))
+    async def _lease(self, asked: int) -> tuple[float, int, Sequence[Lease]]:
+        """Lease up to `asked` groups, waiting while draining or while weights are too old; no leases after `stop`.
 
-    async def _lease(self, wanted: int) -> tuple[float, Sequence[Lease]]:
-        """Lease up to `wanted` groups, waiting while draining or while weights are too old; no leases after `stop`."""
+        Returns when it asked for how many, and what it got.
+        """
         while not self.stopped:
             version = self._host.version
             if version is None or not self._may_take():
                 await self._signals.room.wait()
                 continue
+            tasks, free = self._places.with_room(self._control.open_tasks)
+            wanted = min(asked, free)
+            if not wanted:
+                break
             asked_s = monotonic()
             try:
                 with self._table.expecting():
                     leased = await self._calls(
                         self._calls.buffer.lease,
-                        self._control.open_tasks,
+                        tasks,
                         wanted,
                         worker=self._worker,
                         version=version.version,
@@ -152,16 +201,18 @@ class Intake:
                 continue
             self._draining = leased.drain
             if leased.leases or not leased.drain:
-                return asked_s, leased.leases
-        return 0.0, ()
+                return asked_s, wanted, leased.leases
+        return 0.0, 0, ()
 
     def _start(self, lease: Lease, asked_s: float) -> HeldLease:
         held = self._table.add(lease, asked_s)
+        self._places.of(lease.task).enter(held, sum(sample.status in UNFINISHED for sample in lease.samples))
         held.task = asyncio.create_task(self._runner.run(held))
         held.task.add_done_callback(partial(self._ended, held))
         return held
 
     def _ended(self, held: HeldLease, task: "asyncio.Task[None]") -> None:
+        self._places.of(held.lease.task).leave(held)
         self._table.remove(held)
         if self._table.idle and not self._control.open_tasks:
             self._signals.control.set()  # a pause that waits for the last group, as sleep does, need not wait longer

@@ -8,7 +8,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Lease
 from rollq.buffer.shards import task_of
 from rollq.workers.agent_loops import make_loop
-from rollq.workers.agents.loops import AgentLoop, is_resumable, records
+from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.groups.filters import Filter
@@ -47,6 +47,11 @@ class Recipe:
     def records(self) -> bool:
         """Whether the agent loop waits until what it has made is in the buffer."""
         return records(self.loop)
+
+    @property
+    def sessions(self) -> int | None:
+        """How many samples the agent loop runs at a time; None when that is up to the engine."""
+        return sessions(self.loop)
 
     @property
     def min_valid_samples(self) -> int:

@@ -117,6 +117,7 @@ class GroupRunner:
     async def _stop(self, held: HeldLease, making: "asyncio.Task[None]") -> None:
         """Stop generating a group; its samples keep the tokens they have by then."""
         held.finished = True
+        self._making.let_go(held)
         if held.cut is not StopReason.GONE:
             with suppress(EngineDead):
                 await self._host.abort(held.requests)

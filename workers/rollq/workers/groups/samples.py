@@ -24,10 +24,13 @@ from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
 from rollq.workers.agents.loops import PromptTooLong, Rollout, failed, prompt_tokens
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
+from rollq.workers.engines.speed import EngineSpeed, RequestClock
 from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.overlong import mask_truncated, punish
+from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage
+from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
@@ -95,7 +98,14 @@ class SampleMaker:
     engine again because the weights changed under a running request."""
 
     def __init__(
-        self, host: EngineHost, tokenizer: Tokenizer, table: LeaseTable, salvage: Salvage, *, worker: str
+        self,
+        host: EngineHost,
+        tokenizer: Tokenizer,
+        table: LeaseTable,
+        places: AllPlaces,
+        salvage: Salvage,
+        *,
+        worker: str,
     ) -> None:
         self.tokens = self.recomputed_tokens = 0
         self._generated = self._judged = 0  # samples
@@ -103,9 +113,20 @@ class SampleMaker:
         self._host = host
         self._tokenizer = tokenizer
         self._table = table
+        self._places = places
         self._salvage = salvage
+        self._clock = RequestClock(monotonic)
         self._extra = {"worker": worker}
         self._failures = LogOnce(log)
+
+    @property
+    def speed(self) -> EngineSpeed:
+        """How fast the engine has been."""
+        return self._clock.speed
+
+    def let_go(self, held: HeldLease) -> None:
+        """Have the samples of a stopped group wait for their places no longer."""
+        self._places.of(held.lease.task).look()
 
     def times(self) -> Mapping[str, float]:
         """Totals so far: tokens, samples generated and judged, and the seconds that each took, added up."""
@@ -166,16 +187,18 @@ class SampleMaker:
             is_stopped=lambda: held.finished,
             at_end=ends.callback,
         )
-        started_s = monotonic()
-        try:
-            made = await contained(recipe.loop.run(rollout))
-        except (EngineDead, PromptTooLong):
-            raise
-        except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
-            self._log_failure(lease, index, error)
-            made = failed(f"agent loop: {type(error).__name__}: {error}")
-        self._generated += 1
-        self._generate_s += monotonic() - started_s
+        places = self._places.of(lease.task)
+        async with places.place(held):
+            started_s = monotonic()
+            try:
+                made = await contained(recipe.loop.run(rollout))
+            except (EngineDead, PromptTooLong):
+                raise
+            except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
+                self._log_failure(lease, index, error)
+                made = failed(f"agent loop: {type(error).__name__}: {error}")
+            self._generated += 1
+            self._generate_s += monotonic() - started_s
         held.looping.discard(index)
         if not held.looping:
             self._table.note_generated(held)
@@ -190,7 +213,9 @@ class SampleMaker:
             self._judge_s += judge_s
             judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
             made = replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
+        places.note_judged(held)
         samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
+        held.expected_tokens = expected_tokens(lease, samples)
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
 
@@ -248,10 +273,12 @@ class SampleMaker:
         images = prompt.images_in(request.prompt_ids.tolist() + prefix) if prompt.reserved else None
         request = replace(request, must_finish=must_finish, report=report, images=images)
         held.requests.add(request)
-        try:
-            completion = await self._host.generate(request)
-        finally:
-            held.requests.discard(request)
+        with self._clock.request() as got:
+            try:
+                completion = await self._host.generate(request)
+            finally:
+                held.requests.discard(request)
+            got(len(completion.ids))
         self.tokens += len(completion.ids)
         self.recomputed_tokens += recomputed(request, completion)
         prompt.check_response(completion.ids.tolist())

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rq.job import JobStatus
 
@@ -29,6 +29,13 @@ class TicketGroups(Protocol):
 
     async def run(self) -> None:
         """Run the groups. When cancelled, hand them back."""
+
+
+class Taken(NamedTuple):
+    """What was found for tickets: one entry each. `unused`: how many of their groups nobody had room for."""
+
+    groups: Sequence[TicketGroups]
+    unused: int = 0
 
 
 class TicketsInFlight:

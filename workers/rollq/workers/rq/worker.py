@@ -29,8 +29,8 @@ from rq.worker import BaseWorker
 
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost, TicketRefused
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob
-from rollq.workers.rq.in_flight import TicketGroups, TicketsInFlight
+from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, enqueue_tickets
+from rollq.workers.rq.in_flight import Taken, TicketsInFlight
 from rollq.workers.rq.records import JobRecord, JobRecords
 from rollq.workers.rq.registration import clean, heartbeat, parse_command, register
 from rollq.workers.rq.ticket_source import BLOCK_S, TicketSource
@@ -42,19 +42,17 @@ T = TypeVar("T")
 WORKER_TTL_S = 30  # RQ adds 60 s to it
 HEARTBEAT_S = 10
 MAINTENANCE_S = 600
-MAX_TAKE = 256
-"""Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 LAST_POP_S = 2 * BLOCK_S
 
 
 class TicketHandler(Protocol):
     """Does the work of tickets."""
 
-    async def room(self, groups: int) -> int:
-        """Wait until `groups` groups, or all that are ever possible, may be taken; return how many. 0 after `stop`."""
+    async def room(self) -> int:
+        """Wait until groups may be taken; return how many. 0 after `stop`."""
 
-    async def take(self, tickets: Sequence[Ticket]) -> Sequence[TicketGroups]:
-        """Find work for tickets, one answer each."""
+    async def take(self, tickets: Sequence[Ticket]) -> Taken:
+        """Find work for tickets."""
 
     def stop(self) -> None:
         """From now on `room` is 0 and `take` finds nothing."""
@@ -171,10 +169,9 @@ class RqWorker(BaseWorker):
 
     async def _intake(self) -> None:
         while True:
-            room = await self._work.room(self._groups_per_ticket)
+            room = await self._work.room()
             if not room:
                 return
-            room = min(room, MAX_TAKE)
             jobs = await self._call(self._source.pop, max(1, room // self._groups_per_ticket))
             if jobs and self._stopping.is_set():
                 await self._call(self._source.put_back, jobs)
@@ -219,13 +216,21 @@ class RqWorker(BaseWorker):
             return
         tickets = [ticket for _, ticket in accepted]
         self._groups_per_ticket = max(ticket.groups for ticket in tickets)
-        for (record, _), taken in zip(accepted, await self._work.take(tickets), strict=True):
-            record.groups = taken.groups
-            if taken.groups:
-                self._in_flight.start(record, taken)
+        taken = await self._work.take(tickets)
+        for (record, _), groups in zip(accepted, taken.groups, strict=True):
+            record.groups = groups.groups
+            if groups.groups:
+                self._in_flight.start(record, groups)
             else:
                 record.end(JobStatus.FINISHED)
             self._ledger.note(record)
+        if taken.unused:
+            await self._call(self._enqueue_again, taken.unused)
+
+    def _enqueue_again(self, groups: int) -> None:
+        """New tickets for groups of tickets that were larger than the room for them."""
+        tickets = -(-groups // self._groups_per_ticket)
+        enqueue_tickets(self._queue, self._run, tickets, self._groups_per_ticket, patience=self._patience)
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await self._loop.run_in_executor(self._thread, partial(function, *args))

@@ -1,0 +1,57 @@
+"""This worker's share of what its fleet has to do, from what each worker can do.
+
+Invariant: no group is taken before the fleet knows of this worker, and a worker that takes none counts for nothing.
+"""
+
+from rollq.buffer.steering import Fleet
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.groups.fair_share import counted_speed, share_of
+from rollq.workers.groups.places import AllPlaces
+from rollq.workers.groups.samples import SampleMaker
+from rollq.workers.groups.task_control import TaskControl
+
+
+class FleetShare:
+    """Tells the fleet what this worker can do, and keeps what it answers."""
+
+    def __init__(
+        self,
+        calls: BufferCalls,
+        host: EngineHost,
+        control: TaskControl,
+        places: AllPlaces,
+        maker: SampleMaker,
+        *,
+        worker: str,
+    ) -> None:
+        self.share = 0.0
+        """The part of all work that is for this worker; 0.0 while it takes none."""
+        self.tokens_per_s = 0.0
+        """How fast this worker is with as many samples as the others have in the mean; 0.0 while it is not known."""
+        self._fleet = Fleet()
+        self._calls = calls
+        self._host = host
+        self._control = control
+        self._places = places
+        self._maker = maker
+        self._worker = worker
+        self.draining = False
+
+    @property
+    def workers(self) -> int:
+        """How many workers take groups, as this one has last heard."""
+        return self._fleet.workers
+
+    async def refresh(self) -> None:
+        """Report, and learn the share. Raises `StoreLost`."""
+        takes_groups = bool(self._control.open_tasks) and self._host.ready and not self.draining
+        places = self._places.capacity if takes_groups else 0
+        speed = self._maker.speed
+        load = speed.mean_sequences
+        self.tokens_per_s = speed.tokens_per_s(self._fleet.mean_load or load)
+        counted = counted_speed(self._fleet, places, self.tokens_per_s)
+        self._fleet = await self._calls.poll(
+            self._calls.buffer.join_fleet, self._worker, places, load=load, tokens_per_s=counted
+        )
+        self.share = share_of(self._fleet, places, counted) if takes_groups else 0.0
