@@ -311,21 +311,35 @@ class Finalizing(NamedTuple):
     groups: tuple[ClaimedGroup, ...] = ()
 
 
+class Counting(NamedTuple):
+    """How old the tokens of a claimed group are: those of dead epochs count as `floors` says, and those with a
+    staleness of `token_threshold` or more are masked."""
+
+    floors: Floors
+    token_threshold: int
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The batch of a step; every call for the step gives the same one, until it is released.
 
-    `floors[task]` and `token_thresholds[task]` are those of its first claim: its tokens stay as old as they were then,
-    and those are masked that were too old then. `claim_round` names this claim for its release; `releases`: how often
-    the step was released before, in this epoch.
+    `counting` has one entry for each group, of the group's first claim: its tokens stay as old as they were then.
+    `claim_round` names this claim for its release; `releases`: how often the step was released before, in this epoch.
+
+    While the batch fills, `lack` says what it lacks yet: later calls return the same groups and further ones. `parts`
+    are the ends of the parts that it was divided into, as numbers of groups, and the groups are in the order of the
+    parts; see `Claiming.divide`, to which `plan_round` belongs. `planned` are the groups per task when it is whole.
     """
 
     step: int
     groups: tuple[ClaimedGroup, ...]
-    floors: Mapping[str, Floors]
-    token_thresholds: Mapping[str, int]
+    counting: tuple[Counting, ...]
     claim_round: int
     releases: int
+    planned: Mapping[str, int]
+    parts: tuple[int, ...] = ()
+    plan_round: int = 0
+    lack: "Shortfall | None" = None
 
 
 class Readiness(NamedTuple):

@@ -18,3 +18,12 @@ local function read_plan(prefix, epoch, step)
   redis.call('HSET', key, 'epoch', epoch, 'delivered', 0, 'round', 0, 'releases', 0)
   return key, 0, 0, 0
 end
+
+-- The parts in which a step's batch is trained while it fills, in order: of each the groups per task up to its end (JSON).
+local function plan_parts(key)
+  local parts = {}
+  for part in string.gmatch(redis.call('HGET', key, 'parts') or '', '[^\n]+') do
+    parts[#parts + 1] = part
+  end
+  return parts
+end

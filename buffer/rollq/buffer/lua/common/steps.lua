@@ -14,6 +14,11 @@ local function has_batch(manifest)
   return redis.call('HEXISTS', manifest, 'ids') == 1
 end
 
+-- Of how many groups the batch of a manifest will be while it fills; nil once it is whole, or without one.
+local function open_target(manifest)
+  return tonumber(redis.call('HGET', manifest, 'open') or '')
+end
+
 -- Numbers of a step's claim, which count in the epoch that gave them: the round in which its batch was claimed, how
 -- often the step was released before, and the last round that was given up (-1 for none).
 local function claim_numbers(clock, manifest)
@@ -140,15 +145,31 @@ local function forget_counters(clock, step)
   write_clock(clock, { first_manifest = first + 1, history = math.max(clock.history, first + 1) })
 end
 
+-- The token threshold and the floors of a batch's groups from index `first` (from 0) on, as a line of its manifest's
+-- `later`. A batch that has filled over a restart has such lines; before the first one, those of the manifest count.
+local LATER = '(%d+) (%d+) ([^\n]*)'
+
+local function later_line(first, threshold, floors)
+  return exact(first) .. ' ' .. exact(threshold) .. ' ' .. floors .. '\n'
+end
+
 -- Notes for the archive how the groups of a batch were trained.
 local function note_trained(clock, manifest, ids, step)
-  local floors, threshold, claimed_ms, step_groups =
-    fields(manifest, 'floors', 'token_threshold', 'claimed_ms', 'step_groups')
+  local floors, threshold, later, claimed_ms, step_groups =
+    fields(manifest, 'floors', 'token_threshold', 'later', 'claimed_ms', 'step_groups')
   local now = now_ms()
+  local parts = { { 0, threshold or '', floors or '' } }
+  for first, later_threshold, later_floors in string.gmatch(later or '', LATER) do
+    parts[#parts + 1] = { tonumber(first), later_threshold, later_floors }
+  end
+  local part = 1
   for index, id in ipairs(ids) do
+    while parts[part + 1] and parts[part + 1][1] < index do
+      part = part + 1
+    end
     -- stylua: ignore
     redis.call('HSET', group_key(clock.prefix, id), 'trained_step', step, 'position', index - 1, 'batch_groups', #ids,
-      'floors', floors or '', 'token_threshold', threshold or '', 'claimed_ms', claimed_ms or '', 'committed_ms', now,
+      'floors', parts[part][3], 'token_threshold', parts[part][2], 'claimed_ms', claimed_ms or '', 'committed_ms', now,
       'step_groups', step_groups or '', 'trainer_epoch', clock.epoch)
   end
 end

@@ -1,18 +1,23 @@
--- Takes the batch of a step. Its manifest fixes it from then on.
+-- Takes the batch of a step, or as much of it as is there. Its manifest fixes it from then on: its groups and their order
+-- stay, and none is added once it is whole.
 -- Moves: completed -> claimed
 -- KEYS: clock
--- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups
+-- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, so_far, known
 --   want: how many groups   claim_round, releases: of the step's plan   step_groups: of the batch, of all its tasks
--- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, from which staleness on its
---   tokens are masked, and its groups (see `describe_groups`); or `short`, how many are ready, how many in generation
---   must be waited for, how many must reach the archive first; or `sweep`, 0, 0, 0 when stale groups are in the way of
---   first-in-first-out order: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at
---   the plan again
+--   so_far: 1 to take what is there of a batch that is short   known: how many of its groups the caller has already
+-- Returns: `batch`, or `open` for a batch that still fills; then the floors of dead epochs when its first groups were
+--   claimed, its round, its releases, from which staleness on its tokens are masked, lines of later groups for which
+--   both are others (see `later_line`); what an open one lacks: how many groups are ready, how many in generation must
+--   be waited for, how many must reach the archive first; and its groups after the known ones (see `describe_groups`).
+--   Or `short` and what the batch lacks; or `sweep`, 0, 0, 0 when stale groups are in the way of first-in-first-out
+--   order: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
 -- A batch that is replayed keeps the floors and the masking of its first claim, whatever rules hold now: its tokens are
--- as old as they were then.
+-- as old as they were then. One that was open goes on filling.
+
+local FIRST_OF_BATCH = 10 -- where the groups of a batch begin in a reply
 
 local function refuse_step(clock, step)
   if step <= clock.committed then
@@ -48,7 +53,65 @@ local function total_staleness(reply, first, step)
   return total
 end
 
-local function claim_new(clock, manifest, step, want, claim_round, releases, step_groups)
+-- How many groups of an open batch may be taken before it is whole: those that it would have in the end, whichever others
+-- finish first. In the order of a claim, each group that is not finished may come before those that are. Without
+-- stragglers to wait for, the first that finish are the batch.
+local function count_sure(clock, missing, ready)
+  if clock.stragglers ~= 'wait' then return math.min(missing, ready) end
+  local unfinished = 0
+  for _, status in ipairs({ 'pending', 'running', 'gathered', 'aborted', 'expired' }) do
+    unfinished = unfinished + redis.call('ZCARD', clock.prefix .. status)
+  end
+  return math.max(0, math.min(missing - unfinished, ready))
+end
+
+local function begin_manifest(clock, manifest, claim_round, releases, step_groups)
+  redis.call('UNLINK', manifest)
+  -- stylua: ignore
+  redis.call('HSET', manifest, 'ids', '', 'floors', clock.floors, 'epoch', clock.epoch, 'version', clock.version,
+    'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round, 'releases', releases,
+    'rules_revision', clock.rules_revision or 1, 'token_threshold', token_threshold(clock),
+    'step_groups', step_groups, 'staleness', 0)
+end
+
+-- Moves the first `count` fresh groups into a manifest, after those that it has. Returns how many they were.
+local function extend(clock, manifest, step, lowest, count, old)
+  local ids, new = manifest_ids(manifest), first_fresh(clock, lowest, count, old)
+  move_batch(clock, new, 'completed', 'claimed', step)
+  call_many('ZREM', clock.prefix .. 'by_version', new)
+  local threshold, floors = token_threshold(clock), clock.floors
+  local last_threshold, last_floors, later = fields(manifest, 'token_threshold', 'floors', 'later')
+  for _, line_threshold, line_floors in string.gmatch(later or '', LATER) do
+    last_threshold, last_floors = line_threshold, line_floors
+  end
+  if tonumber(last_threshold) ~= threshold or last_floors ~= floors then
+    redis.call('HSET', manifest, 'later', (later or '') .. later_line(#ids, threshold, floors))
+  end
+  for _, id in ipairs(new) do
+    ids[#ids + 1] = id
+  end
+  redis.call('HSET', manifest, 'ids', table.concat(ids, ','))
+  return #new
+end
+
+-- The reply for a manifest, without the groups that the caller knows.
+local function describe_batch(clock, manifest, word, lack, known)
+  local floors, claim_round, releases, threshold, later =
+    fields(manifest, 'floors', 'round', 'releases', 'token_threshold', 'later')
+  local numbers = { tonumber(claim_round), tonumber(releases), tonumber(threshold or token_threshold(clock)) }
+  local reply = { word, floors, numbers[1], numbers[2], numbers[3], later or '', unpack(lack) }
+  local ids, new = manifest_ids(manifest), {}
+  for at = known + 1, #ids do
+    new[#new + 1] = ids[at]
+  end
+  return describe_groups(clock, new, reply)
+end
+
+-- Lets the batch of a step begin or go on, if there is enough. Returns the reply.
+local function fill(clock, manifest, step, request)
+  local held, open = #manifest_ids(manifest), open_target(manifest)
+  local target = open and math.min(open, request.want) or request.want
+  local missing = math.max(0, target - held)
   local lowest, old = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
     old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
@@ -56,46 +119,60 @@ local function claim_new(clock, manifest, step, want, claim_round, releases, ste
   end
   local ready, stragglers = count_ready(clock, step)
   local unarchived = count_unarchived(clock, step)
-  local must_wait = stragglers + unarchived > 0 and want > 0
-  if ready < want or must_wait then return { 'short', ready, stragglers, unarchived } end
-  local ids = first_fresh(clock, lowest, want, old)
-  move_batch(clock, ids, 'completed', 'claimed', step)
-  call_many('ZREM', clock.prefix .. 'by_version', ids)
-  local reply = { 'batch', clock.floors, claim_round, releases, token_threshold(clock) }
-  local first = #reply + 1
-  describe_groups(clock, ids, reply)
-  redis.call('UNLINK', manifest)
-  -- stylua: ignore
-  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', clock.floors, 'epoch', clock.epoch,
-    'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
-    'releases', releases, 'rules_revision', clock.rules_revision or 1, 'token_threshold', token_threshold(clock),
-    'step_groups', step_groups, 'staleness', total_staleness(reply, first, step))
+  local lack = { held + ready, stragglers, unarchived }
+  local is_whole = missing == 0 or (ready >= missing and stragglers + unarchived == 0)
+  local count = is_whole and missing or 0
+  if request.so_far and not is_whole and unarchived == 0 then count = count_sure(clock, missing, ready) end
+  if count == 0 and not is_whole then
+    if not (open and request.so_far) then return { 'short', unpack(lack) } end
+    return describe_batch(clock, manifest, 'open', lack, request.known)
+  end
+  if not open then begin_manifest(clock, manifest, request.claim_round, request.releases, request.step_groups) end
+  local added = extend(clock, manifest, step, lowest, count, old)
+  if is_whole then
+    redis.call('HDEL', manifest, 'open')
+    redis.call('HSET', manifest, 'claimed_ms', now_ms())
+  else
+    redis.call('HSET', manifest, 'open', target)
+  end
   write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
+  local word, still = is_whole and 'batch' or 'open', is_whole and { 0, 0, 0 } or lack
+  local reply = describe_batch(clock, manifest, word, still, request.known)
+  local first = math.max(FIRST_OF_BATCH, #reply - added + 1)
+  redis.call('HINCRBY', manifest, 'staleness', total_staleness(reply, first, step))
   return reply
 end
 
 local function claim(keys, args)
-  local incarnation, epoch, nonce, step, want, claim_round, releases, step_groups = unpack(args)
+  local incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, so_far, known = unpack(args)
   check_whole(step, claim_round)
-  check_counts(want, releases, step_groups)
+  check_counts(want, releases, step_groups, known)
+  check_choice(so_far, '0', '1')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   if clock.kind == 'eval' then return fail('EVALUATION', 'groups of an evaluation are never trained') end
   step, claim_round = tonumber(step), tonumber(claim_round)
   local manifest = manifest_key(clock, step)
   local claimed_round, claimed_releases, given_up = claim_numbers(clock, manifest)
+  local request = {
+    want = tonumber(want),
+    claim_round = claim_round,
+    releases = tonumber(releases),
+    step_groups = step_groups,
+    so_far = so_far == '1',
+    known = tonumber(known),
+  }
   if has_batch(manifest) then
     claim_round = math.max(claimed_round, claim_round) -- takes over what an earlier round's rank is about to undo
-    local floors, threshold, planned = fields(manifest, 'floors', 'token_threshold', 'step_groups')
-    step_groups = math.max(tonumber(planned or '0'), step_groups) -- a claim that saw no plan knows of one task only
+    local planned = redis.call('HGET', manifest, 'step_groups') or '0'
+    step_groups = math.max(tonumber(planned), step_groups) -- a claim that saw no plan knows of one task only
     -- stylua: ignore
     redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', claim_round, 'releases', claimed_releases,
       'step_groups', step_groups)
-    local reply = { 'batch', floors, claim_round, claimed_releases, tonumber(threshold or token_threshold(clock)) }
-    return describe_groups(clock, manifest_ids(manifest), reply)
+    if open_target(manifest) then return fill(clock, manifest, step, request) end
+    return describe_batch(clock, manifest, 'batch', { 0, 0, 0 }, request.known)
   end
   if claim_round <= given_up then return { 'given_up', 0, 0, 0 } end
-  return refuse_step(clock, step)
-    or claim_new(clock, manifest, step, tonumber(want), claim_round, tonumber(releases), step_groups)
+  return refuse_step(clock, step) or fill(clock, manifest, step, request)
 end

@@ -5,7 +5,7 @@
 -- ARGV: incarnation, epoch, nonce, step, sizes, action, claim_round
 --   sizes: JSON   action: look|deliver|undo   claim_round: the round of claiming that the caller saw
 -- Returns: the sizes of the round's first caller ('' before one), delivered 0|1, the round now, how often the step's
---   batch was released
+--   batch was released, and the parts that it was divided into (see `divide`)
 -- Caller: Claiming._plan_call; the trainer, any rank
 -- Repeat: returns what was decided
 --
@@ -30,5 +30,5 @@ local function plan(keys, args)
       live_round = redis.call('HINCRBY', key, 'round', 1)
     end
   end
-  return { redis.call('HGET', key, 'sizes') or '', delivered, live_round, releases }
+  return { redis.call('HGET', key, 'sizes') or '', delivered, live_round, releases, plan_parts(key) }
 end

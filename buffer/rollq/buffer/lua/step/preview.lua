@@ -13,9 +13,11 @@ local function preview(keys, args)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local manifest = manifest_key(clock, step)
-  if has_batch(manifest) then return describe_groups(clock, manifest_ids(manifest), {}) end
+  local held, target = manifest_ids(manifest), open_target(manifest)
+  local reply = describe_groups(clock, held, {})
+  if has_batch(manifest) and not target then return reply end
   local lowest = stale_bound(stale_version(clock, tonumber(step)))
   local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
-  local ids = first_fresh(clock, lowest, tonumber(want), math.min(old, IDS_PER_CALL))
-  return describe_groups(clock, ids, {})
+  local missing = math.max(0, math.min(tonumber(want), target or IDS_PER_CALL) - #held)
+  return describe_groups(clock, first_fresh(clock, lowest, missing, math.min(old, IDS_PER_CALL)), reply)
 end

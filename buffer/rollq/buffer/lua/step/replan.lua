@@ -15,7 +15,7 @@ local function replan(keys, args)
   local key, delivered, live_round = read_plan(prefix, epoch, step)
   if not key then return delivered end
   if live_round ~= tonumber(claim_round) or (delivered == 1 and released == '0') then return live_round end
-  redis.call('HDEL', key, 'sizes')
+  redis.call('HDEL', key, 'sizes', 'parts')
   redis.call('HSET', key, 'delivered', 0)
   redis.call('HINCRBY', key, 'releases', released)
   return redis.call('HINCRBY', key, 'round', 1)

@@ -2,7 +2,8 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, step
--- Returns: how many groups are ready, how many in generation must be waited for, how many must reach the archive first
+-- Returns: how many groups are ready, with those that an open batch has already, how many in generation must be waited
+--   for, how many must reach the archive first
 -- Caller: Claiming.readiness; the trainer, any rank
 -- Repeat: only reads
 local function readiness(keys, args)
@@ -12,5 +13,7 @@ local function readiness(keys, args)
   if err then return err end
   step = tonumber(step)
   local ready, stragglers = count_ready(clock, step)
+  local manifest = manifest_key(clock, step)
+  if open_target(manifest) then ready = ready + #manifest_ids(manifest) end
   return { ready, stragglers, count_unarchived(clock, step) }
 end

@@ -60,6 +60,16 @@ local function refuse_resume(clock, from_step)
       clock.claimed_step
     )
   end
+  for step = clock.committed + 1, math.min(from_step, clock.claimed_step) do
+    if open_target(manifest_key(clock, step)) then
+      return fail(
+        'HISTORY_GONE',
+        'the batch of step %s is not whole: the server has lost its last moments; resume from step %s or before',
+        step,
+        step - 1
+      )
+    end
+  end
   return nil
 end
 
