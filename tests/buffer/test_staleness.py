@@ -65,7 +65,7 @@ def test_tokens_of_an_epoch_that_no_task_heard_of_are_no_younger_than_the_rewind
         world.begin(2, mode="return", launch_id="launch-3", takeover=True)
     assert [world.buffer.inspect("math", group_id)["oldest"] for group_id in (9, 10)] == ["2", "2"]
     claimed = world.claim(3, math=6)
-    assert claimed.floors["math"].counted(2, 9) == 2
+    assert claimed.counting[0].floors.counted(2, 9) == 2
     world.check()
 
 
@@ -81,7 +81,7 @@ def test_tokens_of_an_epoch_before_the_task_joined_count_as_the_oldest(world: Wo
     assert world.put([lease], version=2, epoch=1) == [PutOutcome.COMPLETED]
     assert world.buffer.inspect("late", 1)["oldest"] == "0"
     world.train(2)
-    assert world.claim(3, late=1).floors["late"] == Floors(((1, 0),))
+    assert world.claim(3, late=1).counting[0].floors == Floors(((1, 0),))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -145,7 +145,7 @@ def test_tokens_of_dead_versions_count_as_the_checkpoints(world: World) -> None:
     assert world.put(dead, version=3, epoch=1) == [PutOutcome.COMPLETED]
     claimed = world.claim(2)
     assert [group.oldest_version for group in claimed.groups] == [1, 1]
-    assert claimed.floors["math"].counted(1, 9) == 1
+    assert claimed.counting[0].floors.counted(1, 9) == 1
     world.check()
 
 
@@ -158,7 +158,9 @@ def test_a_batch_that_is_served_again_is_as_old_as_it_was(world: World) -> None:
     for step in (1, 2, 3):
         again = world.train(step)
     assert again == before
-    assert again.floors == {"math": Floors(((0, 0),))}, "no token is of a dead epoch, as when it was claimed"
+    assert {counting.floors for counting in again.counting} == {Floors(((0, 0),))}, (
+        "no token is of a dead epoch, as when it was claimed"
+    )
 
 
 def test_history_that_a_checkpoint_covers_is_gone(world: World) -> None:

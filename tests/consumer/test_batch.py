@@ -12,6 +12,7 @@ from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.rollouts import Group, Segment, VersionSpan
 from rollq.buffer.staleness import Floors
 from rollq.consumer import AdvantageSettings, Batch, BatchCounts
+from rollq.consumer.sequences import TokenStaleness
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 
 
@@ -38,7 +39,9 @@ def test_a_dead_epoch_counts_as_at_most_its_floor_in_staleness_only() -> None:
         logprobs=np.zeros(3, np.float32),
         versions=(VersionSpan(1, 81, 1), VersionSpan(1, 79, 1), VersionSpan(2, 81, 1)),
     )
-    [sequence] = Batch.build(82, [make_group(make_sample(segment))], floors={"math": Floors(((1, 80),))}).sequences
+    [sequence] = Batch.build(
+        82, [make_group(make_sample(segment))], staleness=[TokenStaleness(82, Floors(((1, 80),)))]
+    ).sequences
     assert sequence.versions.tolist() == [-1, 81, 79, 81]
     assert sequence.epochs.tolist() == [-1, 1, 1, 2]
     assert sequence.staleness.tolist() == [0, 1, 2, 0]
@@ -229,7 +232,7 @@ def test_xb17_tokens_past_their_threshold_are_masked_out_of_the_loss_and_nothing
     semantic = np.array([True, True])
     one = replace(make_segment([5], [6, 7]), versions=spans, loss_mask=semantic)
     for threshold, expected in ((4, [False, False, True]), (8, [False, True, True])):
-        batch = Batch.build(5, [make_group(make_sample(one))], token_thresholds={"math": threshold})
+        batch = Batch.build(5, [make_group(make_sample(one))], staleness=[TokenStaleness(5, threshold=threshold)])
         (sequence,) = batch.sequences
         assert sequence.loss_mask.tolist() == expected
         assert batch.counts.loss_tokens == sum(expected)
@@ -240,18 +243,18 @@ def test_xb17_tokens_past_their_threshold_are_masked_out_of_the_loss_and_nothing
 def test_xb17_the_mask_of_age_is_added_to_what_the_environment_wrote() -> None:
     spans = (VersionSpan(1, 0, 2), VersionSpan(1, 4, 2))
     one = replace(make_segment([5], [1, 2, 3, 4], loss_mask=[True, False, True, False]), versions=spans)
-    (sequence,) = Batch.build(5, [make_group(make_sample(one))], token_thresholds={"math": 4}).sequences
+    (sequence,) = Batch.build(5, [make_group(make_sample(one))], staleness=[TokenStaleness(5, threshold=4)]).sequences
     assert sequence.loss_mask.tolist() == [False, False, False, True, False]
 
 
 def test_xb17_a_sample_with_its_own_labels_is_exempt() -> None:
     one = make_segment([5], [6, 7], arrays={"labels": np.array([6, 7])})
-    (sequence,) = Batch.build(5, [make_group(make_sample(one))], token_thresholds={"math": 4}).sequences
+    (sequence,) = Batch.build(5, [make_group(make_sample(one))], staleness=[TokenStaleness(5, threshold=4)]).sequences
     assert sequence.loss_mask.tolist() == [False, True, True]
 
 
 def test_xb17_tokens_of_dead_epochs_are_as_old_as_they_count() -> None:
     one = make_segment([5], [6], version=9)
-    floors = {"math": Floors(((1, 0),))}
-    batch = Batch.build(5, [make_group(make_sample(one))], floors=floors, token_thresholds={"math": 4})
+    ages = TokenStaleness(5, Floors(((1, 0),)), 4)
+    batch = Batch.build(5, [make_group(make_sample(one))], staleness=[ages])
     assert batch.counts.loss_tokens == 0

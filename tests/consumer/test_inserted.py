@@ -29,6 +29,7 @@ from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.ranks import Ranks
+from rollq.consumer.sequences import TokenStaleness
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.step_metrics import StepMetrics
 from rollq.consumer.token_logprobs import token_logprobs
@@ -61,8 +62,7 @@ def test_inserted_tokens_have_no_version_and_count_at_every_step() -> None:
     batch = Batch.build(
         500,
         [sampled(499), inserted()],
-        floors={"demos": Floors(((3, 1),))},
-        token_thresholds={"math": 1, "demos": 1},
+        staleness=[TokenStaleness(500, threshold=1), TokenStaleness(500, Floors(((3, 1),)), 1)],
     )
     assert (batch.counts.loss_tokens, batch.counts.samples, batch.counts.groups) == (14, 4, 2)
     sequence = batch.sequences[2]
@@ -112,15 +112,16 @@ def test_inserted_tokens_are_counted_and_in_no_measure_of_the_engines(with_logpr
 @pytest.mark.parametrize("settings", [AdvantageSettings(), AdvantageSettings(baseline="batch", scale="batch")], ids=str)
 def test_what_is_imitated_is_in_no_baseline_and_never_stale(settings: AdvantageSettings) -> None:
     """Whatever its rewards and however old, it adds the same to the gradient, and the other tasks keep theirs."""
-    loss, thresholds = LossSettings(sft={"demos": 0.5}), {"math": 2, "demos": 1}
+    loss = LossSettings(sft={"demos": 0.5})
     shown = inserted()
     dear = replace(shown, samples=[replace(sample, reward=100.0 * i) for i, sample in enumerate(shown.samples)])
-    alone = Batch.build(5, [sampled(), sampled(3)], settings=settings, token_thresholds=thresholds)
+    alone = Batch.build(5, [sampled(), sampled(3)], settings=settings, staleness=[TokenStaleness(5, threshold=2)] * 2)
     gradients = []
     for step, demos in ((5, shown), (5, dear), (500, dear)):
         version = step - 1
         groups = [sampled(version), sampled(version - 1), demos]
-        batch = Batch.build(step, groups, settings=settings, token_thresholds=thresholds)
+        ages = [TokenStaleness(step, threshold=threshold) for threshold in (2, 2, 1)]
+        batch = Batch.build(step, groups, settings=settings, staleness=ages)
         np.testing.assert_array_equal(batch.advantages[:4], alone.advantages)
         assert (batch.task_counts["demos"].loss_tokens, batch.task_counts["demos"].samples) == (6, 2)
         model = tiny_qwen3()

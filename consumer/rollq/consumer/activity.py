@@ -21,7 +21,8 @@ class Activity:
         self._now = now
         self._phase, self._step, self._since_s = TrainerPhase.STARTING, step, now()
         self._shortfall = Shortfall(step, {}, {})
-        self._batch_s: float | None = None  # when the last batch came
+        self._batch_s: float | None = None  # when the last batch, or part of one, came
+        self._busy_with = self._waited_for = 0  # the steps of the last times below; parts of one batch add up
         self._busy_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
         self._waited_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
         self._error = ""
@@ -29,8 +30,8 @@ class Activity:
     def wait(self, step: int) -> None:
         """The trainer asks for the batch of `step`."""
         if self._batch_s is not None:
-            self._busy_s.append(self._now() - self._batch_s)
-            self._batch_s = None
+            _add(self._busy_s, self._now() - self._batch_s, is_new=self._busy_with != self._waited_for)
+            self._busy_with, self._batch_s = self._waited_for, None
         self._shortfall = Shortfall(step, {}, {})
         self._become(TrainerPhase.WAITING, step)
 
@@ -39,8 +40,9 @@ class Activity:
         self._shortfall = shortfall
 
     def train(self, step: int) -> None:
-        """The trainer has the batch of `step`."""
-        self._waited_s.append(self._now() - self._since_s)
+        """The trainer has the batch of `step`, or a part of it."""
+        _add(self._waited_s, self._now() - self._since_s, is_new=self._waited_for != step)
+        self._waited_for = step
         self._become(TrainerPhase.TRAINING, step)
         self._batch_s = self._since_s
 
@@ -83,6 +85,13 @@ class Activity:
 
     def _become(self, phase: TrainerPhase, step: int) -> None:
         self._phase, self._step, self._since_s = phase, step, self._now()
+
+
+def _add(times_s: deque[float], time_s: float, *, is_new: bool) -> None:
+    if is_new or not times_s:
+        times_s.append(time_s)
+    else:
+        times_s[-1] += time_s
 
 
 def _mean(values: deque[float]) -> float:

@@ -13,7 +13,6 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
 from rollq.buffer.shards import task_of
-from rollq.buffer.staleness import Floors
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
 from rollq.consumer.batch_content import BatchContent, HeldGroups, Reader
@@ -44,6 +43,10 @@ class Batch:
     which raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.
     `prefetched` is the part of the share's groups that were read before the batch was claimed. `unreadable` are groups
     of the share that could not be read: their sequences are masked.
+
+    A batch that was trained while it filled has several parts, whose groups end before the indices `ends`: each is
+    shared out among the ranks by itself. `expected_counts`, in such a part, are what its micro-batches have in place of
+    the counts of the batch, which nobody knew yet: see `BatchStream.finish`.
     """
 
     step: int
@@ -56,6 +59,7 @@ class Batch:
     group_counts: tuple[BatchCounts, ...]
     part: tuple[int, ...]
     advantage_settings: AdvantageSettings
+    ends: tuple[int, ...]
     token_advantages: Mapping[int, Float32Array] = field(default_factory=dict)
     rank: int = 0
     world_size: int = 1
@@ -63,6 +67,7 @@ class Batch:
     claim_round: int = 0
     prefetched: float = 0.0
     unreadable: tuple[tuple[str, int], ...] = ()
+    expected_counts: Mapping[str, BatchCounts] | None = None
 
     @classmethod
     def build(
@@ -71,28 +76,30 @@ class Batch:
         groups: Sequence[Group | ClaimedGroup],
         *,
         reader: Reader | None = None,
-        floors: Mapping[str, Floors] | None = None,
-        token_thresholds: Mapping[str, int] | None = None,
+        staleness: Sequence[TokenStaleness] | None = None,
         settings: AdvantageSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
         reduction: Reduction = "sum",
         claim_round: int = 0,
+        ends: Sequence[int] = (),
+        before: BatchContent | None = None,
     ) -> Self:
         """Build the batch of `step` from groups in memory, or from claimed ones, which `reader` reads when needed.
 
-        `floors` maps a task to the versions that tokens of its dead epochs count as, at most. `token_thresholds` maps a
-        task to the staleness, in train steps, from which a token is masked out of the loss. Raises `InvalidGroup` for a
+        `staleness` says of each group how old its tokens are, and which are masked out of the loss (default: no token
+        is of a dead epoch, and none is masked). `ends`, of a batch that is trained while it fills, are the numbers of
+        groups up to the end of each part, and `before` the content of its first groups. Raises `InvalidGroup` for a
         segment of a group in memory that `check_group` would refuse, and what `reader` raises.
         """
         source = reader or HeldGroups(cast("Sequence[Group]", groups))
         rows = source.rows()
         settings = settings or AdvantageSettings()
-        staleness = _task_staleness(step, groups, floors or {}, token_thresholds or {})
+        staleness = [TokenStaleness(step)] * len(groups) if staleness is None else staleness
         valid = np.array([reward is not None for mine in rows for reward in mine.rewards], dtype=np.bool_)
         rewards = [reward or 0.0 for group, mine in zip(groups, rows, strict=True) for reward in _rewards(group, mine)]
         trained = np.where(valid, np.array(rewards, dtype=np.float32), np.float32(0))
-        content = BatchContent(rows, valid, staleness, source.read)
+        content = BatchContent(rows, valid, staleness, source.read, before)
         if reader is None:
             content.make_sequences(range(len(groups)))
         group_ids = tuple([(group.task, group.group_id) for group in groups])
@@ -106,11 +113,10 @@ class Batch:
             rewards=trained,
             valid=valid,
             advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
-            group_counts=tuple(
-                [_counts(mine, staleness[group.task]) for group, mine in zip(groups, rows, strict=True)]
-            ),
+            group_counts=tuple([_counts(mine, ages) for mine, ages in zip(rows, staleness, strict=True)]),
             part=tuple(range(len(groups))),
             advantage_settings=settings,
+            ends=(*[end for end in ends if end < len(groups)], len(groups)),
             rank=rank,
             world_size=world_size,
             reduction=reduction,
@@ -174,16 +180,17 @@ class Batch:
 
     @property
     def share_groups(self) -> tuple[int, ...]:
-        """Indices into `groups` of those that this rank reads: all without other ranks, else those of its share."""
+        """Indices into `groups` of those that this rank reads: what is trained, or its share of that."""
         if self.world_size == 1:
-            return tuple(range(len(self.groups)))
+            return self.part
         return tuple(np.unique(self.sequence_groups[list(self.share)]).tolist())
 
     def _shares(self) -> list[list[int]]:
-        shares = packing.share_out(
+        shares = packing.share_out_parts(
             self.lengths.tolist(),
             self.content.sequence_samples.tolist(),
             self.sequence_groups.tolist(),
+            self.ends,
             self.world_size,
         )
         if len(self.part) == len(self.group_ids):
@@ -303,7 +310,7 @@ class Batch:
             self.sequences,
             chosen,
             [self._advantages_of(index) for index in chosen],
-            self.task_counts,
+            self.task_counts if self.expected_counts is None else self.expected_counts,
             padded=padded,
             arrays=arrays,
             loss_scale=self.loss_scale,
@@ -314,16 +321,6 @@ class Batch:
         if (found := self.token_advantages.get(sequence)) is not None:
             return found
         return np.full(self.lengths[sequence], self.advantages[self.content.sequence_samples[sequence]], np.float32)
-
-
-def _task_staleness(
-    step: int,
-    groups: Sequence[Group | ClaimedGroup],
-    floors: Mapping[str, Floors],
-    token_thresholds: Mapping[str, int],
-) -> dict[str, TokenStaleness]:
-    tasks = {group.task for group in groups}
-    return {task: TokenStaleness(step, floors.get(task, Floors()), token_thresholds.get(task)) for task in tasks}
 
 
 def _task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:

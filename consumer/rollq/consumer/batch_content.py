@@ -3,7 +3,7 @@
 A rank has those of its share at once. What it asks for besides, such as a sequence of another rank, is read then.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar, overload
 
 import numpy as np
@@ -75,16 +75,17 @@ class BatchContent:
         self,
         rows: Sequence[SampleRows],
         valid: BoolArray,
-        staleness: Mapping[str, TokenStaleness],
+        staleness: Sequence[TokenStaleness],
         read: Callable[[Sequence[int]], Sequence[Group]],
+        before: "BatchContent | None" = None,
     ) -> None:
-        """`rows`: those of each group; `valid` bool [S]: flat samples that are trained; `staleness`: of each task;
-        `read` reads groups by index."""
+        """`rows` and `staleness`: those of each group; `valid` bool [S]: flat samples that are trained; `read` reads
+        groups by index. `before`: the content of the first of these groups, which is taken over."""
         self._read = read
         self._valid = valid
         self._staleness = staleness
-        self._groups: dict[int, Group] = {}
-        self._sequences: dict[int, tuple[TokenSequence, ...]] = {}
+        self._groups: dict[int, Group] = dict(before._groups) if before else {}
+        self._sequences: dict[int, tuple[TokenSequence, ...]] = dict(before._sequences) if before else {}
         samples = [len(mine.rewards) for mine in rows]
         sequences = [sum(map(len, mine.lengths)) for mine in rows]
         self._first_sample, self._first_sequence = _starts(samples), _starts(sequences)
@@ -109,7 +110,7 @@ class BatchContent:
         samples = [slice(self._first_sample[index], self._first_sample[index + 1]) for index in new]
         valid = np.concatenate([self._valid[one] for one in samples])
         groups, starts = [self._groups[index] for index in new], [one.start for one in samples]
-        made = iter(token_sequences(groups, valid, self._staleness, starts))
+        made = iter(token_sequences(groups, valid, [self._staleness[index] for index in new], starts))
         for index in new:
             count = self._first_sequence[index + 1] - self._first_sequence[index]
             self._sequences[index] = tuple([next(made) for _ in range(count)])

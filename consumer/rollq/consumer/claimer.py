@@ -22,6 +22,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.shards import shard_of, shards_among, split, task_of
 from rollq.buffer.waiter import Waiter, WakeUps
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
+from rollq.consumer.prefetch import tokens_of
 from rollq.consumer.trainer_lease import TrainerLease
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,10 @@ def _fewest_groups(shards: Sequence[TaskRules], next_step: int) -> int:
     )
 
 
+def _round(claimed: Claimed) -> tuple[int, int]:
+    return claimed.claim_round, claimed.plan_round
+
+
 class BatchClaimer:
     """Claims batches for the trainer that holds `lease`. After every claim that is short, `short` and then `meanwhile`
     are called."""
@@ -139,22 +144,35 @@ class BatchClaimer:
 
         Raises what `Consumer.__next__` documents.
         """
+        return self._wait_for(step, lambda: self._try_claim(step))
+
+    def claim_part(self, step: int, before: Claimed | None, done: int, least_tokens: int) -> Claimed | None:
+        """Wait for another part of the batch of `step`, after its first `done` groups; None as `claim` returns it.
+
+        `before` is what the last such call has returned. Without the rest of the batch, a part has at least
+        `least_tokens` tokens. All ranks get the same parts. A batch that is whole may have no further part.
+
+        Raises what `Consumer.__next__` documents, and `NotClaimed` when the batch was released since `before`.
+        """
+        return self._wait_for(step, lambda: self._try_part(step, before, done, least_tokens))
+
+    def _wait_for(self, step: int, ask: Callable[[], Claimed | Shortfall]) -> Claimed | None:
         try:
             self._sizes.refresh(self._lease.buffer)
-            return self._wait(step)
+            return self._wait(step, ask)
         except ServerError:
             if self._stop.is_set():
                 return None
             raise
 
-    def _wait(self, step: int) -> Claimed | None:
+    def _wait(self, step: int, ask: Callable[[], Claimed | Shortfall]) -> Claimed | None:
         shortfall = Shortfall(step, {}, {})
         waiter = Waiter(
             self._events, stop=self._stop, timeout_s=self._timeout_s, explain=lambda: self._explain(shortfall)
         )
         deadline_s = time.monotonic() + RELEASE_S
         for _ in waiter:
-            outcome = self._try_claim(step)
+            outcome = ask()
             if isinstance(outcome, Claimed):
                 return outcome
             shortfall = outcome
@@ -168,7 +186,7 @@ class BatchClaimer:
                 )
             if (expected := self._outlook(shortfall)) is not Outlook.WAIT:
                 # the last running groups may have been filed between the claim and the counts
-                outcome = self._try_claim(step)
+                outcome = ask()
                 if isinstance(outcome, Claimed):
                     return outcome
                 self._give_up(expected, outcome)
@@ -187,8 +205,24 @@ class BatchClaimer:
             return False
         return self._lease.buffer.plan_anew(self._lease.epoch, shortfall.step, wanted)
 
-    def _try_claim(self, step: int) -> Claimed | Shortfall:
-        outcome = self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step))
+    def _try_part(self, step: int, before: Claimed | None, done: int, least_tokens: int) -> Claimed | Shortfall:
+        known = before
+        while True:
+            outcome = self._try_claim(step, so_far=True, known=known)
+            if not isinstance(outcome, Claimed):
+                return outcome
+            if before is not None and _round(before) != _round(outcome):
+                raise NotClaimed(f"the batch of step {step} was released while it was trained: drop its gradients")
+            known = outcome
+            is_over = outcome.lack is None and len(outcome.groups) == done
+            if is_over or any(end > done for end in outcome.parts):
+                return outcome
+            if outcome.lack is not None and sum(map(tokens_of, outcome.groups[done:])) < least_tokens:
+                return outcome.lack
+            self._lease.buffer.divide(self._lease.epoch, outcome)  # another rank may have been first
+
+    def _try_claim(self, step: int, *, so_far: bool = False, known: Claimed | None = None) -> Claimed | Shortfall:
+        outcome = self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step), so_far=so_far, known=known)
         if not isinstance(outcome, Claimed) or outcome.releases >= self._releases(step):
             return outcome
         if self._rank == 0:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
@@ -27,19 +27,24 @@ from rollq.buffer.weights.probe import Probe
 from rollq.consumer.activity import Activity
 from rollq.consumer.annotations import Annotator
 from rollq.consumer.batch import Batch
+from rollq.consumer.batch_builder import BatchBuilder
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
 from rollq.consumer.epoch_start import begin_epoch
 from rollq.consumer.evaluation import evaluate
-from rollq.consumer.group_reader import GroupReader
+from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.prefetch import Prefetch
 from rollq.consumer.production import together
 from rollq.consumer.replay import Replay
 from rollq.consumer.settings import ConsumerSettings
+from rollq.consumer.stream import BatchStream, expected_counts, why_whole
 from rollq.consumer.trainer_lease import TrainerLease
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
 from rollq.consumer.weights.tensor_stream import Content, gathering
+
+if TYPE_CHECKING:
+    from rollq.consumer.micro_batch import MicroBatch
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +224,7 @@ class Consumer(Iterator[Batch]):
             if not self._engines.sleep(claimed.step):
                 break
             try:
-                batch = self._build_batch(claimed)
+                batch = BatchBuilder(self._lease, self._prefetch, self._settings).build(claimed)
             except CorruptGroup as error:
                 self._replace(claimed, error)
             else:
@@ -229,6 +234,69 @@ class Consumer(Iterator[Batch]):
                 self._prefetch.begin(claimed.step + 1)
                 return batch
         raise StopIteration
+
+    def stream(
+        self, max_tokens: int, *, loss: LossSettings | None = None, padded: bool = False, arrays: Sequence[str] = ()
+    ) -> BatchStream:
+        """The micro-batches of the current step while its batch fills: see `BatchStream`.
+
+        A synchronous trainer trains on the groups that are finished while the others are made. Groups come in the order
+        in which they are finished, as far as the whole batch would surely have them. `max_tokens`, `padded` and
+        `arrays` are those of `Batch.micro_batches`. After the loop, `finish` makes the gradients those of the whole
+        batch under `loss`; then update, `publish`, and `commit(stream.batch)`.
+
+        Iterating raises what `next` raises, where `timeout_s` bounds each wait, and `NotClaimed` for a batch that was
+        released meanwhile. After an unreadable group the step gets another batch: where a part was trained already, the
+        iteration raises `CorruptGroup`; drop the gradients, and call `stream` again. Raises `ConfigError` for what only
+        a whole batch has: advantages with baseline or scale `batch`, a `loss` with sft or distillation, colocated
+        engines.
+        """
+        loss = loss or LossSettings()
+        if why := why_whole(self._settings, loss):
+            raise ConfigError(why)
+
+        def micro_batches(part: Batch) -> "Sequence[MicroBatch]":
+            return part.micro_batches(max_tokens, padded=padded, arrays=arrays, whole_samples=loss.needs_whole_samples)
+
+        return BatchStream(self._parts(max_tokens * self._settings.world_size), loss.aggregation, micro_batches)
+
+    def _parts(self, least_tokens: int) -> Iterator[tuple[Batch | None, Batch | None]]:
+        """The parts of the current step's batch. The whole batch comes with the last one, or after it."""
+        step = self._step
+        self._prefetch.pause()
+        builder = BatchBuilder(self._lease, self._prefetch, self._settings)
+        claimed, done, expected = None, 0, None
+        while True:
+            self._activity.wait(step)
+            claimed = self._claimer.claim_part(step, claimed, done, least_tokens)
+            if claimed is None:
+                return
+            if not done:
+                self._check_committed(claimed)
+            end = next((end for end in claimed.parts if end > done), done)
+            try:
+                part = builder.build(claimed, done, end)
+            except CorruptGroup as error:
+                self._replace(claimed, error)
+                if done:
+                    raise
+                builder, claimed = BatchBuilder(self._lease, self._prefetch, self._settings), None
+                continue
+            self._activity.train(step)
+            whole = None
+            if claimed.lack is None and end == len(claimed.groups):
+                whole = replace(part, part=tuple(range(end)))
+                self._last_batch = step
+                self._warn_of_repeat(whole)
+                self._prefetch.begin(step + 1)
+            if end > done:
+                expected = expected or expected_counts(part.task_counts, end, claimed.planned)
+                yield replace(part, expected_counts=expected), whole
+            else:  # fewer groups were wanted meanwhile
+                yield None, whole
+            if whole is not None:
+                return
+            done = end
 
     def _warn_of_repeat(self, batch: Batch) -> None:
         """Warn once of a loop that gets the batch of a step again because it did nothing with the last one."""
@@ -260,28 +328,6 @@ class Consumer(Iterator[Batch]):
             )  # fmt: skip
             self._engines.wake()
         self._claimer.give_up(claimed.step)  # only now: a release that the server did not answer is asked for again
-
-    def _build_batch(self, claimed: Claimed) -> Batch:
-        """The batch, with this rank's share of it. Raises `CorruptGroup` only for what every rank finds."""
-        settings = self._settings
-        reader = GroupReader(claimed.groups, self._lease.buffer, self._prefetch)
-        batch = Batch.build(
-            claimed.step,
-            claimed.groups,
-            reader=reader,
-            floors=claimed.floors,
-            token_thresholds=claimed.token_thresholds,
-            settings=settings.advantages,
-            rank=settings.rank,
-            world_size=settings.world_size,
-            reduction=settings.reduction,
-            claim_round=claimed.claim_round,
-        )
-        share = batch.share_groups
-        batch.content.keep(share, reader.read(share) if settings.world_size == 1 else reader.read_share(share))
-        if reader.unreadable:  # another trainer's checkpoint may have dropped them: then there is nothing to train
-            self._lease.buffer.check_epoch(self._lease.epoch)
-        return replace(batch, prefetched=reader.prefetched, unreadable=tuple(reader.unreadable))
 
     def publish(self, weights: Weights, *, step: int, probe: Probe | None = None) -> int:
         """Publish the weights that step `step` has trained, as version `step`; returns the bytes stored for them.

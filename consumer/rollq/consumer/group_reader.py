@@ -23,10 +23,11 @@ class GroupReader:
     """
 
     def __init__(self, groups: Sequence[ClaimedGroup], buffer: TrainerBuffer, prefetch: Prefetch) -> None:
-        self._groups = groups
+        self._groups = list(groups)
         self._buffer = buffer
         self._prefetch = prefetch
         self._rows: list[SampleRows] = []
+        self._present = 0  # of the groups, how many were found to be there
         self._old: dict[int, Group] = {}  # groups of an older rollq
         self._asked = self._hits = 0
         self.unreadable: list[tuple[str, int]] = []
@@ -36,12 +37,17 @@ class GroupReader:
         """The part of the groups read so far that had been read ahead."""
         return self._hits / self._asked if self._asked else 0.0
 
+    def add(self, groups: Sequence[ClaimedGroup]) -> None:
+        """Add groups of the batch, after those that it has."""
+        self._groups += groups
+
     def rows(self) -> list[SampleRows]:
         """The rows of all groups. Raises `CorruptGroup`."""
-        old = [index for index, group in enumerate(self._groups) if not group.rows]
+        new = range(len(self._rows), len(self._groups))
+        old = [index for index in new if not self._groups[index].rows]
         found = self._buffer.fetch([self._groups[index] for index in old])
-        self._old = dict(zip(old, found, strict=True))
-        self._rows = [self._rows_of(index) for index in range(len(self._groups))]
+        self._old.update(zip(old, found, strict=True))
+        self._rows += [self._rows_of(index) for index in new]
         return self._rows
 
     def read(self, indices: Sequence[int]) -> list[Group]:
@@ -66,10 +72,12 @@ class GroupReader:
             return [self._read_or_mask(index) for index in indices]
 
     def _check_present(self) -> None:
-        groups = [group for group in self._groups if group.rows]  # those without were read as a whole
+        # those without rows were read as a whole
+        groups = [group for group in self._groups[self._present :] if group.rows]
         for group, size_bytes in zip(groups, self._buffer.sizes_bytes(groups), strict=True):
             if size_bytes == 0:
                 raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")
+        self._present = len(self._groups)
 
     def _rows_of(self, index: int) -> SampleRows:
         if index in self._old:

@@ -44,6 +44,23 @@ def share_out(lengths: Sequence[int], samples: Sequence[int], groups: Sequence[i
     return [sorted(share) for share in shares]
 
 
+def share_out_parts(
+    lengths: Sequence[int], samples: Sequence[int], groups: Sequence[int], ends: Sequence[int], ranks: int
+) -> list[list[int]]:
+    """As `share_out`, part by part: `ends` are the groups, by number, before which each part ends."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    first = 0
+    for end in ends:
+        last = first
+        while last < len(groups) and groups[last] < end:
+            last += 1
+        if last > first:
+            found = share_out(lengths[first:last], samples[first:last], groups[first:last], ranks)
+            shares = [mine + [first + one for one in new] for mine, new in zip(shares, found, strict=True)]
+        first = last
+    return shares
+
+
 def _share_units(lengths: Sequence[int], owners: Sequence[int], ranks: int) -> list[list[int]]:
     """The sequences of each rank, which gets all those of an owner or none."""
     units = _units(range(len(lengths)), owners)

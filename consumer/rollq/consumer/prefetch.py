@@ -208,6 +208,14 @@ def decode_rows(group: ClaimedGroup) -> SampleRows:
         raise CorruptGroup(group.task, group.group_id, str(error)) from error
 
 
+def tokens_of(group: ClaimedGroup) -> int:
+    """The tokens of a group's sequences; without readable rows, those of its responses."""
+    try:
+        return sum(map(sum, decode_rows(group).lengths)) if group.rows else group.tokens
+    except CorruptGroup:
+        return group.tokens
+
+
 def _as_claimed(group: Group, claimed: ClaimedGroup) -> Group:
     """The group, with what the claim says of it."""
     return replace(

@@ -15,6 +15,7 @@ from rollq.buffer.errors import ArchiveError, InvalidGroup
 from rollq.buffer.replies import Production
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.batch import Batch
+from rollq.consumer.sequences import TokenStaleness
 from rollq.consumer.settings import ConsumerSettings
 
 log = logging.getLogger(__name__)
@@ -110,10 +111,7 @@ class RecordedRun(BatchSource):
         return Batch.build(
             self._step,
             [trained.group for trained in groups],
-            floors={trained.group.task: trained.floors for trained in groups},
-            token_thresholds={
-                trained.group.task: trained.token_threshold for trained in groups if trained.token_threshold is not None
-            },
+            staleness=[TokenStaleness(self._step, trained.floors, trained.token_threshold) for trained in groups],
             settings=self._settings.advantages,
             rank=self._settings.rank,
             world_size=self._settings.world_size,

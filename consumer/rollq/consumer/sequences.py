@@ -80,7 +80,7 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenStaleness:
-    """How stale the tokens of one task are at train step `step`.
+    """How stale the tokens of a group are at train step `step`.
 
     Tokens of dead epochs count as `floors` says. Tokens with a staleness of `threshold` or more are masked out of the
     loss; None masks none.
@@ -111,18 +111,18 @@ class TokenStaleness:
 
 
 def token_sequences(
-    groups: Sequence[Group], valid: BoolArray, staleness: Mapping[str, TokenStaleness], starts: Sequence[int]
+    groups: Sequence[Group], valid: BoolArray, staleness: Sequence[TokenStaleness], starts: Sequence[int]
 ) -> tuple[TokenSequence, ...]:
     """The sequences of the `valid` ones, bool [S], of the groups' samples: one per segment that has tokens.
 
-    `staleness` is that of each task; `starts` the number of each group's first sample in its batch. Raises
+    `staleness` is that of each group; `starts` the number of each group's first sample in its batch. Raises
     `InvalidGroup` for a segment that `check_group` would refuse.
     """
     flat = _Flat()
     begin = 0
-    for group, start in zip(groups, starts, strict=True):
+    for group, start, ages in zip(groups, starts, staleness, strict=True):
         samples = Samples.of(group.samples)
-        flat.add(group, samples, start, valid[begin : begin + len(samples)], staleness[group.task])
+        flat.add(group, samples, start, valid[begin : begin + len(samples)], ages)
         begin += len(samples)
     return flat.sequences()
 
