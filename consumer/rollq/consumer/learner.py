@@ -99,15 +99,18 @@ class Learner:
             return [(part, None) for part in parts]
         return [(part, self._old_logprobs(part)) for part in parts]
 
+    def begin(self) -> None:
+        """Drop the gradients so far."""
+        self.optimizer.zero_grad()
+
     def gradients(
         self, batch: Batch, metrics: LossMetrics, old_logprobs: OldLogprobs | None, stop: threading.Event
     ) -> bool:
-        """Accumulate the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
+        """Add the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
 
         Inserted samples without logprobs that the loss needs are left out of it, and counted. Raises `InvalidGroup` for
         samples without those of a teacher that it needs.
         """
-        self.optimizer.zero_grad()
         for index, (micro, left_out) in enumerate(self._micro_batches(batch)):
             metrics.leave_out(left_out)
             if self._ranks.any(stop.is_set()):

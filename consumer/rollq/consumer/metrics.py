@@ -114,6 +114,10 @@ class LossMetrics:
         if len(on_policy):
             self._on_policy_error = max(self._on_policy_error, float(on_policy.abs().max()))
 
+    def rescale(self, factor: float) -> None:
+        """Multiply the loss so far by a factor."""
+        self._loss *= factor
+
     def sums(self) -> dict[str, Any]:
         """The sums as JSON, for `add_sums` of another rank."""
         return {

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
+from rollq.buffer.errors import InvalidGroup, ServerError
 from rollq.buffer.settings import PayloadSettings
 from rollq.consumer.batch import Batch
 from rollq.consumer.batch_warnings import BatchWarnings
@@ -37,6 +38,8 @@ from rollq.consumer.recorded import BatchSource
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.step_metrics import StepMetrics, describe_batch
+from rollq.consumer.stream import BatchStream
+from rollq.consumer.taking import BatchTaker, Taken
 from rollq.consumer.trackers.trackers import Trackers, check_packages
 from rollq.consumer.weights.probe import probe_of
 
@@ -114,7 +117,7 @@ def _train(
     with Trackers(settings, run, consumer.step, seed, on=ranks.is_first) as trackers, consumer:
         if ranks.is_first:
             cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the first weights are evaluated again
-        return Trainer(consumer, learner, settings, ranks, seed, stop, trackers).run()
+        return Trainer(consumer, learner, settings, ranks, seed, stop, trackers, consumer.stream).run()
 
 
 class Trainer:
@@ -129,7 +132,9 @@ class Trainer:
         seed: int,
         stop: threading.Event,
         trackers: Trackers,
+        stream: Callable[..., BatchStream] | None = None,
     ) -> None:
+        """`stream`: that of a consumer whose batches may be trained while they fill."""
         self._consumer = consumer
         self._ranks = ranks
         self._trackers = trackers
@@ -138,10 +143,11 @@ class Trainer:
         self._seed = seed
         self._stop = stop
         self._bad_batches = 0
-        self._claimed: Batch | None = None
-        self._ended: ProductionStopped | None = None
         self._warnings = BatchWarnings(settings)
         self._trained = self._saved = self._published = consumer.step - 1
+        self._taker = BatchTaker(
+            consumer, learner, settings, ranks, stop, stream=stream, has_unsaved=lambda: self._trained > self._saved
+        )
 
     def run(self) -> int:
         """Train until the last step or until stopped; returns the last trained step."""
@@ -153,56 +159,34 @@ class Trainer:
         steps = self._settings.steps
         with progress_bar(steps, self._trained, is_shown=self._ranks.is_first) as self._show:
             while self._trained < steps:
-                batch, wait_s = self._next_batch()
-                if batch is None or not self._train(batch, wait_s):
+                taken = self._take()
+                if taken is None or not self._train(taken):
                     break
                 if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
                     self._checkpoint()
         self._checkpoint_the_rest()
         return self._trained
 
-    def _next_batch(self) -> tuple[Batch | None, float]:
-        """The batch of the next step, None if stopped, and how long the last wait for it took, in seconds.
+    def _take(self) -> Taken | None:
+        """The batch of the next step, None if stopped. What was trained of it while it filled has its gradients.
 
         Publishes, or saves a checkpoint, if that is what the batch lacks.
         """
         while True:
-            started_s = time.monotonic()
-            match self._ranks.lead(self._ask):
+            match self._taker.take():
                 case "publish":
                     self._publish(self._trained)
                 case "checkpoint":
                     self._checkpoint()
                 case "end":
                     self._checkpoint_the_rest()
-                    if self._ended is not None:
-                        raise self._ended
-                    return None, 0.0
+                    if self._taker.ended is not None:
+                        raise self._taker.ended
+                    return None
                 case "stop":
-                    return None, 0.0
-                case _:
-                    batch = self._claimed if self._ranks.is_first else next(self._consumer, None)
-                    is_stopped = self._ranks.any(batch is None)
-                    return None if is_stopped else batch, time.monotonic() - started_s
-
-    def _ask(self) -> str:
-        """Ask for the next batch, on rank 0: what all ranks do now."""
-        try:
-            self._claimed = next(self._consumer)
-        except StopIteration:
-            return "stop"
-        except SyncFirst as error:
-            log.warning("%s", error)
-            return "publish"
-        except ProductionStalled as error:
-            if self._trained == self._saved:
-                raise
-            log.warning("a checkpoint may free memory: %s", error)
-            return "checkpoint"
-        except ProductionStopped as error:
-            self._ended = error
-            return "end"
-        return "train"
+                    return None
+                case Taken() as taken:
+                    return taken
 
     def _checkpoint_the_rest(self) -> None:
         if self._trained > self._saved:
@@ -229,13 +213,15 @@ class Trainer:
             self._trackers.log_evaluation(line)
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
-    def _train(self, batch: Batch, wait_s: float) -> bool:
+    def _train(self, taken: Taken) -> bool:
         """Train one step, without its checkpoint. False if stopped: the batch stays claimed and is returned again."""
-        consumer, learner = self._consumer, self._learner
+        consumer, learner, batch, metrics = self._consumer, self._learner, taken.batch, taken.metrics
         arrived_s = time.monotonic()
         self._warnings.look_at(batch)
-        metrics, norms = LossMetrics(), list[float]()
-        if not self._update(batch, metrics, norms):
+        norms = list[float]()
+        if taken.parts:
+            self._apply(batch, metrics, norms)
+        elif not self._update(batch, metrics, norms):
             return False
         if not norms:
             self._quarantine(batch)
@@ -252,11 +238,9 @@ class Trainer:
         weights_bytes = self._publish(batch.step) if is_due else 0
         consumer.commit(batch)
         self._trained = batch.step
-        seconds = {
-            "wait_s": wait_s,
-            "train_s": trained_s - arrived_s,
-            "publish_s": time.monotonic() - trained_s,
-        }
+        train_s = taken.train_s + trained_s - arrived_s
+        self._taker.note(taken, train_s)
+        seconds = {"wait_s": taken.wait_s, "train_s": train_s, "publish_s": time.monotonic() - trained_s}
         if self._ranks.is_first:
             produced = {task: describe_production(made) for task, made in consumer.take_production().items()}
             self._report(
@@ -268,6 +252,8 @@ class Trainer:
                     "learning_rate": learner.learning_rate(batch.step),
                     **({"updates": len(norms)} if self._settings.updates_per_batch > 1 else {}),
                     **seconds,
+                    "idle": taken.wait_s / sum(seconds.values()),
+                    **({"streamed_parts": taken.parts, "fill_s": taken.fill_s} if taken.parts else {}),
                     "weights_bytes": weights_bytes,
                     "produced": produced,
                 },
@@ -284,17 +270,24 @@ class Trainer:
         for part, old_logprobs in self._learner.parts(self._shuffled(batch)):
             # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
             stop = threading.Event() if norms else self._stop
+            self._learner.begin()
             if not self._learner.gradients(part, metrics, old_logprobs, stop):
                 return False
-            is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
-            if is_finite and not norms:
-                self._verify(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
-            norm = self._learner.update(batch.step) if is_finite else None
-            if norm is None:
-                if norms:
-                    log.error("step %d: update %d is not finite, and left out", batch.step, len(norms) + 1)
+            if not self._apply(batch, metrics, norms):
                 return True
-            norms.append(norm)
+        return True
+
+    def _apply(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
+        """Apply the gradients, and add their norm to `norms`; False, without an update, if they are not finite."""
+        is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
+        if is_finite and not norms:
+            self._verify(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
+        norm = self._learner.update(batch.step) if is_finite else None
+        if norm is None:
+            if norms:
+                log.error("step %d: update %d is not finite, and left out", batch.step, len(norms) + 1)
+            return False
+        norms.append(norm)
         return True
 
     def _shuffled(self, batch: Batch) -> Batch:
