@@ -12,6 +12,7 @@ import redis
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
 from rollq.buffer.history import HISTORY_ROWS
+from rollq.buffer.replies import Claimed
 from rollq.buffer.rollouts import Lease, Prompt, Status
 from rollq.buffer.steering import GroupOrder, Order
 from rollq.buffer.store import library
@@ -131,6 +132,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.overview("math")
     yield lambda: buffer.inspect("math", 1)
     yield lambda: buffer.claim(held, 1, {"math": 1000})
+    yield lambda: buffer.divide(held, Claimed(1, (), (), 0, 0, {"math": 1}))
     yield lambda: buffer.release(held, 1, "return", claim_round=0)
     yield lambda: buffer.claim(held, 1, {"math": 1000})
     yield lambda: buffer.commit(held, 1)
@@ -155,7 +157,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.call_task("close_evaluation", "math", "full", 500, b"{}")
     yield lambda: buffer.abort_batch("math", "full", "for the test")
     yield lambda: buffer.call_task("find", "math", "completed", "-inf", "+inf")
-    yield lambda: buffer.call_task("claim", "math", held.epoch, held.nonce, 2, 1000, 0, 0, 1000)
+    yield lambda: buffer.call_task("claim", "math", held.epoch, held.nonce, 2, 1000, 0, 0, 1000, 0, 0)
     yield lambda: buffer.call_task("hold_for_saving", "math", "a save", 0)
     yield lambda: buffer.call_task("save_index", "math", *(status.value for status in Status))
     yield lambda: buffer.call_task("save_group", "math", 1)

@@ -498,6 +498,7 @@ def test_one_of_delivering_and_undoing_succeeds(world: World) -> None:
     def plan(step: int, action: str, seen: int, sizes: str = "{}") -> list[Any]:
         fence = (world.buffer.incarnation, world.held.epoch, world.held.nonce)
         reply: list[Any] = world.buffer.call("plan", world.buffer.keys.info, *fence, step, sizes, action, seen)
+        assert reply.pop() == [], "it is not divided"
         return reply
 
     assert plan(1, "look", 0, "first") == [b"first", 0, 0, 0]
@@ -721,7 +722,7 @@ def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
 
 def claim_raw(world: World, step: int, want: int, claim_round: int = 0) -> list[Any]:
     reply: list[Any] = world.buffer.call_task(
-        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round, 0, want
+        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round, 0, want, 0, 0
     )
     return reply
 
@@ -751,7 +752,7 @@ def test_one_stale_group_in_front_is_swept_first_and_passed_over_while_the_buffe
     world.complete(3)
     assert claim_raw(world, 6, 2) == [b"sweep", 0, 0, 0]
     set_clock(world.buffer, "math", saving_until_ms=server_ms(world) + 60_000, saving_ms=60_000)
-    assert [group[0] for group in claim_raw(world, 6, 2)[5:]] == [2, 3]
+    assert [group[0] for group in claim_raw(world, 6, 2)[9:]] == [2, 3]
     assert world.statuses() == {"completed": 2, "claimed": 2}
 
 

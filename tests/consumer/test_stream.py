@@ -15,11 +15,10 @@ from rollq.buffer.rollouts import GroupResult, Lease, Prompt
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import AdvantageSettings, Batch, Consumer, ConsumerSettings, LossSettings, policy_loss
 from rollq.consumer.losses.presets import PRESETS
-from rollq.consumer.stream import BatchStream, expected_counts, gradient_scale
 from rollq.consumer.sequences import BatchCounts
-from support.tiny_qwen3 import flat_gradient
+from rollq.consumer.stream import expected_counts, gradient_scale
 from support.manual_worker import HandWorker, make_run
-from support.tiny_qwen3 import tiny_qwen3
+from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.waiting import PATIENCE_S
 
 Connect = Callable[..., Consumer]
@@ -297,9 +296,9 @@ def test_an_unreadable_group_ends_the_stream_and_the_step_gets_another_batch(
 
 
 def test_what_needs_the_whole_batch_is_refused_in_a_sentence(connect: Connect, worker: StagedWorker) -> None:
-    with connect(advantages=AdvantageSettings(baseline="batch", scale="batch")) as consumer:
-        with pytest.raises(ConfigError, match="take whole batches"):
-            consumer.stream(MAX_TOKENS)
+    by_batch = AdvantageSettings(baseline="batch", scale="batch")
+    with connect(advantages=by_batch) as consumer, pytest.raises(ConfigError, match="take whole batches"):
+        consumer.stream(MAX_TOKENS)
     with connect() as consumer, pytest.raises(ConfigError, match=r"\['math'\].*take whole batches"):
         consumer.stream(MAX_TOKENS, loss=LossSettings(sft={"math": 1.0}))
     with connect(colocated=True) as consumer, pytest.raises(ConfigError, match="colocated"):

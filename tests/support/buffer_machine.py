@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 )
 
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
-from rollq.buffer.replies import Claimed, PutOutcome, SalvageOutcome, Shortfall, TrainerEpoch
+from rollq.buffer.errors import FencedError, HistoryGone, NotClaimed, StaleWorker
+from rollq.buffer.replies import Claimed, PutOutcome, SalvageOutcome, TrainerEpoch
 from rollq.buffer.rollouts import GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.steering import GroupOrder, Refusal
 from rollq.buffer.store.keys import task_keys
@@ -70,6 +70,7 @@ class Model:
     committed: int = 0
     history: int = 0
     batches: dict[int, list[int]] = field(default_factory=dict)
+    filling: dict[int, list[int]] = field(default_factory=dict)  # batches that are not whole yet
     trained: list[tuple[int, int]] = field(default_factory=list)  # (step, group) of this history of weights
 
     def ids(self, *statuses: Status) -> list[int]:
@@ -94,6 +95,10 @@ class Model:
         }
         if not group.salvaged:
             group.parts = 0
+
+    def held(self, step: int) -> list[int]:
+        """The groups of a batch, whole or not."""
+        return self.batches.get(step) or self.filling.get(step, [])
 
     def drop(self, ids: Sequence[int]) -> None:
         for group_id in ids:
@@ -337,10 +342,12 @@ class BufferMachine(RuleBasedStateMachine):
         model, group_id = self.model, data.draw(st.sampled_from(sorted(self.model.groups)))
         group = model.groups[group_id]
         allowed = group.status in ORDERED[order]
+        before = len(self.buffer.recorded)
         for dry_run in (True, False):
             ordered = self.buffer.order_group("math", group_id, order, dry_run=dry_run)
             assert ordered == (group.status, None if allowed else Refusal.STATUS)
         if not allowed:
+            del self.buffer.recorded[before:]  # a late copy of what was refused is carried out where it is allowed
             return
         if group.lease is not None:
             self.old_leases.append(group.lease)
@@ -353,8 +360,8 @@ class BufferMachine(RuleBasedStateMachine):
     # -- the trainer ------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.model.committed - self.model.history < 4)
-    @rule()
-    def claim(self) -> None:
+    @rule(so_far=st.booleans(), divide=st.booleans())
+    def claim(self, so_far: bool = False, divide: bool = False) -> None:
         model, step = self.model, self.model.committed + 1
         fresh = sorted(
             (g for g in model.ids(Status.COMPLETED) if not model.stale(model.groups[g].oldest, step)),
@@ -362,22 +369,60 @@ class BufferMachine(RuleBasedStateMachine):
         )
         running = (model.groups[g] for g in model.ids(Status.RUNNING))
         stragglers = [g for g in running if not model.stale(g.began, step) and model.stale(g.began, step + 1)]
-        got = self.buffer.claim(self.world.held, step, {"math": BATCH})
+        got = self.buffer.claim(self.world.held, step, {"math": BATCH}, so_far=so_far)
         if isinstance(got, Claimed):
             self.claim_round = got.claim_round
-        if step in model.batches:
-            assert isinstance(got, Claimed)
-        elif len(fresh) < BATCH or stragglers:
-            assert isinstance(got, Shortfall)
-            assert got.ready == {"math": len(fresh)}
-            assert got.stragglers == ({"math": len(stragglers)} if stragglers else {})
-            return
-        else:
-            model.batches[step] = fresh[:BATCH]
-            model.set_all(fresh[:BATCH], Status.CLAIMED)
-        assert isinstance(got, Claimed)
-        assert [group.group_id for group in got.groups] == model.batches[step]
-        assert all(not model.stale(group.oldest_version, step) for group in got.groups)
+        if step not in model.batches:
+            held = model.filling.get(step, [])
+            is_whole = len(held) + len(fresh) >= BATCH and not stragglers
+            new = fresh[: BATCH - len(held)] if is_whole else self.sure(fresh, len(held)) if so_far else []
+            model.set_all(new, Status.CLAIMED)
+            if is_whole:
+                model.filling.pop(step, None)
+                model.batches[step] = held + new
+            else:
+                lack = got.lack if isinstance(got, Claimed) else got
+                assert lack is not None
+                assert lack.ready == {"math": len(held) + len(fresh)}
+                assert lack.stragglers == ({"math": len(stragglers)} if stragglers else {})
+                assert isinstance(got, Claimed) == (so_far and bool(held + new))
+                if held + new:
+                    model.filling[step] = held + new
+        if isinstance(got, Claimed):
+            assert (got.lack is None) == (step in model.batches)
+            assert [group.group_id for group in got.groups] == self.model.held(step)
+            assert all(not model.stale(group.oldest_version, step) for group in got.groups)
+            assert sorted({*got.parts}) == list(got.parts)
+            if divide and got.parts[-1:] != (len(got.groups),):
+                assert self.buffer.divide(self.world.held, got)
+
+    def sure(self, fresh: list[int], held: int) -> list[int]:
+        """The fresh groups that a batch with `held` groups would have, whichever others are finished before them."""
+        unfinished = self.model.ids(Status.PENDING, Status.RUNNING, Status.ABORTED, Status.EXPIRED)
+        return fresh[: max(0, BATCH - held - len(unfinished))]
+
+    @precondition(lambda self: self.model.committed + 1 in self.model.filling)
+    @rule()
+    def a_batch_that_still_fills_is_not_committed(self) -> None:
+        with pytest.raises(NotClaimed):
+            self.buffer.commit(self.world.held, self.model.committed + 1)
+
+    @rule(n=st.integers(1, 2))
+    def all_but_some_are_finished(self, n: int) -> None:
+        """Takes the machine to where a batch is started before it is whole."""
+        self.drop_what_waits()
+        self.admit(n=n, room=n)
+        self.lease(n=4)
+        for group_id in self.model.ids(Status.RUNNING)[:-1]:
+            self.put_one(group_id, age=0, letter="c")
+        if self.model.committed - self.model.history < 4:
+            self.claim(so_far=True, divide=True)
+
+    def drop_what_waits(self) -> None:
+        """What waits is dropped by hand, so that few groups are under way."""
+        for group_id in self.model.ids(Status.PENDING, Status.ABORTED, Status.EXPIRED):
+            self.buffer.order_group("math", group_id, GroupOrder.DROP)
+            self.model.drop([group_id])
 
     @precondition(lambda self: self.model.committed - self.model.history < 4)
     @rule(publish=st.booleans())
@@ -402,12 +447,15 @@ class BufferMachine(RuleBasedStateMachine):
         model.trained += [(step, group_id) for group_id in model.batches[step]]
         assert len({group_id for _, group_id in model.trained}) == len(model.trained), "trained twice"
 
-    @precondition(lambda self: self.model.committed + 1 in self.model.batches)
+    @precondition(lambda self: self.model.held(self.model.committed + 1))
     @rule(mode=st.sampled_from(["return", "drop", "quarantine"]))
     def release(self, mode: ReleaseMode) -> None:
-        self.claim()
+        if self.model.committed - self.model.history < 4:
+            self.claim(so_far=True)
         model, step = self.model, self.model.committed + 1
-        ids = model.batches.pop(step)
+        ids = model.held(step)
+        model.batches.pop(step, None)
+        model.filling.pop(step, None)
         assert self.buffer.release(self.world.held, step, mode, claim_round=self.claim_round) == len(ids)
         if mode == "drop":
             model.drop(ids)
@@ -442,14 +490,15 @@ class BufferMachine(RuleBasedStateMachine):
         self.replaced.append(self.world.held)
         self.world.begin(from_step, mode=mode, launch_id=f"launch-{self.launches}")
         self.starts[self.world.held.epoch] = from_step
-        after = [step for step in model.batches if step > from_step]
+        after = [step for step in {**model.batches, **model.filling} if step > from_step]
         for step in after:
-            ids = model.batches[step]
+            ids = model.held(step)
             if mode == "replay":
                 model.set_all(ids, Status.CLAIMED)
                 continue
             model.set_all(ids, Status.COMPLETED if mode == "return" else Status.PENDING)
-            del model.batches[step]
+            model.batches.pop(step, None)
+            model.filling.pop(step, None)
         for group in model.groups.values():  # a batch that is served again too, if it is given up later
             group.oldest = min(group.oldest, from_step)
         model.trained = [(step, group_id) for step, group_id in model.trained if step <= from_step]
@@ -479,7 +528,7 @@ class BufferMachine(RuleBasedStateMachine):
         copy = data.draw(st.sampled_from([call for call in self.buffer.recorded if name_of(call) not in AT_ANY_TIME]))
         self.buffer.arrive_again(copy)
         if name_of(copy) == "claim" and self.model.committed - self.model.history < 4:
-            self.claim()  # one that came up short may take the batch now: the trainer that asks again gets it
+            self.claim(so_far=copy[-2] == 1)  # one that came up short may take what is there now
 
     # -- always -----------------------------------------------------------------------------------------------------
 

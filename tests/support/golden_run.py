@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollq.buffer.replies import Control
+from rollq.buffer.replies import Claimed, Control
 from rollq.buffer.rollouts import Prompt, SamplePart
 from rollq.buffer.steering import GroupOrder, Order
 from support.buffer_run import World, make_sample
@@ -120,3 +120,19 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     buffer.leave_audit("code")
     world.begin(2, launch_id="third")
     yield "restart"
+    fill(world, demos=4)
+    yield "begin to fill"
+    world.begin(2, launch_id="fourth")
+    yield "restart while it fills"
+    buffer.insert("demos", finished_groups(8), source="expert")
+    fill(world, demos=4)
+    yield "fill up"
+    buffer.commit(world.held, 3)
+    yield "commit what was trained in parts"
+
+
+def fill(world: World, **sizes: int) -> None:
+    """Take what there is of the batch of step 3 as its next part."""
+    claimed = world.buffer.claim(world.held, 3, sizes, so_far=True)
+    assert isinstance(claimed, Claimed)
+    assert world.buffer.divide(world.held, claimed)

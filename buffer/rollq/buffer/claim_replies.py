@@ -1,4 +1,4 @@
-"""What claims of a step ask for, and batches and plans from the replies of their functions. Pure."""
+"""Claims of a step: their requests, and batches and plans from the replies of their functions. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a claim asks for: a whole batch, or with `so_far` what is there of it; and what the caller has already."""
+    """The request of a claim: a whole batch, or with `so_far` what is there of it; and what the caller has already."""
 
     so_far: bool = False
     known: Claimed | None = None

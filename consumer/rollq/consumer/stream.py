@@ -28,8 +28,8 @@ class BatchStream(Iterator["MicroBatch"]):
     stays None when the iteration ends because the consumer was stopped, or because production has ended: then there is
     nothing to train, and the gradients are to be dropped.
 
-    Leaving the loop early keeps the step's groups: whoever asks for the step again, also after a crash, gets the same
-    parts from the first one on. `Consumer.release` of `part` gives them up.
+    Leaving the loop early keeps the step's groups: a trainer that asks for the step again, also after a crash, gets the
+    same parts from the first one on. `Consumer.release` of `part` gives them up.
     """
 
     def __init__(
@@ -108,8 +108,10 @@ def why_whole(settings: ConsumerSettings, loss: LossSettings) -> str | None:
 def expected_counts(
     first: Mapping[str, BatchCounts], groups: int, planned: Mapping[str, int]
 ) -> dict[str, BatchCounts]:
-    """What the counts of a batch of `planned` groups per task will be about, if the others are like its `first` part of
-    that many `groups`. Pure: the same on every rank, and exact for a part that is the whole batch."""
+    """Estimated counts of a batch of `planned` groups per task, if all are like its `first` part of that many `groups`.
+
+    Pure: the same on every rank, and exact for a part that is the whole batch.
+    """
     factor = sum(planned.values()) / groups
     found = {}
     for task in sorted({task_of(name) for name in planned}):

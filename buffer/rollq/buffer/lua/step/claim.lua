@@ -15,7 +15,7 @@
 -- Repeat: returns the manifest's batch
 --
 -- A batch that is replayed keeps the floors and the masking of its first claim, whatever rules hold now: its tokens are
--- as old as they were then. One that was open goes on filling.
+-- as old as they were then. One that was open fills further.
 
 local FIRST_OF_BATCH = 10 -- where the groups of a batch begin in a reply
 
@@ -107,7 +107,7 @@ local function describe_batch(clock, manifest, word, lack, known)
   return describe_groups(clock, new, reply)
 end
 
--- Lets the batch of a step begin or go on, if there is enough. Returns the reply.
+-- Starts the batch of a step, or adds to it, if there is enough. Returns the reply.
 local function fill(clock, manifest, step, request)
   local held, open = #manifest_ids(manifest), open_target(manifest)
   local target = open and math.min(open, request.want) or request.want
