@@ -1,7 +1,7 @@
 """Batches that are trained while they fill: the same groups, the same gradients, and nothing lost on the way."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,43 +11,25 @@ import torch
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, FencedError, NotClaimed
-from rollq.buffer.rollouts import GroupResult, Lease, Prompt
 from rollq.buffer.store.keys import task_keys
-from rollq.consumer import AdvantageSettings, Batch, Consumer, ConsumerSettings, LossSettings, policy_loss
+from rollq.consumer import AdvantageSettings, Batch, Consumer, ConsumerSettings, LossSettings, MicroBatch, policy_loss
 from rollq.consumer.losses.presets import PRESETS
 from rollq.consumer.sequences import BatchCounts
-from rollq.consumer.stream import expected_counts, gradient_scale
-from support.manual_worker import HandWorker, make_run
+from rollq.consumer.stream import BatchStream, expected_counts, gradient_scale
+from support.manual_worker import StepwiseWorker, make_run
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.waiting import PATIENCE_S
 
 Connect = Callable[..., Consumer]
 GROUPS = 6
-MAX_TOKENS = 24
-"""No more than a group has, so that each makes a part."""
-
-
-class StagedWorker(HandWorker):
-    """Finishes groups when it is told to."""
-
-    def begin(self, groups: int, task: str = "math") -> list[Lease]:
-        """Take new prompts, and lease them; in the order of their ids."""
-        self.swap()
-        clock, cursor = self.buffer.clock(task), int(self.buffer.counts(task).progress["cursor"])
-        prompts = [(Prompt(f"prompt {cursor + index}"), cursor + index + 1) for index in range(groups)]
-        self.buffer.admit(task, prompts, epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step)
-        return sorted(self._lease(groups, task), key=lambda lease: lease.group_id)
-
-    def finish(self, leases: Sequence[Lease]) -> None:
-        """Put these groups, one after the other. Some samples fail, so that groups have different counts."""
-        for lease in leases:
-            self.buffer.put([GroupResult(lease, tuple(self._sample(lease.group_id, i) for i in range(4)))])
+MAX_TOKENS = 18
+"""No more than a group has, so that each makes a part: three samples of five tokens and a prompt."""
 
 
 @pytest.fixture
-def worker(buffer: Buffer, tmp_path: Path) -> StagedWorker:
-    make_run(buffer, batch_groups=GROUPS, max_staleness=0)
-    return StagedWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+def worker(buffer: Buffer, tmp_path: Path) -> StepwiseWorker:
+    make_run(buffer, batch_groups=GROUPS, max_staleness=0, min_valid_samples=3)
+    return StepwiseWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
 
 
 @pytest.fixture
@@ -70,12 +52,16 @@ def ids(batch: Batch) -> list[int]:
     return [batch.group_ids[index][1] for index in batch.part]
 
 
+def batch_of(stream: BatchStream) -> Batch | None:
+    return stream.batch
+
+
 def statuses(buffer: Buffer) -> dict[str, int]:
     return {status.value: number for status, number in buffer.counts("math").statuses.items() if number}
 
 
 def test_groups_come_in_the_order_in_which_they_are_finished(
-    connect: Connect, worker: StagedWorker, buffer: Buffer
+    connect: Connect, worker: StepwiseWorker, buffer: Buffer
 ) -> None:
     with connect() as consumer:
         leases = worker.begin(GROUPS)
@@ -86,11 +72,11 @@ def test_groups_come_in_the_order_in_which_they_are_finished(
             part = next(parts)
             assert ids(part) == [leases[number].group_id]
             assert stream.part is part
-            assert stream.batch is None
+        assert batch_of(stream) is None
         assert statuses(buffer) == {"running": 3, "claimed": 3}
         worker.finish([leases[4], leases[1], leases[2]])
         assert sorted(ids(next(parts))) == [leases[number].group_id for number in (1, 2, 4)]
-        assert stream.batch is None, "its last part may still be trained"
+        assert batch_of(stream) is None, "its last part may still be trained"
         assert next(parts, None) is None
         assert stream.batch is not None
         assert ids(stream.batch)[:3] == [leases[number].group_id for number in (3, 0, 5)]
@@ -101,7 +87,7 @@ def test_groups_come_in_the_order_in_which_they_are_finished(
 
 
 def test_micro_batches_are_those_of_the_parts_with_the_indices_of_the_whole_batch(
-    connect: Connect, worker: StagedWorker
+    connect: Connect, worker: StepwiseWorker
 ) -> None:
     with connect() as consumer:
         leases = worker.begin(GROUPS)
@@ -123,37 +109,42 @@ def test_micro_batches_are_those_of_the_parts_with_the_indices_of_the_whole_batc
         assert whole.counts.groups == GROUPS
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
-def test_the_gradient_is_that_of_the_whole_batch(
-    connect: Connect, worker: StagedWorker, preset: str, aggregation: str
-) -> None:
-    loss = LossSettings.model_validate({"preset": preset, "aggregation": aggregation, "kl_coefficient": 0.1})
-    streamed, whole = tiny_qwen3(3).double(), tiny_qwen3(3).double()
+def test_the_gradient_is_that_of_the_whole_batch(connect: Connect, worker: StepwiseWorker, aggregation: str) -> None:
+    """With every loss, in micro-batches that are divided in another way."""
+    losses = [
+        LossSettings.model_validate({"preset": preset, "aggregation": aggregation, "kl_coefficient": 0.1})
+        for preset in sorted(PRESETS)
+    ]
     with connect() as consumer:
         leases = worker.begin(GROUPS)
         worker.finish(leases[3:])
-        stream = consumer.stream(MAX_TOKENS, loss=loss)
-        for number, micro in enumerate(stream):
-            gradient_of(streamed, micro, loss)
-            if number == 0:
-                worker.finish(leases[:3])
+        stream = consumer.stream(MAX_TOKENS, loss=losses[0])
+        found = [next(stream)]
+        worker.finish(leases[:3])
+        found += list(stream)
         assert stream.batch is not None
+        whole = stream.batch.micro_batches(MAX_TOKENS * 3)
+        assert len(whole) < len(found)
+    for loss in losses:
+        streamed, expected = tiny_qwen3(3).double(), tiny_qwen3(3).double()
+        for micro in found:
+            gradient_of(streamed, micro, loss)
         assert stream.finish(streamed.parameters()) == stream.gradient_scale
-        for micro in stream.batch.micro_batches(MAX_TOKENS * 3, whole_samples=loss.needs_whole_samples):
-            gradient_of(whole, micro, loss)
-    expected = flat_gradient(whole)
-    assert expected.abs().max() > 0
-    assert (flat_gradient(streamed) - expected).abs().max() <= 1e-6 * expected.abs().max()
+        for micro in whole:
+            gradient_of(expected, micro, loss)
+        largest = flat_gradient(expected).abs().max()
+        assert largest > 0, loss.preset
+        assert (flat_gradient(streamed) - flat_gradient(expected)).abs().max() <= 1e-6 * largest, loss.preset
 
 
-def gradient_of(model: torch.nn.Module, micro: object, loss: LossSettings) -> None:
-    reference = torch.full((int(micro.loss_mask.sum()),), -3.0)  # type: ignore[attr-defined]
-    policy_loss(model, micro, loss, reference_logprobs=reference).backward()  # type: ignore[arg-type, no-untyped-call]
+def gradient_of(model: torch.nn.Module, micro: MicroBatch, loss: LossSettings) -> None:
+    reference = torch.full((int(micro.loss_mask.sum()),), -3.0)
+    policy_loss(model, micro, loss, reference_logprobs=reference).backward()  # type: ignore[no-untyped-call]
 
 
 def test_leaving_the_loop_keeps_the_groups_for_whoever_asks_again(
-    connect: Connect, worker: StagedWorker, buffer: Buffer
+    connect: Connect, worker: StepwiseWorker, buffer: Buffer
 ) -> None:
     with connect() as consumer:
         leases = worker.begin(GROUPS)
@@ -173,7 +164,7 @@ def test_leaving_the_loop_keeps_the_groups_for_whoever_asks_again(
         consumer.commit(batch)
 
 
-def test_a_batch_that_still_fills_is_not_committed(connect: Connect, worker: StagedWorker, buffer: Buffer) -> None:
+def test_a_batch_that_still_fills_is_not_committed(connect: Connect, worker: StepwiseWorker, buffer: Buffer) -> None:
     with connect() as consumer:
         leases = worker.begin(GROUPS)
         worker.finish(leases[:1])
@@ -193,7 +184,7 @@ def test_a_batch_that_still_fills_is_not_committed(connect: Connect, worker: Sta
 
 
 def test_a_trainer_that_takes_over_gets_the_same_parts_and_goes_on_from_there(
-    connect: Connect, worker: StagedWorker
+    connect: Connect, worker: StepwiseWorker
 ) -> None:
     with connect() as consumer:
         leases = worker.begin(GROUPS)
@@ -218,7 +209,7 @@ def test_a_trainer_that_takes_over_gets_the_same_parts_and_goes_on_from_there(
         assert stream.batch is not None
 
 
-def test_every_rank_gets_the_same_parts_whenever_it_asks(connect: Connect, worker: StagedWorker) -> None:
+def test_every_rank_gets_the_same_parts_whenever_it_asks(connect: Connect, worker: StepwiseWorker) -> None:
     ranks = [connect(rank=rank, world_size=2, launch_id="launch", timeout_s=PATIENCE_S) for rank in (0, 1)]
     with ranks[0], ranks[1]:
         leases = worker.begin(GROUPS)
@@ -230,8 +221,8 @@ def test_every_rank_gets_the_same_parts_whenever_it_asks(connect: Connect, worke
         taken[1] += [next(last), next(last)]
         worker.finish(leases[5:])
         with ThreadPoolExecutor() as pool:
-            for mine, rest in zip(taken, pool.map(list, (first, last)), strict=True):
-                mine += rest
+            rest = list(pool.map(lambda parts: list(parts), (first, last)))
+        taken = [mine + more for mine, more in zip(taken, rest, strict=True)]
         assert [ids(part) for part in taken[0]] == [ids(part) for part in taken[1]]
         for mine, theirs in zip(*taken, strict=True):
             micro_batches = [part.micro_batches(MAX_TOKENS // 2) for part in (mine, theirs)]
@@ -243,7 +234,7 @@ def test_every_rank_gets_the_same_parts_whenever_it_asks(connect: Connect, worke
 
 
 def test_a_stream_takes_no_group_that_the_whole_batch_might_not_have(
-    connect: Connect, worker: StagedWorker, buffer: Buffer
+    connect: Connect, worker: StepwiseWorker, buffer: Buffer
 ) -> None:
     """With more groups under way than the batch has, the first in line are the batch, not the first to finish."""
     with connect() as consumer:
@@ -262,7 +253,7 @@ def test_a_stream_takes_no_group_that_the_whole_batch_might_not_have(
 
 
 def test_a_stop_or_the_end_of_production_ends_the_iteration_without_a_batch(
-    connect: Connect, worker: StagedWorker
+    connect: Connect, worker: StepwiseWorker
 ) -> None:
     stop = threading.Event()
     with connect(stop=stop, timeout_s=None) as consumer:
@@ -275,7 +266,7 @@ def test_a_stop_or_the_end_of_production_ends_the_iteration_without_a_batch(
 
 
 def test_an_unreadable_group_ends_the_stream_and_the_step_gets_another_batch(
-    connect: Connect, worker: StagedWorker, buffer: Buffer
+    connect: Connect, worker: StepwiseWorker, buffer: Buffer
 ) -> None:
     with connect() as consumer:
         leases = worker.begin(GROUPS)
@@ -295,7 +286,7 @@ def test_an_unreadable_group_ends_the_stream_and_the_step_gets_another_batch(
         assert leases[1].group_id not in ids(again.batch)
 
 
-def test_what_needs_the_whole_batch_is_refused_in_a_sentence(connect: Connect, worker: StagedWorker) -> None:
+def test_what_needs_the_whole_batch_is_refused_in_a_sentence(connect: Connect, worker: StepwiseWorker) -> None:
     by_batch = AdvantageSettings(baseline="batch", scale="batch")
     with connect(advantages=by_batch) as consumer, pytest.raises(ConfigError, match="take whole batches"):
         consumer.stream(MAX_TOKENS)
@@ -305,7 +296,7 @@ def test_what_needs_the_whole_batch_is_refused_in_a_sentence(connect: Connect, w
         consumer.stream(MAX_TOKENS)
 
 
-def test_a_replaced_trainer_gets_no_further_part(connect: Connect, worker: StagedWorker) -> None:
+def test_a_replaced_trainer_gets_no_further_part(connect: Connect, worker: StepwiseWorker) -> None:
     with connect() as old:
         leases = worker.begin(GROUPS)
         worker.finish(leases[:1])

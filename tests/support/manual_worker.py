@@ -1,6 +1,7 @@
 """A worker in a few lines, for the consumer's tests: it samples one token at a time from the live weights."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +45,7 @@ class HandWorker:
         """Take `groups` new prompts all the way to completed. Without `follow`, from the weights of the last call."""
         if follow or self.live is None:
             self.swap()
-        clock, cursor = self.buffer.clock(task), int(self.buffer.counts(task).progress["cursor"])
-        prompts = [(Prompt(f"prompt {cursor + index}"), cursor + index + 1) for index in range(groups)]
-        self.buffer.admit(task, prompts, epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step)
+        self._admit(groups, task)
         try:
             leases = self._lease(groups, task)
         except StaleWorker:  # the trainer has moved on meanwhile
@@ -55,6 +54,11 @@ class HandWorker:
         self.buffer.put(
             [GroupResult(lease, tuple(self._sample(lease.group_id, i) for i in range(4))) for lease in leases]
         )
+
+    def _admit(self, groups: int, task: str) -> None:
+        clock, cursor = self.buffer.clock(task), int(self.buffer.counts(task).progress["cursor"])
+        prompts = [(Prompt(f"prompt {cursor + index}"), cursor + index + 1) for index in range(groups)]
+        self.buffer.admit(task, prompts, epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step)
 
     def _lease(self, groups: int, task: str) -> Sequence[Lease]:
         assert self.live is not None
@@ -97,3 +101,21 @@ class HandWorker:
             sampling={"temperature": self.says},
             extra={"worker": self.name},
         )
+
+
+class StepwiseWorker(HandWorker):
+    """Finishes groups when it is told to."""
+
+    def begin(self, groups: int, task: str = "math") -> list[Lease]:
+        """Take new prompts, and lease them; in the order of their ids."""
+        self.swap()
+        self._admit(groups, task)
+        return sorted(self._lease(groups, task), key=lambda lease: lease.group_id)
+
+    def finish(self, leases: Sequence[Lease]) -> None:
+        """Put these groups, one after the other. One sample of every other group fails: their counts differ."""
+        for lease in leases:
+            samples = [self._sample(lease.group_id, index) for index in range(4)]
+            if lease.group_id % 2:
+                samples[0] = replace(samples[0], status=SampleStatus.FAILED, reward=None, error="for the test")
+            self.buffer.put([GroupResult(lease, tuple(samples))])

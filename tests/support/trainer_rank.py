@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from rollq.buffer.buffer import Buffer
-from rollq.consumer import checkpoints, trainer
+from rollq.consumer import checkpoints, taking, trainer
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.learner import Learner
 from rollq.consumer.metrics_files import METRICS_FILE
@@ -73,12 +73,14 @@ def run_ranks(
     kill: Kill | None = None,
     *,
     gathered: Path | None = None,
+    streamed: bool = False,
 ) -> list[int | None]:
     """Run all ranks; when one fails, kill the others. Returns their exit codes.
 
-    `gathered`: a folder, where rank 0 puts the weights of each checkpoint as torch gathers them.
+    `gathered`: a folder, where rank 0 puts the weights of each checkpoint as torch gathers them. `streamed`: batches
+    are trained while they fill, however short the steps are.
     """
-    ranks = start_ranks(world_size, _train, url, run, settings.model_dump_json(), kill, gathered)
+    ranks = start_ranks(world_size, _train, url, run, settings.model_dump_json(), kill, gathered, streamed)
     running = {rank.sentinel: rank for rank in ranks}
     while running:
         for ended in wait(running):
@@ -140,8 +142,10 @@ def _gather_into(folder: Path) -> None:
     setattr(trainer, "save_checkpoint", saving)  # noqa: B010 - for mypy
 
 
-def _train(url: str, run: str, settings: str, kill: Kill | None, gathered: Path | None) -> None:
+def _train(url: str, run: str, settings: str, kill: Kill | None, gathered: Path | None, streamed: bool) -> None:
     """Train as one rank."""
+    if streamed:
+        setattr(taking, "is_worth_streaming", lambda times: True)  # noqa: B010 - for mypy
     if kill is not None and kill.rank == int(os.environ.get("RANK", "0")):
         _arm(kill.moment, kill.calls)
     if gathered is not None:
