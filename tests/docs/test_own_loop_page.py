@@ -18,9 +18,8 @@ def roles(desk: Desk, sums: Path) -> Desk:
     config = sums / "rollq.toml"
     config.write_text(desk.local(config.read_text("utf-8")))
     for name, code in files(PAGE).items():
-        (desk.folder / name).write_text(
-            desk.local(code).replace("STEPS, SAVE_EVERY = 20, 5", "STEPS, SAVE_EVERY = 3, 2")
-        )
+        fewer = code.replace("STEPS, SAVE_EVERY = 20, 5", "STEPS, SAVE_EVERY = 3, 2").replace("step <= 20", "step <= 3")
+        (desk.folder / name).write_text(desk.local(fewer))
     desk.open("redis", SERVE)
     desk.wait_until(lambda: b"serving at" in desk.log("redis").read_bytes())
     desk.open("produce", PRODUCE)
@@ -41,6 +40,11 @@ def test_loops_of_plain_pytorch_and_of_accelerate_train_in_two_ranks(roles: Desk
         script = roles.folder / "plain.py"
         script.write_text(script.read_text().replace("STEPS, SAVE_EVERY = 3", "STEPS, SAVE_EVERY = 4"))
         assert steps(run_script(script, 2)) == [4]
+
+
+def test_a_loop_that_trains_while_the_batch_fills_trains_in_two_ranks(roles: Desk) -> None:
+    with roles:
+        assert steps(roles.run(code_with(PAGE, "2 streamed.py"))) == [1, 2, 3]
 
 
 @pytest.mark.slow  # DeepSpeed compiles an operator, for a minute on both cores

@@ -29,7 +29,7 @@ from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S
 
 MOMENTS: dict[str, tuple[Any, str]] = {
-    "claim": (Consumer, "__next__"),
+    "claim": (taking.BatchTaker, "take"),
     "gradients": (Learner, "gradients"),
     "update": (Learner, "update"),
     "publish": (Consumer, "publish"),
