@@ -11,6 +11,7 @@ import torch
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, FencedError, NotClaimed
+from rollq.buffer.replies import Control
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import AdvantageSettings, Batch, Consumer, ConsumerSettings, LossSettings, MicroBatch, policy_loss
 from rollq.consumer.losses.presets import PRESETS
@@ -18,7 +19,7 @@ from rollq.consumer.sequences import BatchCounts
 from rollq.consumer.stream import BatchStream, expected_counts, gradient_scale
 from support.manual_worker import StepwiseWorker, make_run
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_until
 
 Connect = Callable[..., Consumer]
 GROUPS = 6
@@ -252,9 +253,7 @@ def test_a_stream_takes_no_group_that_the_whole_batch_might_not_have(
         assert ids(stream.batch) == [lease.group_id for lease in leases[:6]]
 
 
-def test_a_stop_or_the_end_of_production_ends_the_iteration_without_a_batch(
-    connect: Connect, worker: StepwiseWorker
-) -> None:
+def test_a_stop_ends_the_iteration_without_a_batch(connect: Connect, worker: StepwiseWorker) -> None:
     stop = threading.Event()
     with connect(stop=stop, timeout_s=None) as consumer:
         leases = worker.begin(GROUPS)
@@ -263,6 +262,51 @@ def test_a_stop_or_the_end_of_production_ends_the_iteration_without_a_batch(
         for _ in stream:
             stop.set()
         assert stream.batch is None
+
+
+def test_the_end_of_production_ends_the_iteration_without_a_batch(
+    connect: Connect, worker: StepwiseWorker, buffer: Buffer
+) -> None:
+    with connect(timeout_s=PATIENCE_S) as consumer:
+        worker.finish(worker.begin(2))
+        buffer.set_control("math", Control.DONE, "the hook has ended it")
+        stream = consumer.stream(MAX_TOKENS)
+        assert len(list(stream.parts())) == 1
+        assert stream.batch is None
+        assert statuses(buffer) == {"claimed": 2}
+
+
+def test_groups_are_read_ahead_for_a_stream_too(connect: Connect, worker: StepwiseWorker, buffer: Buffer) -> None:
+    with connect(timeout_s=PATIENCE_S) as consumer:
+        worker.finish(worker.begin(GROUPS))
+        first = consumer.stream(MAX_TOKENS)
+        assert list(first)
+        assert first.batch is not None
+        consumer.publish(tiny_qwen3(2).state_dict(), step=1)
+        consumer.commit(first.batch)
+        worker.finish(worker.begin(GROUPS))
+        consumer._prefetch.begin(2)
+        wait_until(lambda: len(consumer._prefetch._kept) == GROUPS)
+        second = consumer.stream(MAX_TOKENS)
+        assert list(second)
+        assert second.batch is not None
+        assert second.batch.prefetched == 1.0
+
+
+def test_a_size_that_changes_is_not_that_of_a_batch_that_fills(
+    connect: Connect, worker: StepwiseWorker, buffer: Buffer
+) -> None:
+    with connect(timeout_s=PATIENCE_S) as consumer:
+        leases = worker.begin(GROUPS)
+        worker.finish(leases[:2])
+        stream = consumer.stream(MAX_TOKENS)
+        parts = stream.parts()
+        next(parts)
+        buffer.change_rules("math", {"batch_groups": GROUPS + 1})
+        worker.finish(leases[2:])
+        list(parts)
+        assert stream.batch is not None
+        assert len(stream.batch.groups) == GROUPS
 
 
 def test_an_unreadable_group_ends_the_stream_and_the_step_gets_another_batch(

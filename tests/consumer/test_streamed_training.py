@@ -3,16 +3,22 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ServerError
+from rollq.buffer.errors import CorruptGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
 from rollq.buffer.store.connection import Patience
+from rollq.consumer import Batch, BatchStream
 from rollq.consumer.checkpoints import OPTIMIZER_FILE, newest_checkpoint
+from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.taking import LEAST_S, StepTimes, is_worth_streaming, may_stream
+from rollq.consumer.taking import LEAST_S, BatchTaker, StepTimes, is_worth_streaming, may_stream
+from support.consumer_groups import random_groups
 from support.manual_worker import StepwiseWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.trainer_rank import Kill, metrics, run_ranks, short_training
@@ -53,10 +59,65 @@ def test_a_trainer_that_needs_whole_batches_takes_them(tmp_path: Path, needs_who
     assert not may_stream(short_training(tmp_path, tmp_path, **needs_whole))
 
 
+class AddedUp:
+    """A learner that counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.begun = self.added = 0
+        self.model = tiny_qwen3(1)
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def parts(self, batch: Any) -> list[Any]:
+        return [(batch, None)]
+
+    def gradients(self, *args: Any) -> bool:
+        self.added += 1
+        return True
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (CorruptGroup("math", 1, "broken"), "again"),
+        (SyncFirst("publish first"), "publish"),
+        (ProductionStalled("full"), "checkpoint"),
+        (ProductionStopped("too many failures"), "end"),
+        (StopIteration(), "stop"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_interrupts_a_batch_that_fills_is_done_first_and_the_batch_taken_anew(
+    tmp_path: Path, error: Exception, word: str
+) -> None:
+    batch = Batch.build(1, random_groups(1))
+
+    def parts() -> Iterator[tuple[Batch, Batch | None]]:
+        yield batch, None
+        if not isinstance(error, StopIteration):
+            raise error
+
+    learner = AddedUp()
+    taker = BatchTaker(
+        SimpleNamespace(step=1, replayed_through=1),
+        learner,  # type: ignore[arg-type]
+        short_training(tmp_path, tmp_path),
+        Ranks(),
+        threading.Event(),
+        stream=lambda *args, **options: BatchStream(parts(), "token", lambda part: []),
+        has_unsaved=lambda: True,
+    )
+    assert taker.take() == word
+    assert (learner.begun, learner.added) == (1, 1)
+    assert taker.take() == word
+    assert (learner.begun, learner.added) == (2, 2), "the gradients so far were dropped"
+
+
 @contextmanager
 def feeding(url: str, run: str, folder: Path) -> Iterator[None]:
-    """A run whose worker finishes a group only when the one before it is in the batch: each is a part. From the last
-    to the first, so that groups are in another order than in a whole batch."""
+    """A run whose worker finishes a group only when the one before it is in a part of the batch: each makes a part.
+    From the last to the first, so that groups are in another order than in a whole batch."""
     stop = threading.Event()
 
     def work() -> None:
@@ -65,11 +126,14 @@ def feeding(url: str, run: str, folder: Path) -> Iterator[None]:
             for step in range(1, STEPS + 1):
                 if not wait(lambda step=step: buffer.clock("math").version == step - 1):  # type: ignore[misc]
                     return
-                for lease in reversed(worker.begin(GROUPS)):
+                for number, lease in enumerate(reversed(worker.begin(GROUPS)), start=1):
                     worker.finish([lease])
-                    status = lambda lease=lease: buffer.inspect("math", lease.group_id)["status"]  # noqa: E731
-                    if not wait(lambda status=status: status() != "completed"):  # type: ignore[misc]
+                    if not wait(partial(is_divided, buffer, step, number)):
                         return
+
+    def is_divided(buffer: Buffer, step: int, parts: int) -> bool:
+        found = buffer.send("HGET", buffer.keys.plan(step), "parts") or b""
+        return len(found.splitlines()) >= parts or buffer.clock("math").committed >= step
 
     def wait(check: Callable[[], bool]) -> bool:
         while not check():

@@ -50,7 +50,7 @@ class Claiming(Sweeping):
         released. The step is claimed for all tasks or for none; with `short_ok`, a task that is short gives what it
         has.
 
-        With `so_far`, a batch that is short is started with the groups that it would have in the end: see `Claimed.lack`.
+        With `so_far`, a batch that is short starts with the groups that it would have in the end: see `Claimed.lack`.
         They stay in it, for calls with `so_far` and without. `known`: what the last such call returned, which is then
         not read again.
         Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.

@@ -14,6 +14,7 @@ __all__ = [
     "Archive",
     "Batch",
     "BatchCounts",
+    "BatchStream",
     "Consumer",
     "ConsumerSettings",
     "ImageInputs",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from rollq.consumer.recorded import RecordedRun
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings
+    from rollq.consumer.stream import BatchStream
     from rollq.consumer.teacher import teacher_logprobs, teacher_top_logprobs
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
     from rollq.consumer.weights.probe import probe_of
@@ -67,6 +69,7 @@ else:
             "rollq.consumer.recorded": "RecordedRun",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings",
+            "rollq.consumer.stream": "BatchStream",
             "rollq.consumer.teacher": "teacher_logprobs teacher_top_logprobs",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
             "rollq.consumer.weights.probe": "probe_of",
