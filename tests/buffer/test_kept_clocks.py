@@ -65,7 +65,7 @@ def test_clocks_are_written_in_one_place() -> None:
 
 
 def test_no_function_can_assign_to_a_clock(fresh_server: EmbeddedServer) -> None:
-    begins = "  local ready, stragglers = count_ready(clock, step)\n  return {"
+    begins = "  local ready, stragglers = count_ready(clock, step)\n  local manifest"
     source = library.library_source()
     assert source.count(begins) == 1
     with Buffer.connect(fresh_server.url, "run") as buffer:

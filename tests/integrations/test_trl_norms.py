@@ -77,6 +77,7 @@ def rollq_norms(batches: list[Batch], model_folder: Path, output: Path) -> list[
     learner = Learner(settings, None, Ranks())
     norms = []
     for batch in batches:
+        learner.begin()
         assert learner.gradients(batch, LossMetrics(), None, threading.Event())
         norms.append(learner.update(batch.step) or 0.0)
     return norms
