@@ -20,10 +20,10 @@ from rollq.buffer.settings import TaskRules
 from rollq.consumer import Batch, Consumer, MicroBatch
 
 GROUP_SIZE = 4
-GROUPS_IN_FLIGHT = 8
+SAMPLES_IN_FLIGHT = 32
 TOKENS_PER_S = 250.0
 MICRO_BATCH_TOKENS = 2048
-TRAIN_S_PER_TOKEN = 1 / (TOKENS_PER_S * GROUPS_IN_FLIGHT * GROUP_SIZE)
+TRAIN_S_PER_TOKEN = 1 / (TOKENS_PER_S * SAMPLES_IN_FLIGHT)
 """As long as generation takes for a token while all places of the worker are taken."""
 STEPS_BEFORE = 1
 """Steps that do not count: the roles start."""
@@ -121,7 +121,7 @@ max_tokens = 2000
 strategy = "sync"
 [worker]
 engine = "simulated"
-groups_in_flight = {GROUPS_IN_FLIGHT}
+samples_in_flight = {SAMPLES_IN_FLIGHT}
 grace_s = 0
 [worker.options]
 by_prompt = true
