@@ -23,7 +23,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What all workers that take groups can do together.
+    """The places and the speed of all workers that take groups.
 
     `measured_places`: samples that workers whose speed is known can generate at a time, `tokens_per_s` in all;
     `new_places`: those of the others. `load`: the samples that each has in flight in the mean, added up.

@@ -326,7 +326,7 @@ def test_a_snapshot_of_a_rollq_that_stored_each_sample_alone_is_restored(
             assert_same_sample(sample, other)
 
 
-@pytest.mark.parametrize("version", [3, 8])
+@pytest.mark.parametrize("version", [3, 9])
 def test_a_snapshot_of_a_run_with_another_schema_is_refused(
     world: World, elsewhere: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
@@ -334,7 +334,7 @@ def test_a_snapshot_of_a_run_with_another_schema_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr("rollq.buffer.snapshots.save.SCHEMA_VERSION", version)
         world.buffer.save(tmp_path / "saved")
-    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores those with 4, 5, 6, 7"):
+    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores those with 4, 5, 6, 7, 8"):
         elsewhere.buffer.restore(tmp_path / "saved")
 
 

@@ -99,7 +99,7 @@ def test_turns_are_by_step_then_evaluations_last_then_the_longest() -> None:
         )  # fmt: skip
 
     waiting = [of(2, 1), of(1, 2), of(1, 3, tokens=50.0), of(1, 4, evaluation=True), of(1, 5)]
-    ordered = sorted(waiting, key=lambda lease: turn_of(lease, begun=False, expected_tokens=lease.expected_tokens))
+    ordered = sorted(waiting, key=lambda lease: turn_of(lease, placed=False, expected_tokens=lease.expected_tokens))
     assert [lease.group_id for lease in ordered] == [3, 2, 5, 4, 1]
 
 

@@ -28,7 +28,7 @@ from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.wire.payload import frame_bytes, is_large
 
-RESTORABLE = (4, 5, 6, SCHEMA_VERSION)
+RESTORABLE = (4, 5, 6, 7, SCHEMA_VERSION)
 """Schemas of runs that can be restored. Runs before 5 stored each sample on its own, those before 6 no payloads, and
 those before 7 no sizes of frames."""
 BYTES_PER_CALL = 1 << 20

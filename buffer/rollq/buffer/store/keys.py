@@ -62,7 +62,7 @@ from functools import lru_cache
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Status
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same one may work in one run.
 
 Raise it when roles of the last release could not work with what this one stores, or the other way round.

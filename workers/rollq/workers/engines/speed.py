@@ -14,7 +14,7 @@ MEMORY_TOKENS = 200_000
 LEAST_TOKENS = 1_000
 """With fewer tokens, the speed is not known."""
 FARTHEST = 2.0
-"""It is not known either for more than so many times the sequences that have been seen."""
+"""It is not known either beyond this many times the sequences that have been seen."""
 LEAST_SPREAD = 0.1
 """Observations of numbers of sequences that are nearer together say nothing about b, which is then pulled to 0."""
 
@@ -51,7 +51,7 @@ class EngineSpeed:
         return self.n / self.tokens if self.tokens else 0.0
 
     def tokens_per_s(self, sequences: float) -> float:
-        """Tokens a second of so many sequences together; 0.0 while it is not known."""
+        """Tokens a second of this number of sequences together; 0.0 while it is not known."""
         if self.seen < LEAST_TOKENS or not 0 < sequences <= FARTHEST * self.most:
             return 0.0
         n, t = self.n / self.tokens, self.t / self.tokens

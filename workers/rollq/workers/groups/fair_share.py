@@ -1,11 +1,11 @@
 """How many of the groups that are under way a worker may hold, beside the others of its fleet. Pure.
 
 Groups are shared in proportion to what each worker can do, so that all end at about the same time. What is under way
-is the same number before and after a lease, so workers that ask at the same moment agree on it without a word.
+is the same number before and after a lease, so workers that ask at the same moment agree on it.
 
-A share that is no whole number leaves a rest. Workers take it one by one, the one with the largest fraction first. What
-nobody has taken after a while is taken beyond the shares: no fact about the fleet that is out of date, and no worker
-that cannot take what it should, leaves another one idle for longer.
+A share that is not a whole number leaves a rest. Workers take it one by one, the one with the largest fraction first.
+Groups that nobody has taken after a while are taken beyond the shares: no fact about the fleet that is out of date, and
+no worker that cannot take what it should, leaves another one idle for longer.
 """
 
 from math import ceil, floor
@@ -20,11 +20,11 @@ ALIKE = 0.08
 REST_S = 0.1
 """Within this time the rest is taken: first by a worker that is nearly owed another group, last by one that is not."""
 PATIENCE_S = 1.0
-"""What has waited this long is for everybody. After each further time, a worker may take twice as large a part."""
+"""Groups that have waited this long are for everybody: after each further time, a worker may take twice as many."""
 
 
 def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
-    """The speed that a worker with so many places counts with: the fleet's, place by place, if its own is like it."""
+    """The speed that a worker with these places counts with: that of the fleet, place by place, if it is alike."""
     if not fleet.tokens_per_s:
         return tokens_per_s
     usual = places * fleet.tokens_per_s / fleet.measured_places
@@ -32,7 +32,7 @@ def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
 
 
 def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
-    """The part of all work that is for a worker with so many places and this speed (0: not known), from 0 to 1.
+    """The part of all work that is for a worker with these places and this speed (0: not known), from 0 to 1.
 
     A worker whose speed is not known counts as fast as the others are, place by place.
     """
@@ -69,5 +69,5 @@ def denied_for_s(under_way: UnderWay, held: int, share: float, waited_s: float) 
 
 
 def rest_s(owed: float) -> float:
-    """How long a worker that is owed so many groups waits before it takes one more than a whole number of them."""
+    """How long a worker that is owed this many groups waits before it takes one more than a whole number of them."""
     return REST_S * (1 - (owed - floor(owed)))

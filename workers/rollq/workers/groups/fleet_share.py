@@ -13,7 +13,7 @@ from rollq.workers.groups.task_control import TaskControl
 
 
 class FleetShare:
-    """Tells the fleet what this worker can do, and keeps what it answers."""
+    """Reports to the fleet what this worker can do, and keeps its answer."""
 
     def __init__(
         self,

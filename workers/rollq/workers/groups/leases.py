@@ -40,7 +40,7 @@ class HeldLease:
 
     `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
     engine; `looping`: samples whose agent loop has not ended; `open`: how many are to be generated, `behind`: how many
-    have been, see `Places`; `begun`: whether a sample has had its place; `expected_tokens`: how
+    have been, see `Places`; `placed`: whether a sample has had its place; `expected_tokens`: how
     long its answers may become, 0.0 when that is not known; `parts`: how many parts of its samples were salvaged;
     `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too many; `kept`: each
     sample as it was last to be salvaged.
@@ -57,7 +57,7 @@ class HeldLease:
     looping: set[int] = field(default_factory=set)
     open: int = 0
     behind: int = 0
-    begun: bool = False
+    placed: bool = False
     expected_tokens: float = 0.0
     parts: int = 0
     salvages: bool = True

@@ -1,8 +1,8 @@
 """Places for samples in a worker: how many may be generated at the same time, and which one is next.
 
 Invariant: a sample is generated only while it has a place, and a place that is given back goes at once to the sample
-whose turn it is. Groups are leased only while a place is free, so a worker holds no group that it cannot begin: what
-waits stays in the buffer, for whoever has a place for it.
+whose turn it is. Groups are leased only while a place is free, so a worker holds no group that it cannot start: what
+waits stays in the buffer, for a worker that has a place for it.
 """
 
 import asyncio
@@ -112,12 +112,12 @@ class Places:
     def _grant(self, held: HeldLease, turn: "asyncio.Future[None]") -> None:
         if not turn.done():
             self.taken += 1
-            held.begun = True
+            held.placed = True
             turn.set_result(None)
 
 
 def _turn(held: HeldLease) -> Turn:
-    return turn_of(held.lease, begun=held.begun, expected_tokens=held.expected_tokens)
+    return turn_of(held.lease, placed=held.placed, expected_tokens=held.expected_tokens)
 
 
 class AllPlaces:

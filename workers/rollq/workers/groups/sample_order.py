@@ -9,7 +9,7 @@ from rollq.buffer.rollouts import Lease, Sample, SampleStatus
 class Turn(NamedTuple):
     """The place of a sample in the order; the smallest is next.
 
-    Siblings of a sample that has begun come first: their group ends sooner, and they share the engine's cache of its
+    Siblings of a sample that has started come first: their group ends sooner, and they share the engine's cache of its
     prompt. Then the earliest step, in which training comes before evaluation; then the longest answer, which would
     otherwise end last, alone.
     """
@@ -21,9 +21,9 @@ class Turn(NamedTuple):
     group_id: int
 
 
-def turn_of(lease: Lease, *, begun: bool, expected_tokens: float) -> Turn:
-    """The turn of the samples of a lease, of which one has begun or none has."""
-    return Turn(not begun, lease.step, lease.evaluation, -expected_tokens, lease.group_id)
+def turn_of(lease: Lease, *, placed: bool, expected_tokens: float) -> Turn:
+    """The turn of the samples of a lease. `placed`: one of them has had a place."""
+    return Turn(not placed, lease.step, lease.evaluation, -expected_tokens, lease.group_id)
 
 
 def expected_tokens(lease: Lease, finished: Sequence[Sample]) -> float:

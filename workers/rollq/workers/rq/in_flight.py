@@ -32,7 +32,7 @@ class TicketGroups(Protocol):
 
 
 class Taken(NamedTuple):
-    """What was found for tickets: one entry each. `unused`: how many of their groups nobody had room for."""
+    """The groups that were found for tickets, one entry each. `unused`: groups that had no room."""
 
     groups: Sequence[TicketGroups]
     unused: int = 0
