@@ -122,14 +122,14 @@ def test_a_call_of_another_epoch_leaves_no_payload_and_spares_a_live_one(world: 
     world.buffer.put([result(first)])
     keys = task_keys(world.buffer.run, "math")
     live, new = keys.payload(first.group_id, first.nonce), keys.payload(second.group_id, second.nonce)
-    call = ("put", keys.clock, world.buffer.incarnation, 99)
+    call = ("put", keys.clock, world.buffer.incarnation, 99, "0:0")
     with pytest.raises(EpochMoved):
         world.buffer.call_all([Beside(call, {live: b"other", new: b"new"})])
     assert payloads(world.buffer) == {live}
     with pytest.raises(StoreLost):
-        world.buffer.call_all([Beside(("put", keys.clock, "another", 1), {new: b"new"})])
+        world.buffer.call_all([Beside(("put", keys.clock, "another", 1, "0:0"), {new: b"new"})])
     with pytest.raises(Exception, match="must be"):
-        world.buffer.call_all([Beside(("put", keys.clock, world.buffer.incarnation, 1, "x"), {new: b"new"})])
+        world.buffer.call_all([Beside(("put", keys.clock, world.buffer.incarnation, 1, "0:0", "x"), {new: b"new"})])
     assert payloads(world.buffer) == {live}
     world.check()
 
@@ -158,11 +158,12 @@ def test_a_result_without_the_payload_that_it_names_is_refused(world: World) -> 
         6,
         50_000,
         "",
+        world.held.epoch,
         "beside",
         "",
     ]
     with pytest.raises(Exception, match="a payload that was set"):
-        world.buffer.call_task("put", "math", world.held.epoch, *numbers)
+        world.buffer.call_task("put", "math", world.held.epoch, "0:0", *numbers)
     assert world.statuses() == {"running": 1}
 
 

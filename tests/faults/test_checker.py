@@ -152,6 +152,20 @@ def newer_than_its_rewind(story: Story) -> Story:
     return [*events, *late], replace(dump, trainer={"epoch": "1"})
 
 
+def replayed(story: Story, after: str) -> Story:
+    """Step 2 is replayed in another epoch, and then a batch is trained whose tokens are of version 2 of the first."""
+    groups = [("math", 9, "bytes 9", [(1, 2)])]
+    again = step(2, 110, 3, 4, epoch=2, after=after)
+    late = [begin(100, epoch=2, from_step=1), *again, put(120, 9), *step(4, 130, epoch=2, groups=groups, before=after)]
+    events, dump = with_events(story, *late)
+    return [one for one in events if one.what != "claim" or one["step"] != 4], replace(dump, trainer={"epoch": "1"})
+
+
+def newer_than_its_replay(story: Story) -> Story:
+    """The replay has given other weights: tokens of version 2 of epoch 1 count as version 1."""
+    return replayed(story, after="other weights")
+
+
 def payload_without_group(story: Story) -> Story:
     return with_task(story, frames={**story[1].tasks["math"].frames, 9: frozenset({"all"})})
 
@@ -207,6 +221,7 @@ def replay_apart(story: Story) -> Story:
         ("I4", commit_that_is_gone),
         ("I5", too_stale),
         ("I5", newer_than_its_rewind),
+        ("I5", newer_than_its_replay),
         ("I6", payload_without_group),
         ("I6", payload_away_without_group),
         ("I6", group_without_payload_away),
@@ -231,3 +246,8 @@ def test_a_refused_call_of_a_zombie_and_a_lost_reply_are_no_violations() -> None
         event("claim", UNKNOWN, at=120, epoch=2, step=3, weights="w2", again=False),
     )
     assert check(*story, RULES) == []
+
+
+def test_tokens_are_as_young_as_their_weights_once_a_replay_has_published_these_again() -> None:
+    found = check(*replayed(sound_story(), after="w2"), RULES)
+    assert "I5" not in {violation.invariant for violation in found}, found

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, ClassVar
 
 import hypothesis
@@ -51,7 +52,8 @@ class Salvaged:
 @dataclass
 class ModelGroup:
     status: Status = Status.PENDING
-    oldest: int = -1
+    oldest: int = -1  # as it was in the epoch that it was counted in
+    counted_in: int = 0
     began: int = -1  # the version that its lease was given for
     lease: Lease | None = None
     salvaged: dict[int, Salvaged] = field(default_factory=dict)  # by the index of the sample
@@ -72,6 +74,8 @@ class Model:
     batches: dict[int, list[int]] = field(default_factory=dict)
     filling: dict[int, list[int]] = field(default_factory=dict)  # batches that are not whole yet
     trained: list[tuple[int, int]] = field(default_factory=list)  # (step, group) of this history of weights
+    floors: dict[int, int] = field(default_factory=dict)  # of each dead epoch
+    published: dict[int, dict[int, str]] = field(default_factory=dict)  # epoch -> version -> digest
 
     def ids(self, *statuses: Status) -> list[int]:
         return [group_id for group_id, group in self.groups.items() if group.status in statuses]
@@ -79,8 +83,33 @@ class Model:
     def stale(self, oldest: int, step: int) -> bool:
         return step - oldest - 1 >= THRESHOLD
 
+    def counted(self, group_id: int) -> int:
+        """The version that a group counts as now."""
+        group = self.groups[group_id]
+        return min(group.oldest, self.floors.get(group.counted_in, group.oldest))
+
     def stale_ids(self, *statuses: Status) -> list[int]:
-        return [group_id for group_id in self.ids(*statuses) if self.stale(self.groups[group_id].oldest, self.step)]
+        return [group_id for group_id in self.ids(*statuses) if self.stale(self.counted(group_id), self.step)]
+
+    def begin(self, epoch: int, from_step: int, digest: str) -> None:
+        """What was made after `from_step` counts as of it, until its weights are published again."""
+        for dead in self.published:
+            self.floors[dead] = min(self.floors.get(dead, from_step), from_step)
+        self.published[epoch] = {from_step: digest}
+        self.version = from_step
+
+    def publish(self, epoch: int, version: int, digest: str) -> None:
+        """Epochs agree with the live one up to the last version that all since them have published alike."""
+        self.published[epoch][version] = digest
+        since = epoch
+        for earlier in sorted(self.published, reverse=True):
+            if self.published[earlier].get(version, digest) != digest:
+                break
+            since = earlier if version in self.published[earlier] else since
+        for dead, floor in self.floors.items():
+            if dead >= since and floor == self.version:
+                self.floors[dead] = version
+        self.version = version
 
     def set_all(self, ids: Sequence[int], status: Status) -> None:
         for group_id in ids:
@@ -120,6 +149,8 @@ class BufferMachine(RuleBasedStateMachine):
         rules: dict[str, Any] = {"max_deaths": 50, "max_tries": 1000, "lease_s": 600, "max_uncheckpointed_steps": 4}
         self.world = World(self.buffer).start(math=rules)
         self.model = Model()
+        self.lives = 1  # how often the weights took another course
+        self.model.begin(self.world.held.epoch, 0, "digest-launch-1")
         self.covered: dict[int, list[int]] = {}
         self.old_leases: list[Lease] = []
         self.launches = 1
@@ -216,12 +247,13 @@ class BufferMachine(RuleBasedStateMachine):
         self.put_one(data.draw(st.sampled_from(self.model.ids(Status.RUNNING))), age, letter, epoch)
 
     def put_one(self, group_id: int, age: int, letter: str, epoch: int | None = None) -> None:
-        """`epoch`: of the weights that made the result. Those of a dead one are no younger than the rewinds since."""
+        """`epoch`: of the weights that made the result. Its trainer may have been ahead of the live one."""
         group, epoch = self.model.groups[group_id], epoch or self.world.held.epoch
         assert group.lease is not None
-        is_dead = epoch < self.world.held.epoch  # its trainer may have been ahead
+        is_dead = epoch < self.world.held.epoch
         made_by = self.model.version + age if is_dead else max(0, self.model.version - age)
-        version = min([made_by, *(start for later, start in self.starts.items() if later > epoch)])
+        group.oldest, group.counted_in = made_by, epoch
+        version = self.model.counted(group_id)
         sample = make_sample(made_by, epoch=epoch, status=letter, text=text_of(group_id))
         (outcome,) = self.buffer.put([GroupResult(group.lease, (sample, sample))])
         if self.model.stale(version, self.model.step):
@@ -229,7 +261,6 @@ class BufferMachine(RuleBasedStateMachine):
         else:
             group.status = Status.COMPLETED if letter == "c" else Status.ABORTED
         assert outcome.value == group.status.value
-        group.oldest = version
         self.old_leases.append(group.lease)
         group.lease, group.salvaged, group.parts, group.sent = None, {}, 0, []
 
@@ -328,9 +359,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         model = self.model
-        stale = [
-            g for g in model.ids(Status.COMPLETED, Status.ABORTED) if model.stale(model.groups[g].oldest, model.step)
-        ]
+        stale = model.stale_ids(Status.COMPLETED, Status.ABORTED)
         assert self.buffer.expire("math") == len(stale)
         model.set_all(stale, Status.EXPIRED)
 
@@ -364,8 +393,8 @@ class BufferMachine(RuleBasedStateMachine):
     def claim(self, so_far: bool = False, divide: bool = False) -> None:
         model, step = self.model, self.model.committed + 1
         fresh = sorted(
-            (g for g in model.ids(Status.COMPLETED) if not model.stale(model.groups[g].oldest, step)),
-            key=lambda g: (model.groups[g].oldest, g),
+            (g for g in model.ids(Status.COMPLETED) if not model.stale(model.counted(g), step)),
+            key=lambda g: (model.counted(g), g),
         )
         running = (model.groups[g] for g in model.ids(Status.RUNNING))
         stragglers = [g for g in running if not model.stale(g.began, step) and model.stale(g.began, step + 1)]
@@ -467,9 +496,16 @@ class BufferMachine(RuleBasedStateMachine):
     def publish(self) -> None:
         """The weights after the batch that is being trained, or after the last one."""
         model = self.model
-        model.version = max(model.version + 1, model.committed)
-        self.buffer.publish(self.world.held, model.version, uri="u", digest=f"{self.launches}:{model.version}")
+        version = max(model.version + 1, model.committed)
+        digest = sha256(f"{self.lives}:{version}".encode()).hexdigest()
+        self.buffer.publish(self.world.held, version, uri="u", digest=digest)
+        model.publish(self.world.held.epoch, version, digest)
         model.step = max(model.step, model.version + 1)
+
+    @rule()
+    def the_weights_take_another_course(self) -> None:
+        """From now on, the trainer makes other weights than those that were recorded."""
+        self.lives += 1
 
     @precondition(lambda self: self.model.committed > self.model.history)
     @rule(data=st.data())
@@ -490,6 +526,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.replaced.append(self.world.held)
         self.world.begin(from_step, mode=mode, launch_id=f"launch-{self.launches}")
         self.starts[self.world.held.epoch] = from_step
+        model.begin(self.world.held.epoch, from_step, f"digest-launch-{self.launches}")
         after = [step for step in {**model.batches, **model.filling} if step > from_step]
         for step in after:
             ids = model.held(step)
@@ -499,10 +536,23 @@ class BufferMachine(RuleBasedStateMachine):
             model.set_all(ids, Status.COMPLETED if mode == "return" else Status.PENDING)
             model.batches.pop(step, None)
             model.filling.pop(step, None)
-        for group in model.groups.values():  # a batch that is served again too, if it is given up later
-            group.oldest = min(group.oldest, from_step)
         model.trained = [(step, group_id) for step, group_id in model.trained if step <= from_step]
-        model.committed, model.version, model.step = from_step, from_step, from_step + 1
+        model.committed, model.step = from_step, from_step + 1
+
+    @rule(data=st.data(), differs=st.booleans(), restarts=st.integers(1, 2))
+    def a_restarted_trainer_trains_the_same_steps_again(
+        self, data: st.DataObject, differs: bool, restarts: int
+    ) -> None:
+        """A stretch that takes the machine to where weights are published again, or others in their place."""
+        for _ in range(restarts):
+            last = self.model.version
+            self.the_trainer_restarts(data=data, mode="replay")
+            if differs:
+                self.the_weights_take_another_course()
+            while self.model.version < last and self.model.committed + 1 in self.model.batches:
+                self.train(publish=True)
+                if running := self.model.ids(Status.RUNNING):
+                    self.put_one(running[0], age=2, letter="c", epoch=data.draw(st.sampled_from(list(self.starts))))
 
     @precondition(lambda self: self.replaced)
     @rule(data=st.data())
@@ -541,9 +591,7 @@ class BufferMachine(RuleBasedStateMachine):
         for status in Status:
             assert counts.statuses[status] == len(self.model.ids(status)), status
         fresh = [
-            g
-            for g in self.model.ids(Status.COMPLETED)
-            if not self.model.stale(self.model.groups[g].oldest, self.model.step)
+            g for g in self.model.ids(Status.COMPLETED) if not self.model.stale(self.model.counted(g), self.model.step)
         ]
         assert counts.ready == len(fresh)
         assert (counts.clock.step, counts.clock.version, counts.clock.committed) == (

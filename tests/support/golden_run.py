@@ -10,6 +10,8 @@ from support.buffer_run import World, make_sample
 from support.finished_groups import finished_groups
 
 GOLDEN_TASKS = ("math", "code", "held_out", "demos")
+SAME_WEIGHTS = "3" * 64
+"""Digest of weights that two trainers publish."""
 
 
 def golden_run(world: World, folder: Path) -> Iterator[str]:
@@ -129,6 +131,14 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "fill up"
     buffer.commit(world.held, 3)
     yield "commit what was trained in parts"
+    buffer.publish(world.held, 4, uri="u", digest=SAME_WEIGHTS)
+    world.admit(2)
+    world.put(world.lease(2))
+    yield "publish ahead"
+    world.begin(3, launch_id="fifth")
+    yield "rewind before it"
+    buffer.publish(world.held, 4, uri="u", digest=SAME_WEIGHTS)
+    yield "publish the same again"
 
 
 def fill(world: World, **sizes: int) -> None:

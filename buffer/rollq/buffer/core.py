@@ -212,10 +212,14 @@ class BufferCore(RunStore):
 
     def live_model(self) -> LiveModel | None:
         """The weights to serve; None before the first trainer."""
-        fields = self.send("HMGET", self.keys.model, "epoch", "version", "digest", "uri")
+        fields = self.send("HMGET", self.keys.model, "epoch", "version", "digest", "uri", "awaited")
         if fields[0] is None:
             return None
-        return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
+        epoch, _, entries = (fields[4] or b"").decode().partition(" ")
+        is_of_this_epoch = epoch == fields[0].decode()  # else a trainer of an older rollq has left it there
+        awaited = dict(entry.split(":") for entry in entries.split(",")) if is_of_this_epoch else {}
+        digests = {int(version): digest for version, digest in awaited.items()}
+        return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode(), digests)
 
     def events(
         self, *kinds: EventKind, task: str | None = None, others: Mapping[str, Callable[[Any], object]] | None = None

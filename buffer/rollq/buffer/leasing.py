@@ -180,7 +180,7 @@ class Leasing(BufferCore):
         keys = task_keys(self.run, task)
 
         def arguments() -> Iterator[GroupArgs]:
-            return (self._encode(task, result, floors, all_inline=all_inline) for result in results)
+            return (self._encode(task, result, epoch, floors, all_inline=all_inline) for result in results)
 
         groups: Callable[[], Iterable[GroupArgs]] = arguments
         if self.payloads:  # those that are away are safe before a group names them
@@ -192,7 +192,7 @@ class Leasing(BufferCore):
                         write(name, payload)
             groups = partial(iter, encoded)
 
-        put = ("put", keys.clock, self.incarnation, epoch)
+        put = ("put", keys.clock, self.incarnation, epoch, floors.encode())
 
         def calls() -> Iterator[Call]:
             # each call is sent as soon as its results are encoded
@@ -208,12 +208,12 @@ class Leasing(BufferCore):
             words += reply
         return words
 
-    def _encode(self, task: str, result: GroupResult, floors: Floors, *, all_inline: bool) -> GroupArgs:
+    def _encode(self, task: str, result: GroupResult, epoch: int, floors: Floors, *, all_inline: bool) -> GroupArgs:
         """A result as arguments, with its frames where they belong; `all_inline`: they pass through the function."""
         rules, lease = self.rules(task), result.lease
         valid, frames = encode_result(result, None if all_inline else self.payloads.pieces_from)
         size_bytes = sum(map(len, frames.values()))
-        args = partial(result_args, valid, floors=floors, rules=rules, size_bytes=size_bytes)
+        args = partial(result_args, valid, epoch=epoch, floors=floors, rules=rules, size_bytes=size_bytes)
         if WHOLE in frames and not all_inline:
             if place := self.payloads.place_for(size_bytes):
                 name = PayloadName.new(task, place, lease.group_id, lease.nonce)

@@ -35,7 +35,7 @@ _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "token_versions", "oldest", "newest", "filtered", "reward",
     "rewarded", "new_tokens", "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes",
-    "rows",
+    "rows", "counted_in",
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
@@ -125,13 +125,23 @@ def portions_of(groups: Iterable[GroupArgs]) -> Iterator[list[GroupArgs]]:
 
 
 def result_args(
-    result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules, *, size_bytes: int
+    result: GroupResult,
+    frames: Mapping[str, bytes],
+    epoch: int,
+    floors: Floors,
+    rules: TaskRules,
+    *,
+    size_bytes: int,
 ) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames.
 
-    `size_bytes`: of the frames, with payloads in place of their names.
+    `epoch`: the live one, with the `floors` of those before it. If one of these has made all tokens, their versions are
+    sent as they are: they may count as newer again. `size_bytes`: of the frames, with payloads in place of their names.
     """
     lease, samples = result.lease, result.samples
+    made_in = {span.epoch for sample in samples for segment in sample.segments for span in segment.versions}
+    if len(made_in) == 1 and max(made_in) < epoch:
+        (epoch,), floors = made_in, Floors()
     tokens = [sample.response_tokens for sample in samples]
     new = _new_samples(result) if frames else []  # an invalid group has none
     numbers = {
@@ -149,6 +159,7 @@ def result_args(
         "frame_count": len(frames),
         "bytes": size_bytes,
         "rows": SampleRows.of(Samples.of(samples)).encode() if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
+        "counted_in": epoch,
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
 

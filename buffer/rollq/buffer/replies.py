@@ -143,12 +143,20 @@ class Production:
 
 @dataclass(frozen=True, slots=True)
 class LiveModel:
-    """The weights that workers should serve."""
+    """The weights that workers should serve.
+
+    `awaited`: the digests of later versions that its trainer, which replays recorded batches, may publish again.
+    """
 
     epoch: int
     version: int
     digest: str
     uri: str
+    awaited: Mapping[int, str] = field(default_factory=dict)
+
+    def awaits(self, epoch: int, version: int, digest: str) -> bool:
+        """Whether its trainer may publish these weights again: an engine that has them may keep them until then."""
+        return epoch < self.epoch and version > self.version and self.awaited.get(version) == digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,10 @@ class Floors:
 
     caps: tuple[tuple[int, int], ...] = ()
 
+    def encode(self) -> str:
+        """As `decode` reads it."""
+        return ",".join(f"{epoch}:{floor}" for epoch, floor in self.caps)
+
     @classmethod
     def decode(cls, text: str) -> Self:
         """The floors from `epoch:floor,...`, as the functions write them."""

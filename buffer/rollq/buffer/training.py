@@ -77,9 +77,7 @@ class Training(Fetching, Claiming):
         for task, steps in batches.items():
             for step in range(steps.stop - 1, max(steps.start - 1, at_step), -1):
                 self.call_task("rewind", task, epoch, held.nonce, step, as_mode)
-            offset = 0
-            while offset >= 0:
-                offset = self.call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL, offset)
+            self._recount(held, task)
         self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
         return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
 
@@ -286,11 +284,20 @@ class Training(Fetching, Claiming):
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
         """Make weights the live ones: workers swap to them, and groups that are now too stale no longer count.
 
+        `digest` is the sha256 of their manifest, in hex. If a trainer before this one has published the same weights as
+        this version, tokens that they have made count as of this version again. Any other text as digest proves
+        nothing.
         Raises `FencedError` when the trainer was replaced, `VersionFalls` when the version is older than the live one.
         """
-        self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
+        since = self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
         for task in self.tasks():
-            self.call_task("task_publish", task, held.epoch, held.nonce, version)
+            if self.call_task("task_publish", task, held.epoch, held.nonce, version, since):
+                self._recount(held, task)
+
+    def _recount(self, held: TrainerEpoch, task: str) -> None:
+        after: Any = "-inf"
+        while after:
+            after = self.call_task("recount", task, held.epoch, held.nonce, after, MAX_IDS_PER_CALL)
 
     def take_production(self, task: str) -> Production:
         """Take the production since the last call. For monitoring only: a lost reply loses its numbers."""

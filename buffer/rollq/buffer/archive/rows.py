@@ -249,9 +249,13 @@ def _oldest_version(fields: Mapping[str, str]) -> int | None:
     if token_versions := fields.get("token_versions"):
         pairs = zip(fields["letters"], token_versions.split(","), strict=False)
         held = [int(version) for letter, version in pairs if letter != "p" and version != "-"]
-        return min(held, default=None)
-    oldest = _int(fields.get("oldest"))
-    return None if oldest == NO_TOKENS else oldest
+        oldest = min(held, default=None)
+    else:
+        oldest = _int(fields.get("oldest"))
+    if oldest is None or oldest == NO_TOKENS:
+        return None
+    counted_in, floors = _int(fields.get("counted_in")), Floors.decode(fields.get("floors") or "")
+    return oldest if counted_in is None else floors.counted(counted_in, oldest)
 
 
 def _int(text: str | None) -> int | None:

@@ -11,15 +11,18 @@ from rollq.buffer.looking import GROUPS_PER_TRIP, Looking
 from rollq.buffer.query.language import Condition, GroupRecord, parse_query
 from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
 from rollq.buffer.query.texts import texts_of
+from rollq.buffer.replies import Clock
 from rollq.buffer.rollouts import Status
 from rollq.buffer.shards import shards_among
-from rollq.buffer.staleness import staleness
+from rollq.buffer.staleness import Floors, staleness
 from rollq.buffer.store.keys import task_keys
 
 IDS_PER_TRIP = 500
 """Groups whose numbers are read in one trip. With a limit, at most this many are read in vain."""
 
-_NUMBERS = ("status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error", "step")
+_NUMBERS = (
+    "status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error", "step", "counted_in",
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +90,7 @@ class Querying(Looking):
         what = plan_reads(reach, step=clock.step, order=rules.order, most_ids=IDS_PER_TRIP, token_shift=token_shift)
         ids = self._ids(task, what)
         for start in range(0, len(ids), IDS_PER_TRIP):
-            yield from self._records(task, ids[start : start + IDS_PER_TRIP], clock.step)
+            yield from self._records(task, ids[start : start + IDS_PER_TRIP], clock)
 
     def _ids(self, task: str, what: ReadPlan) -> Sequence[int]:
         """Group ids in order of arrival: they count up with it."""
@@ -97,14 +100,14 @@ class Querying(Looking):
         found = self.call_task("find", task, *ranges)
         return sorted({int(member) for members in found for member in members})
 
-    def _records(self, task: str, ids: Sequence[int], step: int) -> Iterator[GroupRecord]:
+    def _records(self, task: str, ids: Sequence[int], clock: Clock) -> Iterator[GroupRecord]:
         keys = task_keys(self.run, task)
         replies = self.send_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
         records = []
         for group_id, reply in zip(ids, replies, strict=True):
             status, *texts = ((value or b"").decode() for value in reply)
             if status:  # else it left meanwhile, or never came
-                records.append(_record(task, group_id, step, status, *texts))
+                records.append(_record(task, group_id, clock, status, *texts))
         claimed = [record for record in records if record.status in _CLAIMED]
         scores = self.send_all([("ZSCORE", keys.status(Status(one.status)), one.uid) for one in claimed])
         steps = {record.uid: score for record, score in zip(claimed, scores, strict=True) if score is not None}
@@ -117,17 +120,20 @@ _ON_THE_WAY = (Status.PENDING, Status.RUNNING)
 
 
 def _record(
-    task: str, group_id: int, step: int, status: str, arrival: str, letters: str, counted: str, *rest: str
+    task: str, group_id: int, clock: Clock, status: str, arrival: str, letters: str, counted: str, *rest: str
 ) -> GroupRecord:
-    token_versions, reward, tries, error, admitted_for = rest
+    token_versions, reward, tries, error, admitted_for, counted_in = rest
     # versions may still speak of samples that were reset; of a group that had none yet they are empty
     versions = (token_versions or counted).split(",")
     held = [version for letter, version in zip(letters, versions, strict=False) if letter != "p"]
+    # a batch stays as old as it was when it was claimed
+    floors = Floors() if status in _CLAIMED or not counted_in else clock.floors
+    counted_as = [floors.counted(int(counted_in or 0), int(version)) for version in held if version != "-"]
     return GroupRecord(
         uid=group_id,
         task=task,
         status=status,
-        staleness=staleness(step, [int(version) for version in held if version != "-"]),
+        staleness=staleness(clock.step, counted_as),
         arrival=int(arrival),
         reward=float(reward) if reward and "c" in letters else None,
         tries=int(tries),

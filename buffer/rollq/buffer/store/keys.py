@@ -10,6 +10,7 @@ rollq:{run}:tasks                set     task names                             
 rollq:{run}:model_version        string  the live version, for people                  trainer    run
 rollq:{run}:model                hash    epoch, version, digest, uri, published_ms     trainer    run
 rollq:{run}:versions             hash    version -> digest of the weights last published trainer   until checkpoint
+rollq:{run}:published            hash    version -> since which epoch, digest of its weights functions until checkpoint
 rollq:{run}:trainer              hash    epoch, nonce, who and where, lease, report    trainer    run
 rollq:{run}:launches             zset    launches that were replaced, by their epoch   functions  the last 1,000
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
@@ -111,6 +112,10 @@ class RunKeys:
     @property
     def versions(self) -> str:
         return self._key("versions")
+
+    @property
+    def published(self) -> str:
+        return self._key("published")
 
     @property
     def trainer(self) -> str:

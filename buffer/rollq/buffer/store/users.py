@@ -90,6 +90,7 @@ rollq:{run}:model                   read      read    write    read     read    
 rollq:{run}:model_version           read      read    write    read     read      read
 rollq:{run}:trainer                 read      read    write    read     write     read
 rollq:{run}:versions                -         -       write    read     write     read
+rollq:{run}:published               -         -       write    -        -         -
 rollq:{run}:launches                -         -       write    -        -         -
 rollq:{run}:plan:<step>             read    read    write    read     write     read
 rollq:{run}:weights                 -         -       write    -        -         -

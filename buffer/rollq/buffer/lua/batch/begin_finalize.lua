@@ -17,7 +17,7 @@ local function describe_gathered(clock, handle)
     if status == 'gathered' then
       -- stylua: ignore
       reply[#reply + 1] = {
-        tonumber(id), oldest_token(clock, id, oldest_now(clock, id)), tonumber(arrival), tonumber(tries),
+        tonumber(id), oldest_token(clock, id, clock.floors), tonumber(arrival), tonumber(tries),
         tonumber(tokens), reward, payload or '',
       }
     end

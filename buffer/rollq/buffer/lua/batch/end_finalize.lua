@@ -12,7 +12,7 @@ local FIRST_GROUP = 5
 -- Files one gathered group. A group that is too old by now is added to `stale` instead.
 local function finalize_group(clock, id, outcome, kept, stale)
   local key, too_old = group_key(clock.prefix, id), stale_version(clock, clock.step)
-  local status, arrival = fields(key, 'status', 'arrival')
+  local status, arrival, counted_in = fields(key, 'status', 'arrival', 'counted_in')
   if status ~= 'gathered' then return end
   local oldest = oldest_now(clock, id)
   withdraw(clock, id, 'gathered')
@@ -20,7 +20,7 @@ local function finalize_group(clock, id, outcome, kept, stale)
   if kept ~= '1' then
     file_for_audit(clock, id, 'filtered', outcome)
   elseif oldest <= too_old then
-    reset_group(clock, id, too_old)
+    reset_group(clock, id, too_old, cap_of(clock, counted_in))
     append_pair(stale, arrival, id)
   else
     redis.call('HSET', key, 'shaped', outcome)

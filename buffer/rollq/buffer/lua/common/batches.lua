@@ -18,8 +18,8 @@ end
 -- the samples that it has.
 local function leave_batch(clock, id)
   local key = group_key(clock.prefix, id)
-  oldest_now(clock, id)
-  local status, arrival, letters, versions = fields(key, 'status', 'arrival', 'letters', 'versions')
+  local status, arrival, letters, versions, counted_in =
+    fields(key, 'status', 'arrival', 'letters', 'versions', 'counted_in')
   redis.call('HDEL', key, 'batch')
   if status == 'running' then note_lease(key, 'batch_ended', exact(now_ms())) end
   forget_lease(key)
@@ -28,7 +28,7 @@ local function leave_batch(clock, id)
   local oldest = oldest_kept(letters, versions)
   redis.call('HSET', key, 'oldest', oldest)
   redis.call('HSETNX', key, 'versions', no_versions(clock))
-  file_result(clock, id, 'aborted', oldest, tonumber(arrival))
+  file_result(clock, id, 'aborted', capped(oldest, cap_of(clock, counted_in)), tonumber(arrival))
 end
 
 -- Ends a batch whose groups have left it. Its result stays readable until BATCHES_KEPT more have ended.

@@ -1,5 +1,6 @@
 -- Limits by epoch, as text: 'epoch:level,...' in ascending order. An entry holds for its epoch, and for those before it
--- that no earlier entry covers. Each new epoch lowers the levels of all epochs before it, so levels never fall.
+-- that no earlier entry covers. Each new epoch lowers the levels of all epochs before it, and only those of the last
+-- epochs rise again, so levels never fall from an entry to the next.
 
 local EPOCH_LEVEL = '(%d+):(%d+)'
 

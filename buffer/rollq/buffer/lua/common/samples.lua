@@ -53,11 +53,11 @@ local function has_samples(letters)
 end
 
 -- The letters and versions that are left without the samples of version `stale` or older, or without all of them when
--- groups expire as a whole; and the indices of the samples that were reset.
-local function reset_stale(clock, letters, versions, stale)
+-- groups expire as a whole; and the indices of the samples that were reset. No sample counts as newer than `cap`.
+local function reset_stale(clock, letters, versions, stale, cap)
   local index, reset, kept_letters, kept_versions = 0, {}, {}, {}
   for version in string.gmatch(versions, EVERY_VERSION) do
-    local old = version ~= NO_VERSION and tonumber(version) <= stale
+    local old = version ~= NO_VERSION and math.min(tonumber(version), cap) <= stale
     if old or clock.expiry == 'group' then
       reset[#reset + 1] = index
       kept_letters[#kept_letters + 1] = SAMPLE.pending
@@ -202,12 +202,79 @@ local function drop_samples(clock, id, letters, reset)
   end
 end
 
+-- Whether samples may count as older than their oldest token, because tokens are masked by age. Then a group's hash has
+-- `token_versions`, too: those of the oldest tokens themselves.
+local function counts_masked(clock)
+  return clock.token_shift ~= 0
+end
+
+-- The newest version that tokens of an epoch count as: for a dead epoch, its floor.
+local function newest_of(clock, epoch)
+  return level_of(clock.floors, epoch) or NO_TOKENS
+end
+
+-- The newest version that a group may count as, by these floors, whose versions were counted in epoch `counted_in`.
+-- What is stored of them stays as it was then; whatever compares them takes this into account.
+local function cap_by(clock, counted_in, floors)
+  counted_in = tonumber(counted_in or '') -- another text only where somebody has changed it
+  local newest = counted_in and level_of(floors, counted_in)
+  return newest and newest + clock.token_shift or NO_TOKENS
+end
+
+local function cap_of(clock, counted_in)
+  return cap_by(clock, counted_in, clock.floors)
+end
+
+local function capped(version, cap)
+  version = tonumber(version) or NO_TOKENS -- it is missing where somebody has damaged a group
+  return version == NO_TOKENS and version or math.min(version, cap)
+end
+
+-- The version that a group counts as in the live epoch.
+local function oldest_now(clock, id)
+  local oldest, counted_in = group_fields(clock, id, 'oldest', 'counted_in')
+  return capped(oldest, cap_of(clock, counted_in))
+end
+
+-- The version of a group's oldest token by these floors of dead epochs.
+local function oldest_token(clock, id, floors)
+  local oldest, letters, token_versions, counted_in =
+    group_fields(clock, id, 'oldest', 'letters', 'token_versions', 'counted_in')
+  local cap = cap_by(clock, counted_in, floors)
+  if not token_versions then return capped(oldest, cap) end
+  return capped(oldest_kept(letters, token_versions), cap == NO_TOKENS and cap or cap - clock.token_shift)
+end
+
+-- The fields of a group's hash (flat) with its versions as they count in the live epoch, for people, archives and
+-- copies of the buffer. Those of a batch stay as they were when it was claimed.
+local function fields_as_counted(clock, id)
+  local found, at = redis.call('HGETALL', group_key(clock.prefix, id)), {}
+  for i = 1, #found, 2 do
+    at[found[i]] = i + 1
+  end
+  local function cap_all(name, cap)
+    if not at[name] then return end
+    found[at[name]] = string.gsub(found[at[name]], '%-?%d+', function(version)
+      return exact(capped(version, cap))
+    end)
+  end
+  local status, cap = found[at.status], cap_of(clock, found[at.counted_in])
+  local is_counted_anew = status == 'completed' or status == 'aborted' or status == 'cooling'
+  if cap == NO_TOKENS or not is_counted_anew then return found end
+  cap_all('oldest', cap)
+  cap_all('versions', cap)
+  cap_all('token_versions', cap - clock.token_shift)
+  found[at.counted_in] = exact(clock.epoch)
+  return found
+end
+
 -- Removes the samples of a group that reset_stale resets, with their payload. The parts of one that was salvaged stay
--- until no sample is left or the group is put: without a letter, they count for nothing.
-local function reset_group(clock, id, stale)
+-- until no sample is left or the group is put: without a letter, they count for nothing. No sample counts as newer than
+-- `cap`.
+local function reset_group(clock, id, stale, cap)
   local key = group_key(clock.prefix, id)
   local old_letters, old_versions = fields(key, 'letters', 'versions')
-  local letters, versions, reset = reset_stale(clock, old_letters, old_versions, stale)
+  local letters, versions, reset = reset_stale(clock, old_letters, old_versions, stale, cap)
   drop_samples(clock, id, letters, reset)
   if not has_samples(letters) then redis.call('HDEL', key, 'parts', 'part_bytes') end
   redis.call('HSET', key, 'letters', letters, 'versions', versions)
@@ -218,52 +285,5 @@ end
 local function reset_salvaged(clock, id)
   local parts, letters, versions = group_fields(clock, id, 'parts', 'letters', 'versions')
   local stale = stale_version(clock, clock.step)
-  if parts and oldest_kept(letters, versions) <= stale then reset_group(clock, id, stale) end
-end
-
--- Whether samples may count as older than their oldest token, because tokens are masked by age. Then a group's hash has
--- `token_versions`, too: those of the oldest tokens themselves, for people.
-local function counts_masked(clock)
-  return clock.token_shift ~= 0
-end
-
-local function cap_all(versions, cap)
-  return (string.gsub(versions, '%-?%d+', function(version)
-    return exact(math.min(tonumber(version), cap))
-  end))
-end
-
--- Lets no token of a group count as newer than version `cap`; returns the version that the group counts as.
-local function cap_versions(clock, id, cap)
-  local versions, oldest, token_versions = group_fields(clock, id, 'versions', 'oldest', 'token_versions')
-  if token_versions then
-    redis.call('HSET', group_key(clock.prefix, id), 'token_versions', cap_all(token_versions, cap))
-  end
-  cap = cap + clock.token_shift
-  oldest = tonumber(oldest)
-  if oldest == NO_TOKENS then return oldest end
-  versions = cap_all(versions, cap)
-  oldest = math.min(oldest, cap)
-  redis.call('HSET', group_key(clock.prefix, id), 'versions', versions, 'oldest', oldest, 'counted_in', clock.epoch)
-  return oldest
-end
-
--- The version of a group's oldest token, where `oldest` is the version that the group counts as.
-local function oldest_token(clock, id, oldest)
-  local letters, token_versions = group_fields(clock, id, 'letters', 'token_versions')
-  return token_versions and oldest_kept(letters, token_versions) or oldest
-end
-
--- The newest version that tokens of an epoch count as: for a dead epoch, its floor.
-local function newest_of(clock, epoch)
-  return level_of(clock.floors, epoch) or NO_TOKENS
-end
-
--- The version that a group counts as in the live epoch. Groups that are in the version index are corrected by a rewind;
--- all others are when they return to it.
-local function oldest_now(clock, id)
-  local oldest, counted_in = group_fields(clock, id, 'oldest', 'counted_in')
-  local cap = counted_in and newest_of(clock, tonumber(counted_in)) or NO_TOKENS
-  if cap == NO_TOKENS then return tonumber(oldest) end
-  return cap_versions(clock, id, cap)
+  if parts and oldest_kept(letters, versions) <= stale then reset_group(clock, id, stale, NO_TOKENS) end
 end

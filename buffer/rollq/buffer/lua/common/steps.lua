@@ -54,15 +54,15 @@ end
 
 -- Appends the description of each group to a reply, and returns it: id, version of its oldest token, arrival, tries,
 -- tokens, reward, the name of its payload ('' when its frame is in its rollout), the nonce of the lease that made it,
--- the rows of its samples, and the output of a pipeline (JSON, or '').
-local function describe_groups(clock, ids, reply)
+-- the rows of its samples, and the output of a pipeline (JSON, or ''). Versions count by these floors of dead epochs.
+local function describe_groups(clock, ids, reply, floors)
   for _, id in ipairs(ids) do
     local key = group_key(clock.prefix, id)
-    local oldest, arrival, tries, tokens, reward, payload, nonce, rows, shaped =
-      fields(key, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'payload', 'put_nonce', 'rows', 'shaped')
+    local arrival, tries, tokens, reward, payload, nonce, rows, shaped =
+      fields(key, 'arrival', 'tries', 'tokens', 'reward', 'payload', 'put_nonce', 'rows', 'shaped')
     -- stylua: ignore
     reply[#reply + 1] = {
-      tonumber(id), oldest_token(clock, id, tonumber(oldest)), tonumber(arrival), tonumber(tries), tonumber(tokens),
+      tonumber(id), oldest_token(clock, id, floors), tonumber(arrival), tonumber(tries), tonumber(tokens),
       reward, payload or '', nonce or '', rows or '', shaped or '',
     }
   end
@@ -153,23 +153,41 @@ local function later_line(first, threshold, floors)
   return exact(first) .. ' ' .. exact(threshold) .. ' ' .. floors .. '\n'
 end
 
--- Notes for the archive how the groups of a batch were trained.
-local function note_trained(clock, manifest, ids, step)
-  local floors, threshold, later, claimed_ms, step_groups =
-    fields(manifest, 'floors', 'token_threshold', 'later', 'claimed_ms', 'step_groups')
-  local now = now_ms()
-  local parts = { { 0, threshold or '', floors or '' } }
+-- How the groups of a manifest count: a function of a group's place in it (from 1), in rising order, that returns the
+-- token threshold and the floors.
+local function counting_of(manifest)
+  local floors, threshold, later = fields(manifest, 'floors', 'token_threshold', 'later')
+  local parts, part = { { 0, threshold or '', floors or '' } }, 1
   for first, later_threshold, later_floors in string.gmatch(later or '', LATER) do
     parts[#parts + 1] = { tonumber(first), later_threshold, later_floors }
   end
-  local part = 1
-  for index, id in ipairs(ids) do
-    while parts[part + 1] and parts[part + 1][1] < index do
+  return function(place)
+    while parts[part + 1] and parts[part + 1][1] < place do
       part = part + 1
     end
+    return parts[part][2], parts[part][3]
+  end
+end
+
+-- Appends the groups of a manifest after the `known` ones to a reply, and returns it; see `describe_groups`.
+local function describe_manifest(clock, manifest, known, reply)
+  local ids, counting = manifest_ids(manifest), counting_of(manifest)
+  for place = known + 1, #ids do
+    local _, floors = counting(place)
+    describe_groups(clock, { ids[place] }, reply, floors)
+  end
+  return reply
+end
+
+-- Notes for the archive how the groups of a batch were trained.
+local function note_trained(clock, manifest, ids, step)
+  local claimed_ms, step_groups = fields(manifest, 'claimed_ms', 'step_groups')
+  local now, counting = now_ms(), counting_of(manifest)
+  for place, id in ipairs(ids) do
+    local threshold, floors = counting(place)
     -- stylua: ignore
     redis.call('HSET', group_key(clock.prefix, id), 'trained_step', step, 'position', index - 1, 'batch_groups', #ids,
-      'floors', parts[part][3], 'token_threshold', parts[part][2], 'claimed_ms', claimed_ms or '', 'committed_ms', now,
+      'floors', floors, 'token_threshold', threshold, 'claimed_ms', claimed_ms or '', 'committed_ms', now,
       'step_groups', step_groups or '', 'trainer_epoch', clock.epoch)
   end
 end

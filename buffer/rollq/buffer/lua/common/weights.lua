@@ -1,4 +1,24 @@
--- The live weights of a run.
+-- The live weights of a run, and which epochs have published the same ones.
+--
+-- `published` has for each version: the first epoch since which every epoch that published it had the same weights, and
+-- their digest. Tokens of these epochs then have the same weights behind them.
+
+-- The first epoch since which all publications of a version had these weights, if `epoch` publishes it. Only a digest
+-- that is a sha256 in hex says what weights are.
+local function published_since(prefix, epoch, version, digest)
+  local since, known = string.match(redis.call('HGET', prefix .. 'published', version) or '', '^(%d+) (.*)$')
+  local is_proof = #digest == 64 and not string.find(digest, '[^%x]')
+  if not is_proof or known ~= digest then return tonumber(epoch) end
+  local traced_since = redis.call('HGET', prefix .. 'trainer', 'traced_since') or epoch
+  return math.max(tonumber(since), tonumber(traced_since))
+end
+
+-- Notes that an epoch publishes a version; returns what `published_since` does.
+local function note_published(prefix, epoch, version, digest)
+  local since = published_since(prefix, epoch, version, digest)
+  redis.call('HSET', prefix .. 'published', version, exact(since) .. ' ' .. digest)
+  return since
+end
 
 local function set_live_weights(prefix, epoch, version, uri, digest)
   -- stylua: ignore

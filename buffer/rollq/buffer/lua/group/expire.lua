@@ -15,18 +15,25 @@ local function expire(keys, args)
   local by_version, stale = clock.prefix .. 'by_version', stale_version(clock, clock.step)
   local ids = redis.call('ZRANGEBYSCORE', by_version, '-inf', '(' .. stale_bound(stale), 'LIMIT', 0, limit)
   if #ids == 0 then return { 0, 0, 0 } end
-  local left, scored = { completed = {}, aborted = {} }, {}
+  local left, scored, expired = { completed = {}, aborted = {} }, {}, {}
   for _, id in ipairs(ids) do
-    local status, arrival = group_fields(clock, id, 'status', 'arrival')
-    left[status][#left[status] + 1] = id
-    append_pair(scored, arrival, id)
-    if clock.expired ~= 'drop' then reset_group(clock, id, stale) end
+    local status, arrival, oldest, counted_in = group_fields(clock, id, 'status', 'arrival', 'oldest', 'counted_in')
+    local cap = cap_of(clock, counted_in)
+    oldest = capped(oldest, cap)
+    if oldest > stale then -- its weights were published again, and `recount` comes
+      file_result(clock, id, status, oldest, tonumber(arrival))
+    else
+      left[status][#left[status] + 1] = id
+      expired[#expired + 1] = id
+      append_pair(scored, arrival, id)
+      if clock.expired ~= 'drop' then reset_group(clock, id, stale, cap) end
+    end
   end
   for status, gone in pairs(left) do
     call_many('ZREM', clock.prefix .. status, gone)
   end
-  call_many('ZREM', by_version, ids)
-  local filed = file_expired(clock, scored)
+  call_many('ZREM', by_version, expired)
+  local filed = #expired > 0 and file_expired(clock, scored) or 0
   wake(clock, EVENT.expire)
-  return { filed, #ids - filed, #ids == limit and 1 or 0 }
+  return { filed, #expired - filed, #ids == limit and 1 or 0 }
 end

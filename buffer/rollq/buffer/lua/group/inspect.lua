@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, id
--- Returns: the group's hash, flat; empty when there is no such group
+-- Returns: the group's hash, flat, with versions as they count now; empty when there is no such group
 -- Caller: Inspection.inspect; monitors
 -- Repeat: only reads
 local function inspect(keys, args)
@@ -10,5 +10,5 @@ local function inspect(keys, args)
   check_given(id)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  return redis.call('HGETALL', group_key(clock.prefix, id))
+  return fields_as_counted(clock, id)
 end

@@ -29,15 +29,24 @@ local function describe_lease(now, version, worker)
   return exact(now) .. ' ' .. exact(version) .. ' ' .. worker
 end
 
+-- The newest version that tokens of an epoch may count as yet: as long as each version that was published since the
+-- rewind has had the weights that it had in that epoch, they may count as they are.
+local function hoped_of(clock, epoch)
+  local newest = epoch and newest_of(clock, tonumber(epoch)) or NO_TOKENS
+  return newest == clock.version and NO_TOKENS or newest
+end
+
 local function grant(clock, id, request, alone)
   local key = group_key(clock.prefix, id)
-  local letters, versions, attempt, admitted_ms = fields(key, 'letters', 'versions', 'attempt', 'admitted_ms')
+  local letters, versions, attempt, admitted_ms, counted_in, parts =
+    fields(key, 'letters', 'versions', 'attempt', 'admitted_ms', 'counted_in', 'parts')
   if attempt == '0' then
     request.first_leases = request.first_leases + 1
     request.queued_ms = request.queued_ms + math.max(0, request.now - tonumber(admitted_ms))
   end
-  local version = math.min(request.version, oldest_kept(letters, versions))
-  redis.call('ZADD', clock.prefix .. 'generating', version, id)
+  -- what was salvaged since the last put was counted in a later epoch
+  local kept = capped(oldest_kept(letters, versions), hoped_of(clock, not parts and counted_in))
+  redis.call('ZADD', clock.prefix .. 'generating', math.min(request.hoped_version, kept), id)
   redis.call('ZREM', clock.prefix .. 'pending', id)
   redis.call('ZREM', clock.prefix .. 'suspects', id)
   redis.call('ZADD', clock.prefix .. 'running', request.now + clock.lease_ms, id)
@@ -197,6 +206,7 @@ local function lease(keys, args)
   if not runs or clock.sleep or clock.version < 0 then return { 0 } end
   -- an evaluation is of one version: a worker with another one takes no part in it
   if clock.kind == 'eval' and clock.pin ~= epoch .. ':' .. version then return { 0 } end
+  local hoped_version = math.min(tonumber(version), hoped_of(clock, epoch))
   version = math.min(tonumber(version), newest_of(clock, tonumber(epoch)))
   if clock.kind == 'train' and version <= stale_version(clock, clock.step) then
     return fail('STALE_WORKER', 'weights of version %s would be too old at step %s', version, clock.step)
@@ -207,6 +217,7 @@ local function lease(keys, args)
     leased = describe_lease(now, version, worker),
     nonce = nonce,
     version = version,
+    hoped_version = hoped_version,
     want = tonumber(want),
     suspects_held = tonumber(suspects_held),
     idle = idle == '1',

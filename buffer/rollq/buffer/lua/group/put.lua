@@ -2,10 +2,10 @@
 -- Moves: running -> completed|aborted|expired|filtered|failed, or dropped; for a group of a batch, running -> gathered
 --   when it is finished and back to pending when it is not
 -- KEYS: clock, payloads
--- ARGV: incarnation, epoch, then per group: id, attempt, nonce, letters, versions, token_versions, oldest, newest,
+-- ARGV: incarnation, epoch, floors, then per group: id, attempt, nonce, letters, versions, token_versions, oldest, newest,
 --   filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes,
---   rows
---   epoch: by which versions were counted   letters: one per sample
+--   rows, counted_in
+--   epoch, floors: by which versions were counted   letters: one per sample
 --   versions: the one that each sample counts as, comma separated, '-' without tokens
 --   token_versions: likewise, those of the oldest token of each sample
 --   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
@@ -13,6 +13,7 @@
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
 --   bytes: of the frames and payloads given
 --   rows: of the samples, for the trainer (see `rollq.buffer.wire.rows`); '' unless all have ended
+--   counted_in: the epoch; or a dead one that made all tokens, whose versions are then as they were in it
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
 --   others, or those of its new samples by index. In place of a large frame of the WHOLE group, the field is BESIDE
 --   and the frame '': its payload is one of the keys; or the field is AWAY, and the frame the name of the payload
@@ -23,8 +24,8 @@
 -- Repeat: answers duplicate
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
-local FIRST_RESULT = 3
-local RESULT_ARGS = 20 -- of one group, without its frames
+local FIRST_RESULT = 4
+local RESULT_ARGS = 21 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local HAVE_ALL = { [WHOLE] = true, [BESIDE] = true, [AWAY] = true }
@@ -48,7 +49,7 @@ end
 
 local function check_result(clock, result)
   local letters, versions = result.letters, result.versions
-  check_given(result.rows) -- the last argument: then all are there
+  check_counts(result.counted_in) -- the last argument: then all are there
   check_choice(result.filtered, '0', '1')
   check_counts(
     result.rewarded,
@@ -93,7 +94,7 @@ local function read_result(clock, args, at)
   -- in the order of `result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, token_versions, oldest, newest, filtered, reward, rewarded, new_tokens,
-    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows =
+    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in =
       unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
@@ -116,15 +117,17 @@ local function read_result(clock, args, at)
     rewarded_tokens = rewarded_tokens,
     bytes = bytes,
     rows = rows,
+    counted_in = counted_in,
   }
   check_result(clock, result)
   result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
   result.has_payload = result.frames[1] == BESIDE or result.frames[1] == AWAY
   if result.has_payload then check_payload(clock, result) end
   result.key = group_key(clock.prefix, id)
-  result.oldest = tonumber(oldest) or NO_TOKENS
-  result.rewarded = tonumber(rewarded)
-  result.filtered = filtered == '1'
+  result.oldest = tonumber(oldest) or NO_TOKENS -- as it is stored
+  result.cap = cap_of(clock, counted_in)
+  result.counted = capped(result.oldest, result.cap)
+  result.rewarded, result.filtered = tonumber(rewarded), filtered == '1'
   return result
 end
 
@@ -173,9 +176,9 @@ end
 local function judge_gathered(clock, group, result, status)
   if status == 'failed' or status == 'filtered' then return status end
   if status ~= 'completed' then return 'restarted' end
-  if group.evaluation and result.oldest ~= NO_TOKENS then
+  if group.evaluation and result.counted ~= NO_TOKENS then
     local version = tonumber(string.match(clock.pin, ':(.*)'))
-    if result.oldest ~= version or tonumber(result.newest) ~= version then return 'restarted' end
+    if result.counted ~= version or tonumber(result.newest) ~= version then return 'restarted' end
   end
   return 'gathered'
 end
@@ -184,7 +187,7 @@ end
 local function classify(clock, group, result, stale)
   local status = judge_letters(clock, result.letters, result.filtered)
   if status == 'aborted' then redis.call('HINCRBY', result.key, 'interruptions', 1) end
-  if result.oldest <= stale and status ~= 'failed' and not group.evaluation then status = 'expired' end
+  if result.counted <= stale and status ~= 'failed' and not group.evaluation then status = 'expired' end
   if group.batch then return judge_gathered(clock, group, result, status) end
   return status
 end
@@ -196,7 +199,7 @@ local function reset_samples(clock, group, result, status, stale)
     drop_frames(clock, result.id)
   elseif status == 'expired' or status == 'restarted' then
     local reset
-    result.letters, result.versions, reset = reset_stale(clock, result.letters, result.versions, stale)
+    result.letters, result.versions, reset = reset_stale(clock, result.letters, result.versions, stale, result.cap)
     drop_samples(clock, result.id, result.letters, reset)
   end
 end
@@ -207,7 +210,7 @@ local function store_group(clock, group, result, status, now)
   redis.call('HSET', result.key, 'status', status, 'letters', result.letters, 'versions', result.versions,
     'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
     'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths,
-    'counted_in', clock.epoch, 'rows', result.rows)
+    'counted_in', result.counted_in, 'rows', result.rows)
   if counts_masked(clock) then redis.call('HSET', result.key, 'token_versions', result.token_versions) end
   forget_lease(result.key)
 end
@@ -225,8 +228,8 @@ local function file(clock, group, result, status, totals)
   elseif status == 'failed' or status == 'filtered' then
     file_for_audit(clock, result.id, status, result.error_text)
   else
-    append_pair(totals.filed[status], result_score(clock, result.oldest, group.arrival), result.id)
-    append_pair(totals.by_version, version_score(result.oldest, group.arrival), result.id)
+    append_pair(totals.filed[status], result_score(clock, result.counted, group.arrival), result.id)
+    append_pair(totals.by_version, version_score(result.counted, group.arrival), result.id)
   end
   return status
 end
@@ -371,10 +374,12 @@ local function store_frames(clock, group, result)
 end
 
 local function put(keys, args)
-  local incarnation, epoch = unpack(args, 1, FIRST_RESULT - 1)
+  local incarnation, epoch, floors = unpack(args, 1, FIRST_RESULT - 1)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  if clock.epoch ~= tonumber(epoch) then return fail('EPOCH', 'the live epoch is %s', clock.epoch) end
+  if clock.epoch ~= tonumber(epoch) or clock.floors ~= floors then
+    return fail('EPOCH', 'the live epoch is %s, and floors are %s', clock.epoch, clock.floors)
+  end
   local now, totals = now_ms(), new_totals()
   local replies = {}
   for _, result in ipairs(read_results(clock, args)) do

@@ -48,6 +48,36 @@ local function refuse_undone(undone, saved_in, from_step)
   )
 end
 
+-- From which epoch on all publications are noted: an older rollq notes none.
+local function trace(trainer, live_epoch, epoch)
+  local traced = redis.call('HGET', trainer, 'traced')
+  if tonumber(traced) ~= live_epoch then redis.call('HSET', trainer, 'traced_since', epoch) end
+  redis.call('HSET', trainer, 'traced', epoch)
+end
+
+-- The versions after `from_step` whose weights a replay is to publish again: 'version:digest,...'.
+local function awaited_after(prefix, from_step)
+  local awaited, published = {}, redis.call('HGETALL', prefix .. 'published')
+  for i = 1, #published, 2 do
+    local digest = string.match(published[i + 1], ' (.*)$')
+    local is_recorded = redis.call('HGET', prefix .. 'versions', published[i]) == digest
+    if tonumber(published[i]) > from_step and #digest == 64 and is_recorded then
+      awaited[#awaited + 1] = published[i] .. ':' .. digest
+    end
+  end
+  return table.concat(awaited, ',')
+end
+
+-- The weights of the checkpoint become the live ones. Workers that have those of a version that the replay is to publish
+-- again may keep them until it does, unless the last replay has published others.
+local function publish_checkpoint(prefix, epoch, from_step, mode, uri, digest)
+  set_live_weights(prefix, epoch, from_step, uri, digest)
+  note_published(prefix, epoch, from_step, digest)
+  local differs = redis.call('HGET', prefix .. 'trainer', 'replays') == 'differ'
+  local awaited = mode == 'replay' and not differs and awaited_after(prefix, tonumber(from_step)) or ''
+  redis.call('HSET', prefix .. 'model', 'awaited', awaited ~= '' and exact(epoch) .. ' ' .. awaited or '')
+end
+
 local function remember_launch(launches, launch_id, epoch)
   redis.call('ZADD', launches, epoch, launch_id)
   redis.call('ZREMRANGEBYRANK', launches, 0, -KEPT_LAUNCHES - 1)
@@ -87,6 +117,7 @@ local function run_begin_epoch(keys, args)
   redis.call('HSET', trainer, 'epoch', epoch, 'nonce', nonce, 'trainer_id', trainer_id, 'launch_id', launch_id,
     'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms), 'lease_ms', lease_ms,
     'undone', undone, 'process', process)
-  set_live_weights(prefix, epoch, from_step, uri, digest)
+  trace(trainer, live_epoch, epoch)
+  publish_checkpoint(prefix, epoch, from_step, mode, uri, digest)
   return { epoch, nonce, tonumber(from_step), mode }
 end

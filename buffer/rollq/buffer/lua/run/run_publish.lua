@@ -2,9 +2,22 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, version, uri, digest
--- Returns: 1 when they were published, 0 when they were live already
+--   digest: the sha256 of their manifest, in hex; weights with another text are never taken for those of before
+-- Returns: the first epoch since which every epoch that published this version had these weights
 -- Caller: Training.publish; the trainer, rank 0
 -- Repeat: changes nothing
+
+-- Remembers whether replays publish the same weights again. Those that do not are awaited no more, nor in the next one.
+local function note_replay(prefix, is_same, is_other)
+  local awaited = redis.call('HGET', prefix .. 'model', 'awaited')
+  if is_same then
+    redis.call('HDEL', prefix .. 'trainer', 'replays')
+  elseif is_other and awaited and awaited ~= '' then
+    redis.call('HSET', prefix .. 'trainer', 'replays', 'differ')
+    redis.call('HSET', prefix .. 'model', 'awaited', '')
+  end
+end
+
 local function run_publish(keys, args)
   local incarnation, epoch, nonce, version, uri, digest = unpack(args)
   check_whole(version)
@@ -16,12 +29,15 @@ local function run_publish(keys, args)
   if ahead < 0 then
     return fail('VERSION_FALLS', 'version %s cannot be published: %s is live in this epoch', version, live_version)
   end
-  if ahead == 0 and live_digest == digest then return 0 end
+  if ahead == 0 and live_digest == digest then return published_since(prefix, epoch, version, digest) end
   if ahead == 0 then
     return fail('VERSION_FALLS', 'version %s is already live with other weights (%s)', version, live_digest)
   end
+  local recorded = redis.call('HGET', prefix .. 'versions', version)
+  local since = note_published(prefix, epoch, version, digest)
+  note_replay(prefix, since < tonumber(epoch), recorded and recorded ~= digest)
   set_live_weights(prefix, epoch, version, uri, digest)
   redis.call('HSET', prefix .. 'versions', version, digest)
   redis.call('PUBLISH', prefix .. 'events:' .. EVENT.publish, '')
-  return 1
+  return since
 end

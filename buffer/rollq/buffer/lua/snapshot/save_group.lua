@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, id
--- Returns: the group's hash, flat, empty when it has left; index, frame, ... of its samples; and its payload, or ''
+-- Returns: the group's hash, flat, with versions as they count now, empty when it has left; index, frame, ... of its samples; and its payload, or ''
 -- Caller: Saving._read_groups; a save, monitors, archivers
 -- Repeat: only reads
 local function save_group(keys, args)
@@ -12,7 +12,7 @@ local function save_group(keys, args)
   if err then return err end
   local payload = group_fields(clock, id, 'payload')
   return {
-    redis.call('HGETALL', group_key(clock.prefix, id)),
+    fields_as_counted(clock, id),
     redis.call('HGETALL', rollout_key(clock.prefix, id)),
     payload and not is_away(payload) and redis.call('GET', payload_key(clock.prefix, id, payload)) or '',
   }

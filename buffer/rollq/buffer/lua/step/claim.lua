@@ -100,11 +100,7 @@ local function describe_batch(clock, manifest, word, lack, known)
     fields(manifest, 'floors', 'round', 'releases', 'token_threshold', 'later')
   local numbers = { tonumber(claim_round), tonumber(releases), tonumber(threshold or token_threshold(clock)) }
   local reply = { word, floors, numbers[1], numbers[2], numbers[3], later or '', unpack(lack) }
-  local ids, new = manifest_ids(manifest), {}
-  for at = known + 1, #ids do
-    new[#new + 1] = ids[at]
-  end
-  return describe_groups(clock, new, reply)
+  return describe_manifest(clock, manifest, known, reply)
 end
 
 -- Starts the batch of a step, or adds to it, if there is enough. Returns the reply.

@@ -37,7 +37,10 @@ local function forget_plans(keys, args)
   end
   for step = first, last do
     local key = plan_key(prefix, step)
-    if covers then redis.call('HDEL', prefix .. 'versions', step - 1) end
+    if covers then
+      redis.call('HDEL', prefix .. 'versions', step - 1)
+      redis.call('HDEL', prefix .. 'published', step - 1)
+    end
     if redis.call('HGET', key, 'epoch') ~= spared then redis.call('UNLINK', key) end
   end
   return 1

@@ -14,10 +14,11 @@ local function preview(keys, args)
   if err then return err end
   local manifest = manifest_key(clock, step)
   local held, target = manifest_ids(manifest), open_target(manifest)
-  local reply = describe_groups(clock, held, {})
+  local reply = describe_manifest(clock, manifest, 0, {})
   if has_batch(manifest) and not target then return reply end
   local lowest = stale_bound(stale_version(clock, tonumber(step)))
   local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
   local missing = math.max(0, math.min(tonumber(want), target or IDS_PER_CALL) - #held)
-  return describe_groups(clock, first_fresh(clock, lowest, missing, math.min(old, IDS_PER_CALL)), reply)
+  local next_ones = first_fresh(clock, lowest, missing, math.min(old, IDS_PER_CALL))
+  return describe_groups(clock, next_ones, reply, clock.floors)
 end

@@ -23,7 +23,7 @@ local function count_by_tokens(clock, set, counts)
   local found = redis.call('ZRANGEBYSCORE', set, lowest, '+inf', 'WITHSCORES', 'LIMIT', 0, MOST_LOOKED_AT)
   for i = 1, #found, 2 do
     local counted = math.floor(tonumber(found[i + 1]) / ARRIVALS)
-    local before, after = place(counted), place(oldest_token(clock, found[i], counted))
+    local before, after = place(counted), place(oldest_token(clock, found[i], clock.floors))
     counts[before] = counts[before] - 1
     counts[after] = counts[after] + 1
   end
