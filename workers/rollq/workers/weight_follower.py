@@ -79,9 +79,16 @@ class WeightFollower:
             if live is None or self._host.version is None:
                 return True
             wanted = WeightsVersion(live.epoch, live.version, live.digest)
-            if wanted == self._host.version and self._host.published.is_set():
+            if self._host.published.is_set() and (wanted == self._host.version or self._may_stay(live)):
                 return True
             return await self._serve(live, wanted)
+
+    def _may_stay(self, live: LiveModel) -> bool:
+        """Whether the engine's weights are newer, and the trainer may publish them again: tokens of older ones between
+        its own would make all its samples older. A broadcast waits for every engine."""
+        served = self._host.version
+        is_newer = served is not None and live.awaits(served.epoch, served.version, served.digest)
+        return is_newer and round_number(live.uri) is None
 
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
         is_unfit = wanted == self._refused and round_number(live.uri) is not None  # nor will it fit the next time
