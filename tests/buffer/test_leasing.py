@@ -233,6 +233,48 @@ def test_a_worker_that_drained_for_one_task_is_not_filled_by_another_first(world
     world.check()
 
 
+@pytest.mark.parametrize(
+    ("produced", "outlived", "quarantined", "deaths"),
+    [
+        (99, 20, 0, 2),  # too few to tell
+        (1000, 0, 0, 2),
+        (1000, 20, 0, 2),
+        (1000, 50, 0, 3),
+        (1000, 50, 50, 2),  # many prompts do kill
+        (1000, 120, 0, 4),
+        (1000, 900, 0, 4),
+        (1000, 2000, 0, 4),
+    ],
+)
+def test_a_suspect_runs_alone_once_bad_luck_is_rarer_than_a_group_that_kills(
+    world: World, produced: int, outlived: int, quarantined: int, deaths: int
+) -> None:
+    world.start(math={"max_deaths": 3}).admit(1)
+    counted = {"produced": produced, "outlived": outlived, "quarantined": quarantined}
+    world.buffer.client.hset(task_keys(world.buffer.run, "math").progress, mapping=counted)  # type: ignore[arg-type]
+    for _ in range(deaths):
+        (lease,) = world.lease(1)
+        assert not lease.alone
+        world.run_out([lease])
+        assert world.buffer.reap("math") == (1, 0, False)
+    (lease,) = world.lease(1)
+    assert lease.alone
+    world.run_out([lease])
+    assert world.buffer.reap("math") == (0, 1, False)
+    group = world.buffer.inspect("math", lease.group_id)
+    assert group["error"].startswith(f"quarantined: {deaths + 1} workers died with it")
+    assert world.buffer.counts("math").progress["quarantined"] == quarantined + 1
+
+
+def test_deaths_that_a_group_outlived_are_counted(world: World) -> None:
+    world.start().admit(1)
+    world.run_out(world.lease(1))
+    world.buffer.reap("math")
+    assert world.put(world.lease(1)) == [PutOutcome.COMPLETED]
+    assert world.buffer.counts("math").progress["outlived"] == 1
+    assert world.buffer.inspect("math", 1)["deaths"] == "0"
+
+
 def test_many_suspects_come_back_in_few_turns(world: World) -> None:
     world.start().admit(16)
     world.run_out(world.lease(16, worker="dying"))

@@ -74,7 +74,9 @@ class GroupRules(Settings):
     group_size: int = Field(default=8, gt=0, le=1024, description="samples generated for one prompt")
     max_tries: int = Field(default=3, gt=0, description="attempts that end in an engine error before a group fails")
     max_deaths: int = Field(
-        default=3, ge=2, description="workers that may die while holding a group before it is quarantined"
+        default=3,
+        ge=2,
+        description="workers that die holding a group before it is quarantined; up to 2 more where many die anyway",
     )
     lease_s: float = Field(default=30.0, gt=0, description="seconds of silence after which a worker loses its groups")
     audit_groups: int = Field(

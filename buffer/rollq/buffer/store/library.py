@@ -39,6 +39,7 @@ COMMON = (
     "clock",
     "samples",
     "groups",
+    "deaths",
     "parts",
     "batches",
     "steps",

@@ -105,15 +105,16 @@ end
 -- The suspects that the worker may take now: ids, alone 0|1, and whether it is to drain instead.
 local function pick_suspects(clock, request, suspect_count)
   local suspects = clock.prefix .. 'suspects'
+  local alone_from = lone_after(clock)
   if request.suspects_held == 0 then
-    local last_try = unpack(redis.call('ZRANGEBYSCORE', suspects, clock.max_deaths - 1, '+inf', 'LIMIT', 0, 1))
+    local last_try = unpack(redis.call('ZRANGEBYSCORE', suspects, alone_from, '+inf', 'LIMIT', 0, 1))
     if last_try and request.idle then return { last_try }, 1, false end
     if last_try and reserve(clock, last_try, request) then return {}, 0, true end
   end
   local most = math.ceil(math.sqrt(suspect_count + request.suspects_held))
   local share = math.min(request.want, most - request.suspects_held)
   if share <= 0 then return {}, 0, false end
-  return redis.call('ZRANGEBYSCORE', suspects, '-inf', clock.max_deaths - 2, 'LIMIT', 0, share), 0, false
+  return redis.call('ZRANGEBYSCORE', suspects, '-inf', alone_from - 1, 'LIMIT', 0, share), 0, false
 end
 
 -- The groups of `scored`, ids and scores in order, with the longest answers first among those of one step: a long answer

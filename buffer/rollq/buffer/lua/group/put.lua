@@ -204,8 +204,10 @@ local function reset_samples(clock, group, result, status, stale)
   end
 end
 
-local function store_group(clock, group, result, status, now)
-  local deaths = (status == 'completed' or status == 'gathered') and 0 or group.deaths
+local function store_group(clock, group, result, status, totals, now)
+  local has_finished = status == 'completed' or status == 'gathered'
+  if has_finished then totals.outlived = totals.outlived + group.deaths end
+  local deaths = has_finished and 0 or group.deaths
   -- stylua: ignore
   redis.call('HSET', result.key, 'status', status, 'letters', result.letters, 'versions', result.versions,
     'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
@@ -297,6 +299,7 @@ local function write_totals(clock, totals)
   end
   call_many('ZADD', prefix .. 'by_version', totals.by_version)
   redis.call('HINCRBY', progress, 'produced', totals.produced)
+  if totals.outlived > 0 then redis.call('HINCRBY', progress, 'outlived', totals.outlived) end
   redis.call('HINCRBY', progress, 'tokens', totals.tokens)
   redis.call('HINCRBY', progress, 'worked_ms', totals.worked_ms)
   redis.call('HINCRBYFLOAT', progress, 'reward_sum', totals.reward_sum)
@@ -310,6 +313,7 @@ local function new_totals()
   return {
     produced = 0,
     refused = 0,
+    outlived = 0, -- deaths of workers with groups that finished
     duplicates = 0,
     tokens = 0,
     worked_ms = 0,
@@ -332,7 +336,7 @@ local function put_result(clock, group, result, totals, now)
   local status = classify(clock, group, result, stale)
   totals.left[#totals.left + 1] = result.id
   reset_samples(clock, group, result, status, stale)
-  store_group(clock, group, result, status, now)
+  store_group(clock, group, result, status, totals, now)
   local word = file(clock, group, result, status, totals)
   account(clock, group, result, status, totals)
   return word

@@ -35,18 +35,18 @@ local function is_held(clock, now)
   return is_ahead(clock.hold_until_ms, clock.lease_ms, now)
 end
 
-local function quarantine(clock, id, worker)
-  redis.call('HSET', group_key(clock.prefix, id), 'deaths', clock.max_deaths)
-  local deaths = clock.max_deaths .. ' workers died with it'
+local function quarantine(clock, id, deaths, worker)
+  redis.call('HSET', group_key(clock.prefix, id), 'deaths', deaths)
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'quarantined', 1)
   local last = ', the last (' .. (worker or '?') .. ') while it ran alone'
-  file_for_audit(clock, id, 'failed', 'quarantined: ' .. deaths .. last)
+  file_for_audit(clock, id, 'failed', 'quarantined: ' .. deaths .. ' workers died with it' .. last)
 end
 
-local function requeue(clock, id, deaths, confirmed)
+local function requeue(clock, id, deaths, alone_from, confirmed)
   local key = group_key(clock.prefix, id)
   reset_salvaged(clock, id)
   if confirmed then
-    deaths = math.min(deaths + 1, clock.max_deaths - 1)
+    deaths = math.max(deaths, math.min(deaths + 1, alone_from))
     redis.call('HSET', key, 'deaths', deaths)
   else
     redis.call('HINCRBY', key, 'tries', -1)
@@ -71,16 +71,16 @@ local function reap(keys, args)
   shorten_leases(clock, now, limit)
   note_history(clock, now)
   if is_held(clock, now) then return { 0, 0, 1 } end
-  local requeued, quarantined = 0, 0
+  local requeued, quarantined, alone_from = 0, 0, lone_after(clock)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, limit)) do
     local deaths, alone, worker, confirmed = group_fields(clock, id, 'deaths', 'alone', 'worker', 'confirmed')
     withdraw(clock, id, 'running')
     note_lease(group_key(clock.prefix, id), confirmed and 'ran_out' or 'unconfirmed', exact(now))
     if alone == '1' and confirmed then
-      quarantine(clock, id, worker)
+      quarantine(clock, id, tonumber(deaths) + 1, worker)
       quarantined = quarantined + 1
     else
-      requeue(clock, id, tonumber(deaths), confirmed)
+      requeue(clock, id, tonumber(deaths), alone_from, confirmed)
       requeued = requeued + 1
     end
   end
