@@ -35,14 +35,6 @@ def test_a_worker_that_takes_no_groups_counts_for_nothing(buffer: Buffer) -> Non
     assert join(buffer, "a", 0) == Fleet()
 
 
-def test_a_worker_that_stops_leaves_the_fleet(buffer: Buffer) -> None:
-    join(buffer, "a")
-    join(buffer, "b")
-    buffer.forget_worker("a")
-    buffer.forget_worker("a")
-    assert join(buffer, "b") == Fleet(workers=1, new_places=100, load=50)
-
-
 def test_a_worker_that_says_nothing_more_is_left_out(buffer: Buffer) -> None:
     for name in ("a", "b", "c"):
         join(buffer, name, tokens_per_s=10)

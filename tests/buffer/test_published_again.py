@@ -64,8 +64,8 @@ def test_groups_count_as_they_did_once_their_weights_are_published_again(ahead: 
     assert (counts_as(ahead, 5), scored(ahead)) == (2, {5: 2, 6: 2})
     claimed = ahead.claim(3)
     assert [group.oldest_version for group in claimed.groups] == [2, 2]
-    assert claimed.floors["math"].counted(1, 2) == 2
-    assert claimed.floors["math"].counted(1, 3) == 2
+    assert all(counting.floors.counted(1, 2) == 2 for counting in claimed.counting)
+    assert all(counting.floors.counted(1, 3) == 2 for counting in claimed.counting)
     ahead.check()
 
 
@@ -231,7 +231,7 @@ def test_a_batch_claimed_in_the_middle_of_a_replay_counts_by_what_was_published_
     publish(ahead, 2)
     again = ahead.claim(1, math=6)
     assert [group.oldest_version for group in again.groups] == [0] * 6
-    assert again.floors == claimed.floors
+    assert again.counting == claimed.counting
 
 
 def test_groups_that_were_not_corrected_by_a_trainer_that_died_are_by_the_next(ahead: World) -> None:

@@ -32,6 +32,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "admit"
     leases = world.lease(4)
     buffer.report_worker("worker", {"state": "busy"})
+    buffer.join_fleet("worker", 8, load=4.0, tokens_per_s=100.0)
     buffer.forget_worker("worker")
     yield "lease"
     buffer.salvage([SamplePart(leases[3], 0, 0, 0, make_sample(0, status="a"))])

@@ -80,7 +80,7 @@ def check_upgraded(buffer: Buffer) -> None:
 
 
 def test_a_run_of_an_older_schema_is_upgraded_in_place(older: Buffer, queue: Queue, tmp_path: Path) -> None:
-    with pytest.raises(RunMismatch, match="was created with schema 6, this rollq has 7"):
+    with pytest.raises(RunMismatch, match=f"was created with schema 6, this rollq has {SCHEMA_VERSION}"):
         older.tasks()
     snapshot = older.upgrade_run(tmp_path / "backup", queue)
     assert snapshot is not None

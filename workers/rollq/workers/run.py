@@ -182,6 +182,7 @@ class Worker:
             async with asyncio.timeout(LAST_WORDS_S):
                 if leases:
                     await self.calls(self.calls.buffer.hand_back, leases)
+                await self.fleet.leave()
                 await self.calls(self.calls.buffer.forget_worker, self.rq.name)
         for recipe in {id(recipe): recipe for recipe in self.recipes.values()}.values():  # shards share one
             await recipe.judge.close()

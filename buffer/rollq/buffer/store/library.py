@@ -46,7 +46,6 @@ COMMON = (
     "plans",
     "weights",
     "restoring",
-    "fleet",
 )
 """Files of `lua/common/`, in an order in which each uses only names of those before it."""
 KINDS = ("run", "task", "group", "step", "batch", "snapshot", "archive")

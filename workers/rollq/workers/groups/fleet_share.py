@@ -43,6 +43,11 @@ class FleetShare:
         """How many workers take groups, as this one has last heard."""
         return self._fleet.workers
 
+    async def leave(self) -> None:
+        """Take no more groups: the others share what this worker would have had."""
+        self.share = 0.0
+        await self._calls(self._calls.buffer.join_fleet, self._worker, 0, load=0.0, tokens_per_s=0.0)
+
     async def refresh(self) -> None:
         """Report, and learn the share. Raises `StoreLost`."""
         takes_groups = bool(self._control.open_tasks) and self._host.ready and not self.draining

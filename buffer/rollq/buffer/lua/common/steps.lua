@@ -186,7 +186,7 @@ local function note_trained(clock, manifest, ids, step)
   for place, id in ipairs(ids) do
     local threshold, floors = counting(place)
     -- stylua: ignore
-    redis.call('HSET', group_key(clock.prefix, id), 'trained_step', step, 'position', index - 1, 'batch_groups', #ids,
+    redis.call('HSET', group_key(clock.prefix, id), 'trained_step', step, 'position', place - 1, 'batch_groups', #ids,
       'floors', floors, 'token_threshold', threshold, 'claimed_ms', claimed_ms or '', 'committed_ms', now,
       'step_groups', step_groups or '', 'trainer_epoch', clock.epoch)
   end

@@ -1,4 +1,4 @@
--- Removes the report of a worker that stops, and its order, and takes it out of the fleet.
+-- Removes the report of a worker that stops, and its order.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, worker
@@ -11,8 +11,5 @@ local function forget_worker(keys, args)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   redis.call('HDEL', prefix .. 'orders', worker)
-  local sums = fleet_sums(prefix)
-  leave_fleet(prefix, sums, worker)
-  write_fleet_sums(prefix, sums)
   return redis.call('HDEL', prefix .. 'workers', worker)
 end
