@@ -87,7 +87,7 @@ shuffle_seed = {seed}
 {options}
 [worker]
 grace_s = 1.0
-groups_in_flight = {batch_groups}
+samples_in_flight = {8 * batch_groups}
 
 [worker.options]
 model = "model"

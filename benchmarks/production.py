@@ -171,7 +171,7 @@ strategy = "{strategy}"
 groups_per_job = 1
 [worker]
 engine = "simulated"
-groups_in_flight = {SLOTS}
+samples_in_flight = {SLOTS}
 grace_s = 0
 [worker.options]
 by_prompt = true

@@ -209,7 +209,7 @@ temperature = {TEMPERATURE}
 over_sample = 1.0
 [worker]
 engine = "vllm"
-groups_in_flight = {IN_FLIGHT}
+samples_in_flight = {GROUP_SIZE * IN_FLIGHT}
 grace_s = 0
 [worker.options]
 model = "model"

@@ -146,7 +146,7 @@ def process(target: Callable[..., None], *args: Any) -> Iterator[None]:
 
 def serve(url: str, name: str, task: WorkerTask, in_flight: int) -> None:
     """Run rollq's worker."""
-    settings = WorkerSettings(engine="simulated", groups_in_flight=in_flight, grace_s=0)
+    settings = WorkerSettings(engine="simulated", samples_in_flight=in_flight, grace_s=0)
     with Buffer.connect(url, name) as buffer:
         run_worker(buffer, open_queue(url, name), {TASK: task}, settings)
 

@@ -37,12 +37,12 @@ BATCH = {"math": 4, "code": 2}
 class Load:
     """The work of a run: `batch` groups per step and task, and answers of `lengths` tokens.
 
-    Each worker makes `groups_in_flight` groups at a time, and each of their samples `tokens_per_s` tokens a second.
+    Each worker makes `samples_in_flight` samples at a time, each with `tokens_per_s` tokens a second.
     """
 
     batch: Mapping[str, int] = field(default_factory=lambda: BATCH)
     group_size: int = 2
-    groups_in_flight: int = 6
+    samples_in_flight: int = 12
     lengths: Sequence[int] = (2, 4, 6, 10, 24)
     tokens_per_s: float = 200.0
     lease_s: float = LEASE_S
@@ -66,7 +66,7 @@ def write_settings(
     payloads = payloads_in(folder)
     tables = [f'run = "{run}"', "[payloads]", f'url = "{payloads.url}"', f"min_bytes = {payloads.min_bytes}"]
     tables += ["[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
-    tables += [f"groups_in_flight = {load.groups_in_flight}", "grace_s = 1.0", "judge_processes = 1"]
+    tables += [f"samples_in_flight = {load.samples_in_flight}", "grace_s = 1.0", "judge_processes = 1"]
     tables += [f"options = {{ lengths = {list(load.lengths)}, tokens_per_s = {load.tokens_per_s} }}"]
     for task, groups in load.batch.items():
         tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}"]

@@ -36,6 +36,15 @@ _WORDS = {
 _SAME_TYPE = {(bool, bool), (int, int), (float, float), (int, float)}
 """Pairs of types, in the file and in the settings, that mean the same."""
 
+_RENAMED = {
+    "groups_in_flight": (
+        "samples_in_flight",
+        "it counts samples, so write groups_in_flight times group_size; or leave it out, and a worker takes as many as "
+        "its engine, or its agent loop, can run",
+    ),
+}
+"""Former key -> the key that replaces it in the same table, and what to write."""
+
 
 def explain(
     error: ValidationError, model: type[BaseModel] | None = None, origins: Mapping[str, str] | None = None
@@ -98,6 +107,8 @@ def _hint(details: ErrorDetails, model: type[BaseModel] | None) -> str:
     owner = None if model is None else _section_model(model, section)
     if owner is None:
         return ""
+    if (renamed := _RENAMED.get(str(key))) and renamed[0] in owner.model_fields:
+        return f"; it is {renamed[0]!r} now: {renamed[1]}"
     close = difflib.get_close_matches(str(key), owner.model_fields, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; allowed here: {', '.join(owner.model_fields) or 'none'}"
 
