@@ -31,6 +31,7 @@ from benchmarks import (
     throughput,
     tickets,
     wakeup,
+    wanted,
     watching,
 )
 from benchmarks.results import Result
@@ -60,10 +61,11 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "scaling": scaling.measure,
     "membership": membership.measure,
     "slots": slots.measure,
+    "wanted": wanted.measure,
 }
 BY_NAME = frozenset(
     {"archive", "bystanders", "cluster", "dashboard", "gateway", "membership", "salvage", "scaling", "slots", "stores"}
-    | {"sustained", "throughput"}
+    | {"sustained", "throughput", "wanted"}
 )
 """Benchmarks that run only with `--only`: they take ten minutes, or need a browser or vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")

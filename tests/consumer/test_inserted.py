@@ -34,6 +34,7 @@ from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.step_metrics import StepMetrics
 from rollq.consumer.token_logprobs import token_logprobs
 from rollq.consumer.trainer import train
+from rollq.consumer.worker_shares import INSERTED
 from support.buffer_run import World
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.finished_groups import finished_groups, finished_sample
@@ -106,7 +107,7 @@ def test_inserted_tokens_are_counted_and_in_no_measure_of_the_engines(with_logpr
     assert found.by().keys() == {"task", "worker", "version"}
     assert set(found.by()["version"]) == {"4"}
     assert np.isfinite([other["loss"], other["ratio"], other["clip_fraction"]]).all()
-    assert StepMetrics.gather(batch, mixed, Ranks()).workers == {"w": 2}
+    assert StepMetrics.gather(batch, mixed, Ranks()).workers == {"w": 2, INSERTED: 2}
 
 
 @pytest.mark.parametrize("settings", [AdvantageSettings(), AdvantageSettings(baseline="batch", scale="batch")], ids=str)

@@ -11,7 +11,12 @@ from faults.processes import Load
 
 WORKERS = 10
 LOAD = Load(
-    group_size=4, samples_in_flight=32, lengths=range(400, 1601, 20), tokens_per_s=60.0, lease_s=2.0, partial_rollout=True
+    group_size=4,
+    samples_in_flight=32,
+    lengths=range(400, 1601, 20),
+    tokens_per_s=60.0,
+    lease_s=2.0,
+    partial_rollout=True,
 )
 FIRST_FAULT_S = 60.0
 TRAINER_EVERY, SERVER_EVERY = 8, 12

@@ -1,16 +1,12 @@
-"""Rates over the last minute from rows of the history, and the number of workers that follows from them."""
+"""Rates over the last minute from rows of the history."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from rollq.buffer.history import HistoryRow
 from rollq.buffer.rollouts import Status
-from rollq.buffer.trainer_state import TrainerPhase
 from rollq.monitor.rates import rates
-from rollq.monitor.wanted import wanted_workers
-from support.run_statuses import RATES, run_status, task_status, trainer_state, worker
 
 
 def row(at_s: float, completed: int = 0, **counters: float) -> HistoryRow:
@@ -62,36 +58,3 @@ def test_a_rewind_makes_no_negative_rate() -> None:
     found = rates([row(0, consumed=100)], row(60, consumed=40))
     assert found is not None
     assert found.trained == 0
-
-
-TRAINER = trainer_state(busy_s=2.0)
-TASK = task_status(rates=RATES, outcomes=100, kept=50, limit=100_000)
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({}, 8),  # 16 groups / 2 s / 0.5 kept x 8 s = 128 groups at a time, 16 in each worker
-        ({"trainer": trainer_state(busy_s=4.0)}, 4),
-        ({"workers": {"w1": worker(capacity=64)}}, 2),
-        ({"workers": {"w1": worker(capacity=64), "w2": worker(condition="dead", capacity=1)}}, 2),
-        ({"tasks": (replace(TASK, limit=672),)}, 2),  # the staleness bound admits 32
-        ({"tasks": (replace(TASK, kept=100),)}, 4),
-        ({"tasks": (replace(TASK, kept=0),)}, 80),  # as with a keep rate of 0.05
-        ({"tasks": (TASK, replace(TASK, task="code"))}, 16),
-        ({"tasks": (TASK, replace(TASK, kind="eval"))}, 8),
-        ({"tasks": (TASK, replace(TASK, control="pause"))}, 8),
-        ({"trainer": trainer_state(busy_s=1e9)}, 1),
-        ({"tasks": (replace(TASK, control="pause"),)}, 0),
-        ({"trainer": trainer_state(TrainerPhase.FINISHED, busy_s=2.0)}, 0),
-        ({"trainer": trainer_state()}, None),  # no step yet
-        ({"trainer": None}, None),
-        ({"tasks": (replace(TASK, rates=None),)}, None),
-        ({"tasks": (replace(TASK, rates=replace(RATES, worked_s=None)),)}, None),
-        ({"workers": {}}, None),
-    ],
-)
-def test_as_many_workers_are_wanted_as_keep_the_trainer_from_waiting(
-    changes: dict[str, Any], wanted: int | None
-) -> None:
-    assert wanted_workers(run_status(**{"tasks": (TASK,), "trainer": TRAINER, **changes})) == wanted

@@ -39,7 +39,7 @@ def test_the_diagnosis_is_the_first_line() -> None:
 
 
 def test_every_fact_is_on_the_screen() -> None:
-    lines = as_table(BUSY, 120).splitlines()
+    lines = as_table(BUSY, 160).splitlines()
     words = [line.split() for line in lines]
     assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory (256 MiB of 1.0 GiB); 1 worker" in lines
     assert ["code", "41", "3/16", "16/32", "0", "13", "3"] in words
@@ -50,10 +50,10 @@ def test_every_fact_is_on_the_screen() -> None:
     assert "code: so far: 1,200 groups trained, 4 groups expired" in lines
     assert "code: samples take 4 KiB (completed 4 KiB)" in lines
     assert "code: last error (3.0 s ago): judge: ValueError: no number" in lines
-    first = next(index for index, row in enumerate(words) if row[:2] == ["worker", "engine"]) + 1
+    first = next(index for index, row in enumerate(words) if row[:2] == ["worker", "process"]) + 1
     assert [" ".join(row) for row in words[first : first + 2]] == [
-        "worker-2-fb7dd6c4 simulated 40 DEAD 0/16 512 7.5 s 0.2 s 700 0 45 s",
-        "worker-1-483c9254 simulated 40 serving 13/16 512 7.5 s 0.2 s 700 0 0.4 s",
+        "worker-2-fb7dd6c4 box:4242 simulated 40 DEAD 0/128 0 512 25% 7.5 s 0.2 s 700 0 45 s",
+        "worker-1-483c9254 box:4242 simulated 40 serving 104/128 13 512 25% 7.5 s 0.2 s 700 0 0.4 s",
     ]
     trainer = " ".join(line.strip() for line in lines[lines.index("") + 2 :][:2]).strip()
     assert trainer == (
@@ -73,7 +73,7 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
     assert found["schema"] == STATUS_VERSION == 2
     assert found["diagnosis"]["state"] == "starving"
     assert found["diagnosis"]["sentence"].startswith("13 groups in generation on 1 worker; the trainer has waited")
-    assert found["wanted_workers"] == 5  # 16 groups / 2 s / 0.9 kept x 8 s = 71 at a time
+    assert found["wanted_workers"] == 5  # 16 groups x 500 tokens / 2 s / 0.9 kept / 1,000 tokens/s
     assert found["tasks"][0]["by_staleness"] == {"0": 2, "1": 1}
     assert found["tasks"][0]["rates"]["worked_s"] == 8
     assert found["trainer"]["wanted"] == {"code": 16}
@@ -85,6 +85,11 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
         "limit_bytes": 2**30,
     }
     assert found["workers"]["worker-2-fb7dd6c4"]["condition"] == "dead"
+
+
+def test_inserted_samples_of_the_last_batch_are_said() -> None:
+    trainer = trainer_state(report={"step": 40, "age_s": 12.0, "workers": {"w1": 96}, "inserted_samples": 32})
+    assert "32 samples of it inserted" in as_table(run_status(trainer=trainer), 400)
 
 
 def test_json_is_on_one_line_where_lines_are_read() -> None:

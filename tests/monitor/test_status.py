@@ -14,7 +14,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.monitor.rq_info import rq_lines
 from rollq.monitor.screen import as_json, as_table
-from rollq.monitor.status import RunStatus, read_status
+from rollq.monitor.status import RunStatus, batch_shares, read_status
 from rollq.monitor.trainer_words import MOST_ERROR
 
 
@@ -154,17 +154,34 @@ def test_json_holds_the_same_as_plain_values(buffer: Buffer, server_url: str) ->
     assert data["workers"]["worker-1"]["version"] == 0
 
 
+def test_each_worker_has_its_share_of_the_last_trained_batch(buffer: Buffer, server_url: str) -> None:
+    held = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
+    for name in ("w1", "w2", "w3"):
+        buffer.report_worker(name, {"state": "serving"})
+    assert look(buffer, server_url).workers["w1"].get("batch_share") is None
+    made = {"w1": 40, "w2": 20, "gone": 20}
+    buffer.report_trainer(held, {"step": 1, "workers": made, "other_samples": 10, "inserted_samples": 10})
+    buffer.renew_trainer(held)
+    shares = {name: report.get("batch_share") for name, report in look(buffer, server_url).workers.items()}
+    assert shares == {"w1": 0.4, "w2": 0.2, "w3": None}
+
+
+@pytest.mark.parametrize("workers", ["unknown", {}, {"w1": "many"}, {"w1": 0}, [3]])
+def test_a_report_of_a_custom_trainer_that_means_something_else_has_no_shares(workers: object) -> None:
+    assert batch_shares({"workers": workers}) == {}
+
+
 def test_a_worker_that_has_died_is_shown_as_dead(buffer: Buffer, server_url: str) -> None:
     for name, age_ms in (("here", 0), ("late", 15_000), ("gone", 60_000), ("long gone", 3_000_000)):
-        report = b'{"state":"serving","in_flight":3,"capacity":16}'
+        report = b'{"state":"serving","in_flight":3,"samples_in_flight":20,"capacity":64}'
         buffer.send("HSET", buffer.keys.workers, name, b"%d %s" % (buffer.server_ms() - age_ms, report))
     found = look(buffer, server_url)
     assert [report["condition"] for report in found.workers.values()] == ["dead", "alive", "silent"]
     lines = as_table(found).splitlines()[-3:]
     assert [line.split()[:3] for line in lines] == [
-        ["gone", "DEAD", "3/16"],
-        ["late", "SILENT", "3/16"],
-        ["here", "serving", "3/16"],
+        ["gone", "DEAD", "20/64"],
+        ["late", "SILENT", "20/64"],
+        ["here", "serving", "20/64"],
     ]
     assert list(found.alive_workers) == ["here"]
 

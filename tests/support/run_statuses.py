@@ -16,7 +16,7 @@ def task_status(name: str = "math", statuses: dict[Status, int] | None = None, *
     given = statuses or {}
     values: dict[str, Any] = {
         "kind": "train", "step": 41, "version": 40, "epoch": 1, "control": "run", "control_reason": "",
-        "batch_groups": 16, "stale_threshold": 2, "checkpoint": 30, "trained": 640,
+        "batch_groups": 16, "stale_threshold": 2, "group_size": 8, "checkpoint": 30, "trained": 640,
         "ready": given.get(Status.COMPLETED, 0),
         "scheduled": 640 + sum(given.values()), "limit": 672, "next_version": 41, "outcomes": 100, "kept": 90,
         "producer_silent_s": 0.5, "statuses": {status.value: given.get(status, 0) for status in Status}, **changes,
@@ -39,7 +39,9 @@ def waiting(lacks: dict[str, tuple[int, int]], **changes: Any) -> TrainerState:
 def worker(in_flight: int = 0, **changes: Any) -> dict[str, Any]:
     """The report of a worker that is alive."""
     return {
-        "engine": "simulated", "version": 40, "epoch": 1, "state": "serving", "in_flight": in_flight, "capacity": 16,
+        "engine": "simulated", "version": 40, "epoch": 1, "state": "serving", "in_flight": in_flight,
+        "samples_in_flight": 8 * in_flight, "capacity": 128, "host": "box", "pid": 4242, "batch_share": 0.25,
+        "idle_s": 0.0 if in_flight else 60.0, "speed": {"step_s": 0.0, "sample_step_s": 0.001, "places": 128},
         "tokens_per_s": 512.3, "generate_s": 7.5, "judge_s": 0.25, "groups": 700, "failed_samples": 0, "age_s": 0.4,
         "condition": "alive", **changes,
     }  # fmt: skip

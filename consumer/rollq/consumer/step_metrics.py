@@ -13,13 +13,14 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.mismatch import LabelledMismatch
 from rollq.consumer.ranks import Ranks
+from rollq.consumer.worker_shares import described, samples_by_worker
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
     """The metrics of all ranks on the batch of a step.
 
-    `workers`: how many samples each made. Inserted samples have no worker.
+    `workers`: how many samples each made, see `samples_by_worker`.
     """
 
     loss: LossMetrics
@@ -29,11 +30,8 @@ class StepMetrics:
     @classmethod
     def gather(cls, batch: Batch, mine: LossMetrics, ranks: Ranks) -> Self:
         """Put together what the ranks have measured on their shares. All ranks call it."""
-        mine_alone = {batch.sequences[index].sample for index in batch.share}  # a group may be shared by ranks
-        sampled = [batch.samples[index] for index in sorted(mine_alone) if not batch.samples[index].is_inserted]
-        workers = Counter(str(sample.extra.get("worker", "?")) for sample in sampled)
         loss, everywhere = LossMetrics(), Counter[str]()
-        for sums, counted in ranks.gather([mine.sums(), workers]):
+        for sums, counted in ranks.gather([mine.sums(), samples_by_worker(batch)]):
             loss.add_sums(sums)
             everywhere.update(counted)
         encoded = ranks.gather_bytes(mine.mismatch.labelled(batch).encode())
@@ -47,7 +45,7 @@ class StepMetrics:
             for kind, found in self.mismatch.by().items()
         }
         return {
-            "workers": dict(self.workers),
+            **described(self.workers),
             **self.loss.result(),
             "mismatch": {**({} if total is None else asdict(total)), **by},
         }

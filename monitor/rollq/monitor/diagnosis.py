@@ -7,6 +7,7 @@ from enum import StrEnum
 from rollq.buffer.fullness import FULL, Fullness
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.monitor.imbalance import imbalance
 from rollq.monitor.status import SILENT_PRODUCER_S, RunStatus, TaskStatus
 from rollq.monitor.trainer_words import described, is_silent, shortened
 from rollq.monitor.units import count, in_config, of_limit, seconds_in_words
@@ -219,6 +220,11 @@ def _production(run: RunStatus, tasks: list[TaskStatus], remedies: _Remedies) ->
         remedies.add(f"if this is no longer wanted: `rollq resume --worker {name}`")
     elif running:
         yield f"{count(running, 'group')} in generation on {count(len(alive), 'worker')}"
+        if uneven := imbalance(run):
+            yield uneven
+            remedies.add(
+                "look at the log of an idle worker: are its weights, its tasks and its release those of the others?"
+            )
     elif pending:
         yield f"no worker takes the {pending} pending groups: all workers are idle"
     else:

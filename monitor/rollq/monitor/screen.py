@@ -24,11 +24,14 @@ WIDTH = 100
 """Characters in a line, where the terminal says nothing else."""
 ALWAYS_SHOWN = (Status.PENDING, Status.RUNNING, Status.COMPLETED)
 WORKER_COLUMNS = {
+    "host": "process",
     "engine": "engine",
     "version": "version",
     "state": "state",
+    "samples_in_flight": "samples",
     "in_flight": "groups",
     "tokens_per_s": "tokens/s",
+    "batch_share": "of batch",
     "generate_s": "generate",
     "judge_s": "judge",
     "groups": "done groups",
@@ -36,7 +39,7 @@ WORKER_COLUMNS = {
     "age_s": "age",
 }
 """The fields of a worker's report that the table shows, with their titles; JSON has all fields."""
-SPARE_COLUMNS = ("engine", "age_s", "groups", "failed_samples")
+SPARE_COLUMNS = ("engine", "age_s", "groups", "failed_samples", "judge_s", "generate_s", "in_flight", "version")
 """Those that are left out first where the terminal is narrow."""
 IN_SECONDS = {"generate_s", "judge_s", "age_s"}
 FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")
@@ -193,6 +196,8 @@ def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
         facts.append(f"{what} {seconds_in_words(report['age_s'])} ago")
     if isinstance(reward := report.get("reward"), float):
         facts.append(f"reward {reward:.3f}")
+    if isinstance(inserted := report.get("inserted_samples"), int):
+        facts.append(f"{count(inserted, 'sample')} of it inserted")
     mismatch = report.get("mismatch")
     if isinstance(mismatch, Mapping):
         shown = [f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch]
@@ -230,10 +235,14 @@ def worker_cell(column: str, report: Mapping[str, Any]) -> str:
     value = report.get(column)
     if column == "state" and report["condition"] != "alive":
         return str(report["condition"]).upper()
-    if column == "in_flight" and "capacity" in report:
-        return f"{value}/{report['capacity']}"
     if value is None:
         return "-"
+    if column == "host":
+        return f"{value}:{report.get('pid', '?')}"
+    if column == "samples_in_flight":
+        return f"{value}/{report.get('capacity', '?')}"
+    if column == "batch_share":
+        return f"{value:.0%}"
     if column in IN_SECONDS:
         return seconds_in_words(value)
     text = f"{value:,.0f}" if isinstance(value, float) else str(value)

@@ -53,6 +53,7 @@ class TaskStatus:
     control_reason: str  # empty while production runs
     batch_groups: int
     stale_threshold: int
+    group_size: int  # samples
     ready: int
     statuses: Mapping[str, int]
     bytes: Mapping[str, int] = field(default_factory=dict)
@@ -106,8 +107,9 @@ class TaskStatus:
 class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
-    `tickets` counts tickets in the queue. `workers` maps a worker to its last report, with `age_s` and `condition`:
-    alive, silent, or dead. `trainer` is the one that took the run last, brought up to date.
+    `tickets` counts tickets in the queue. `workers` maps a worker to its last report, with `age_s`, `condition`:
+    alive, silent, or dead, and `batch_share`, its part of the samples of the last trained batch, where the trainer has
+    named it. `trainer` is the one that took the run last, brought up to date.
     """
 
     run: str
@@ -131,6 +133,8 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
     The work does not grow with the number of groups. `patience` is that with the queue's server.
     """
     tasks = tuple(_task_status(buffer, task) for task in buffer.tasks())
+    trainer = buffer.trainer_state()
+    shares = batch_shares((trainer and trainer.report) or {})
     return RunStatus(
         run=buffer.run,
         at_ms=buffer.server_ms(),
@@ -138,12 +142,24 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
         tickets=tickets_queued(queue, patience=patience),
         tasks=tasks,
         workers={
-            name: {**report, "condition": condition(report["age_s"])}
+            name: {**report, "condition": condition(report["age_s"]), **shares.get(name, {})}
             for name, report in buffer.workers(FORGOTTEN_WORKER_S).items()
         },
-        trainer=brought_up_to_date(buffer.trainer_state(), tasks),
+        trainer=brought_up_to_date(trainer, tasks),
         fullness=buffer.fullness(),
     )
+
+
+def batch_shares(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What a trainer's report on its last step says of each worker that it names: its share of the batch's samples.
+
+    Other samples are of workers that are not named, or were inserted.
+    """
+    named = report.get("workers")
+    if not isinstance(named, Mapping) or not all(isinstance(count, int) for count in named.values()):
+        return {}
+    samples = sum(named.values()) + sum(int(report.get(name) or 0) for name in ("other_samples", "inserted_samples"))
+    return {name: {"batch_share": round(count / samples, 4)} for name, count in named.items()} if samples else {}
 
 
 def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]) -> TrainerState | None:
@@ -192,6 +208,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         control_reason=clock.control_reason,
         batch_groups=groups_at(rules.batch_groups, rules.schedule, clock.step),
         stale_threshold=rules.stale_threshold,
+        group_size=rules.group_size,
         ready=counts.ready,
         statuses={status.value: counts.statuses.get(status, 0) for status in Status},
         bytes={status.value: taken for status, taken in buffer.bytes_by_status(counts).items()},

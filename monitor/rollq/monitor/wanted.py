@@ -1,7 +1,9 @@
-"""How many workers a run needs so that its trainer never waits. Pure."""
+"""How many workers a run needs so that its trainer does not wait for them. Pure."""
 
-import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rollq.buffer.trainer_state import TrainerState
@@ -10,32 +12,65 @@ from rollq.monitor.units import count
 
 LEAST_KEEP_RATE = 0.05
 """A lower keep rate asks for a look at the task, not for more workers."""
+LEAST_SPEED = 0.5
+"""No more workers are wanted than can have work at which each has this part of its full speed."""
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A worker that generates at most `places` samples: a decoding step of n takes `step_s + n * sample_step_s`."""
+
+    step_s: float
+    sample_step_s: float
+    places: int
+
+    def tokens_per_s(self, samples: float) -> float:
+        """Tokens a second of so many samples; those without a place wait."""
+        n = min(samples, self.places)
+        return n / (self.step_s + self.sample_step_s * n)
 
 
 def wanted_workers(run: RunStatus) -> int | None:
-    """The number of workers with which the trainer would not wait; None while the rates are unknown.
+    """The number of workers with which the trainer would not wait for them; None while a part of it is unknown.
 
-        wanted = ceil(sum over tasks(min(needed, allowed)) / capacity)
-        needed = batch_groups / busy_s / keep_rate x worked_s
-        allowed = limit - trained
+    It is 0 when the trainer has ended, or when no task produces, and else at least 1: see `workers_for`. The trainer
+    takes `batch_groups` in the mean time of a step without the wait. One of `keep_rate` groups is worth training (at
+    least 0.05), so more are made.
 
-    A trainer that never waits takes `batch_groups` every `busy_s` seconds, its mean time for a step without the wait.
-    One of `keep_rate` groups is worth training (at least 0.05), so more are made, and each is with a worker for
-    `worked_s` seconds: by Little's law, that many are with workers at a time. The staleness bound allows no more than
-    `limit - trained`. `capacity` is the mean `groups_in_flight` of the workers that are alive.
-
-    It is 0 when the trainer has ended, or when no task produces, and else at least 1. It is an estimate: `worked_s` is
-    that of the present load.
+    In a synchronous run the trainer always waits while a batch is generated. Then it is the number with which a batch
+    takes no longer to generate than to train.
     """
     tasks = [task for task in run.tasks if task.is_sampled and task.control in ("run", "sleep")]
     if not tasks or (run.trainer and run.trainer.has_ended):
         return 0
-    capacity = _capacity(run.alive_workers.values())
-    needed = [_groups_with_workers(task, run.trainer) for task in tasks]
-    known = [groups for groups in needed if groups is not None]
-    if capacity is None or len(known) < len(needed):
+    speeds = _speeds(run.alive_workers.values())
+    needed = [_needed_tokens_per_s(task, run.trainer) for task in tasks]
+    known = [tokens for tokens in needed if tokens is not None]
+    if not speeds or len(known) < len(needed):
         return None
-    return max(1, math.ceil(sum(known) / capacity - 1e-9))
+    groups, samples = (sum(counted) for counted in zip(*map(_under_way, tasks), strict=True))
+    return workers_for(sum(known), speeds, groups=groups, samples=samples)
+
+
+def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int, samples: float) -> int:
+    """How many workers make so many tokens a second, at least 1.
+
+    `speeds`: how many of the present workers have each; more of them would be as fast in the mean. So many `groups` and
+    `samples` may be under way, which all share: with more workers, each has fewer samples, and is slower.
+    """
+    workers = sum(speeds.values())
+
+    def each(load: float) -> float:
+        return sum(number * speed.tokens_per_s(load) for speed, number in speeds.items()) / workers
+
+    least = LEAST_SPEED * each(max(speed.places for speed in speeds))
+
+    def is_enough(number: int) -> bool:
+        made = number * each(samples / number)
+        return made >= tokens_per_s * (1 - TOLERANCE) or each(samples / (number + 1)) < least
+
+    return 1 + bisect_left(range(1, max(1, groups)), True, key=is_enough)
 
 
 def workers_in_words(run: RunStatus) -> str:
@@ -46,14 +81,34 @@ def workers_in_words(run: RunStatus) -> str:
     return f"{count(alive, 'worker')} ({wanted} wanted)" if wanted else f"{count(alive, 'worker')}, nothing to make now"
 
 
-def _groups_with_workers(task: TaskStatus, trainer: TrainerState | None) -> float | None:
-    if trainer is None or not trainer.busy_s or task.rates is None or task.rates.worked_s is None:
+def _needed_tokens_per_s(task: TaskStatus, trainer: TrainerState | None) -> float | None:
+    tokens = _tokens_of_a_group(task)
+    if trainer is None or not trainer.busy_s or tokens is None:
         return None
-    keep_rate = max(LEAST_KEEP_RATE, task.kept / task.outcomes) if task.outcomes else 1.0
-    needed = task.batch_groups / trainer.busy_s / keep_rate * task.rates.worked_s
-    return min(needed, task.limit - task.trained)
+    return task.batch_groups * tokens / _keep_rate(task) / trainer.busy_s
 
 
-def _capacity(reports: Iterable[Mapping[str, Any]]) -> float | None:
-    capacities = [report["capacity"] for report in reports if "capacity" in report]
-    return sum(capacities) / len(capacities) if capacities else None
+def _tokens_of_a_group(task: TaskStatus) -> float | None:
+    """Tokens that a group takes: of the last minute, or if nothing came in it, of all groups so far."""
+    if task.rates and task.rates.groups:
+        return task.rates.tokens / task.rates.groups
+    produced = task.progress.get("produced")
+    return task.progress.get("tokens", 0) / produced if produced else None
+
+
+def _keep_rate(task: TaskStatus) -> float:
+    return max(LEAST_KEEP_RATE, task.kept / task.outcomes) if task.outcomes else 1.0
+
+
+def _under_way(task: TaskStatus) -> tuple[int, float]:
+    """How many groups and samples of a task may be under way while the trainer trains; in a synchronous run, while it
+    waits."""
+    batches = max(1, task.stale_threshold - 1)
+    groups = batches * task.batch_groups
+    return groups, groups * task.group_size
+
+
+def _speeds(reports: Iterable[Mapping[str, Any]]) -> Counter[Speed]:
+    """How many workers have each speed, of those that know it."""
+    known = (report["speed"] for report in reports if report.get("speed"))
+    return Counter(Speed(speed["step_s"], speed["sample_step_s"], speed["places"]) for speed in known)

@@ -20,7 +20,15 @@ from support.terminal import Terminal, terminal
 from support.waiting import PATIENCE_S, wait_until
 
 SIZES = [(80, 24), (120, 40)]
-REPORT = {"engine": "simulated", "state": "serving", "in_flight": 3, "capacity": 8, "tokens_per_s": 512.0, "groups": 40}
+REPORT = {
+    "engine": "simulated",
+    "state": "serving",
+    "in_flight": 3,
+    "samples_in_flight": 24,
+    "capacity": 64,
+    "tokens_per_s": 512.0,
+    "groups": 40,
+}
 
 
 def command(url: str, run: str) -> list[str]:
@@ -62,7 +70,7 @@ def test_a_run_is_shown_and_followed(buffer: Buffer, server_url: str, width: int
         assert lines[0].startswith(tuple(f"{state}: " for state in State))
         assert "▄█ 8.0" in next(line for line in lines if line.startswith("ready groups"))
         assert "3/2" in next(line for line in lines if line.lstrip().startswith("math"))
-        assert "3/8" in next(line for line in lines if line.lstrip().startswith("worker-0"))
+        assert "24/64" in next(line for line in lines if line.lstrip().startswith("worker-0"))
         assert all(len(line) <= width for line in lines)
         world.complete(1)
         buffer.report_worker("worker-2", REPORT)

@@ -40,6 +40,19 @@ def test_an_engine_that_is_twice_as_fast_counts_twice() -> None:
     assert fast.tokens_per_s(60) == pytest.approx(2 * seen(linear, 30, 120).tokens_per_s(60), rel=0.01)
 
 
+def test_a_described_speed_is_that_of_a_step_up_to_the_most_sequences_that_were_seen() -> None:
+    found = seen(linear, *range(10, 121, 10)).described(256)
+    assert found is not None
+    assert found["places"] == 120
+    assert (found["step_s"], found["sample_step_s"]) == pytest.approx((0.005, 0.0001), rel=0.1)
+    assert EngineSpeed().described(256) is None
+
+
+def test_a_described_speed_of_one_load_is_that_of_the_sequences_together() -> None:
+    found = seen(bounded, 256, 256).described(128)
+    assert found == {"step_s": 0.0, "sample_step_s": pytest.approx(1 / 12_800, rel=0.001), "places": 128}
+
+
 def test_the_speed_far_beyond_the_loads_that_were_seen_is_not_known() -> None:
     speed = seen(linear, 10)
     assert speed.tokens_per_s(10) > 0

@@ -203,12 +203,16 @@ class Worker:
             **({"gateway": self.gateway.url} if self.gateway.url else {}),
         }
         last_minute = LastMinute(monotonic(), self.maker.times())
+        idle_since_s = monotonic()
         while True:
+            if self.places.taken:
+                idle_since_s = monotonic()
             last_minute.note(monotonic(), self.maker.times())
             rates = {
                 "tokens_per_s": round(last_minute.per_s("tokens"), 1),
                 "generate_s": last_minute.ratio("generate_s", "generated"),
                 "judge_s": last_minute.ratio("judge_s", "judged"),
+                "idle_s": round(monotonic() - idle_since_s, 1),
             }
             report = facts | rates | self._state() | self._totals()
             self._follow(await self.calls.poll(self.calls.buffer.report_worker, self.rq.name, report))
@@ -239,6 +243,7 @@ class Worker:
             "capacity": self.places.capacity,
             "shared_tokens_per_s": round(self.fleet.tokens_per_s, 1),
             "share": round(self.fleet.share, 3),
+            "speed": self.maker.speed.described(self.places.capacity),
             "refused_weights": self.follower.refused,
         }
 

@@ -58,7 +58,7 @@ def _sorted(workers: Mapping[str, Mapping[str, Any]], by: str, falling: bool) ->
     if by == "worker":
         return sorted(names, reverse=falling)
     known = [name for name in names if workers[name].get(by) is not None]
-    known.sort(key=lambda name: str(workers[name][by]) if by in ("engine", "state") else workers[name][by])
+    known.sort(key=lambda name: str(workers[name][by]) if by in ("host", "engine", "state") else workers[name][by])
     return (known[::-1] if falling else known) + [name for name in names if workers[name].get(by) is None]
 
 

@@ -7,6 +7,7 @@ a checkpoint is reported only when all of it is on disk.
 TRL's own generation, rewards and advantages are not used, nor their settings.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import Consumer
 from rollq.consumer.step_metrics import describe_batch
+from rollq.consumer.worker_shares import described, samples_by_worker
 from rollq.integrations.trl.checkpoints import begin, finish, folder_of
 from rollq.integrations.trl.connecting import ranks_of
 from rollq.integrations.trl.feed import Feed
@@ -133,14 +135,14 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """The weights have learned from the batch: publish them if it is time, and commit."""
         batch = self._feed.batch
         assert batch is not None
-        self._ranks.gather(None)  # no rank may still fail in this step
+        made = sum(self._ranks.gather(samples_by_worker(batch)), Counter[str]())  # no rank may still fail in this step
         if batch.step % self._consumer.sync_weights_interval == 0:
             self._publish(batch.step)
         self._consumer.commit(batch)
         facts = describe_batch(batch)
         self._metrics["train"]["reward"].append(facts["reward"])
         self._metrics["train"]["rollq/wait_s"].append(self._feed.wait_s)
-        self._consumer.report({**facts, "wait_s": self._feed.wait_s})
+        self._consumer.report({**facts, **described(made), "wait_s": self._feed.wait_s})
 
     def _can_save(self) -> bool:
         return bool(self.args.save_strategy != "no" and self.state.global_step > self._saved_step)

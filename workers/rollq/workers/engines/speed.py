@@ -16,7 +16,7 @@ LEAST_TOKENS = 1_000
 FARTHEST = 2.0
 """It is not known either beyond this many times the sequences that have been seen."""
 LEAST_SPREAD = 0.1
-"""Observations of numbers of sequences that are nearer together say nothing about b, which is then pulled to 0."""
+"""Observations of numbers of sequences that are nearer together say nothing about b."""
 
 
 @dataclass(slots=True)
@@ -55,10 +55,27 @@ class EngineSpeed:
         if self.seen < LEAST_TOKENS or not 0 < sequences <= FARTHEST * self.most:
             return 0.0
         n, t = self.n / self.tokens, self.t / self.tokens
-        spread = self.nn / self.tokens - n * n + (LEAST_SPREAD * n) ** 2
-        b = (self.nt / self.tokens - n * t) / spread
-        b = min(max(b, 0.0), t / n)  # so that a is not negative
+        b = self._slope(surely=0.0)
         return sequences / (t - b * n + b * sequences)
+
+    def described(self, places: int) -> dict[str, float] | None:
+        """a and b, in seconds, and up to how many sequences they hold, at most `places`; None while not known.
+
+        What observations do not tell apart counts as b: the speed of all sequences together is that which was seen.
+        """
+        if self.seen < LEAST_TOKENS:
+            return None
+        n, t = self.n / self.tokens, self.t / self.tokens
+        b = self._slope(surely=t / n)
+        sequences = min(places, max(1, round(self.most)))
+        return {"step_s": float(f"{t - b * n:.4g}"), "sample_step_s": float(f"{b:.4g}"), "places": sequences}
+
+    def _slope(self, surely: float) -> float:
+        """b, which is `surely` where all numbers of sequences were the same."""
+        n, t = self.n / self.tokens, self.t / self.tokens
+        spread, nothing = self.nn / self.tokens - n * n, (LEAST_SPREAD * n) ** 2
+        b = (self.nt / self.tokens - n * t + nothing * surely) / (spread + nothing)
+        return min(max(b, 0.0), t / n)  # so that a is not negative
 
 
 class RequestClock:

@@ -362,14 +362,21 @@ function workerTable() {
         cell: (worker) => (worker.condition === "alive" ? (worker.state ?? "alive") : worker.condition),
         mark: (worker) => ({ alive: "", silent: "warn", dead: "bad" })[worker.condition],
       },
+      { title: "process", cell: (worker) => (worker.host ? `${worker.host}:${worker.pid}` : "-"), roomy: true },
       { title: "engine", cell: (worker) => worker.engine ?? "-", spare: true },
       { title: "version", cell: (worker) => number(worker.version), number: true },
       {
-        title: "groups",
-        cell: (worker) => `${number(worker.in_flight)}${worker.capacity ? ` / ${worker.capacity}` : ""}`,
+        title: "samples",
+        cell: (worker) => `${number(worker.samples_in_flight)} / ${number(worker.capacity)}`,
         number: true,
       },
+      { title: "groups", cell: (worker) => number(worker.in_flight), number: true, roomy: true },
       { title: "tokens/s", cell: (worker) => short(worker.tokens_per_s ?? null), number: true },
+      {
+        title: "of batch",
+        cell: (worker) => (worker.batch_share === undefined ? "-" : percent(worker.batch_share)),
+        number: true,
+      },
       { title: "generate", cell: (worker) => seconds(worker.generate_s ?? null), number: true, spare: true },
       { title: "judge", cell: (worker) => seconds(worker.judge_s ?? null), number: true, spare: true },
       {

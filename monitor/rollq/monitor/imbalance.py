@@ -1,0 +1,42 @@
+"""Whether some workers are idle while others hold most of the groups, in words. Pure.
+
+At the end of a batch workers are idle because few groups are left, and just after its start because they are about to
+take some. Neither is said: most of a batch must be left, and an idle worker must have been so for a while.
+"""
+
+from rollq.buffer.rollouts import Status
+from rollq.buffer.trainer_state import TrainerPhase
+from rollq.monitor.status import RunStatus
+from rollq.monitor.units import count
+
+LEAST_IDLE_S = 5.0
+LEAST_PART = 0.5
+"""More of a batch than this must be under way."""
+OVERLOADED = 1.5
+"""A worker holds too much from so many times an even part of the groups on."""
+MOST_NAMED = 2
+
+
+def imbalance(run: RunStatus) -> str:
+    """Say that workers are idle while others hold most groups, if the trainer waits; else nothing."""
+    tasks = [task for task in run.tasks if task.is_sampled and task.control == "run"]
+    under_way = sum(task.groups(status) for task in tasks for status in (Status.PENDING, Status.RUNNING))
+    batch = sum(task.batch_groups for task in tasks)
+    is_waiting = run.trainer is not None and run.trainer.phase is TrainerPhase.WAITING
+    if not is_waiting or under_way <= LEAST_PART * batch:
+        return ""
+    serving = {name: report for name, report in run.alive_workers.items() if report.get("state") == "serving"}
+    idle = [
+        name
+        for name, report in serving.items()
+        if not report.get("in_flight") and (report.get("idle_s") or 0.0) >= LEAST_IDLE_S
+    ]
+    held = {name: int(report.get("in_flight") or 0) for name, report in serving.items()}
+    enough = max(2.0, OVERLOADED * under_way / len(serving)) if serving else 0.0
+    holders = sorted((name for name in held if held[name] >= enough), key=lambda name: (-held[name], name))
+    if not idle or not holders:
+        return ""
+    who = " and ".join(holders) if len(holders) <= MOST_NAMED else count(len(holders), "worker")
+    verb = "holds" if len(holders) == 1 else "hold"
+    holding = sum(held[name] for name in holders)
+    return f"{len(idle)} of {count(len(serving), 'worker')} idle while {who} {verb} {holding} of {under_way} groups"
