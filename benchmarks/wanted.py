@@ -2,7 +2,7 @@
 
 Answers of equal lengths, and those of the trace. The needed number is that with which all tokens of a batch take no
 longer than a step of training, which takes a set time; training is that long beside one more half of a worker, so that
-it is no matter of chance. It is read before the last step, as `rollq status` reads it.
+it is not a matter of chance. It is read before the last step, as `rollq status` reads it.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def wanted(kind: str, max_staleness: int, name: str, lengths: Sequence[int], needed: float, workers: int) -> Result:
-    """The wanted number at the end of a run with so many workers, beside the needed one."""
+    """The wanted number at the end of a run with that many workers, beside the needed one."""
     gpu = Gpu(max(lengths) / LONGEST_S)
     batch_s = SAMPLES * float(np.mean(lengths)) / gpu.most_tokens_per_s
     train_s = batch_s / needed

@@ -20,7 +20,10 @@ from support.waiting import PATIENCE_S
 TOKEN = "a-token-of-twenty-one"
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script> \u202e\'"</td>'
 """The text of a model that would like to be HTML."""
-REPORT = {"engine": "simulated", "state": "serving", "in_flight": 3, "capacity": 8, "tokens_per_s": 512.0, "groups": 40}
+REPORT = {
+    "engine": "simulated", "state": "serving", "in_flight": 3, "samples_in_flight": 21, "capacity": 64, "host": "box",
+    "pid": 4242, "tokens_per_s": 512.0, "groups": 40,
+}  # fmt: skip
 LEASED = 200
 """Groups that are admitted, leased and put in one go."""
 

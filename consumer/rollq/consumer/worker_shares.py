@@ -10,7 +10,7 @@ from typing import Any
 from rollq.consumer.batch import Batch
 
 MOST_NAMED = 20
-"""So many workers are named, those with the most samples; the others are counted together."""
+"""At most this number of workers are named, those with the most samples; the others are counted together."""
 INSERTED = ""
 """In place of a worker's name: samples that no worker made."""
 

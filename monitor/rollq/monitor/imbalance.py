@@ -13,7 +13,7 @@ LEAST_IDLE_S = 5.0
 LEAST_PART = 0.5
 """More of a batch than this must be under way."""
 OVERLOADED = 1.5
-"""A worker holds too much from so many times an even part of the groups on."""
+"""A worker that holds this many times an even part of the groups, or more, holds too many."""
 MOST_NAMED = 2
 
 

@@ -151,7 +151,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
 
 
 def batch_shares(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """What a trainer's report on its last step says of each worker that it names: its share of the batch's samples.
+    """The share of each worker that a trainer's report on its last step names, of the samples of the batch.
 
     Other samples are of workers that are not named, or were inserted.
     """

@@ -26,7 +26,7 @@ class Speed:
     places: int
 
     def tokens_per_s(self, samples: float) -> float:
-        """Tokens a second of so many samples; those without a place wait."""
+        """Tokens a second of `samples`; those without a place wait."""
         n = min(samples, self.places)
         return n / (self.step_s + self.sample_step_s * n)
 
@@ -54,9 +54,9 @@ def wanted_workers(run: RunStatus) -> int | None:
 
 
 def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int, samples: float) -> int:
-    """How many workers make so many tokens a second, at least 1.
+    """The number of workers that make `tokens_per_s`, at least 1.
 
-    `speeds`: how many of the present workers have each; more of them would be as fast in the mean. So many `groups` and
+    `speeds`: how many of the present workers have each; more of them would be as fast in the mean. `groups` and
     `samples` may be under way, which all share: with more workers, each has fewer samples, and is slower.
     """
     workers = sum(speeds.values())

@@ -201,7 +201,12 @@ def test_a_group_is_quarantined_released_and_dropped_in_the_browser(page: Page, 
 
 def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown) -> None:
     shown.buffer.report_worker("worker-1", REPORT)
-    expect(page.get_by_role("table", name="Workers")).to_contain_text("worker-1")
+    workers = page.get_by_role("table", name="Workers")
+    expect(workers).to_contain_text("worker-1")
+    for title in ("process", "samples", "of batch"):
+        expect(workers.get_by_role("columnheader", name=title, exact=True)).to_be_visible()
+    for text in ("box:4242", "21 / 64"):
+        expect(workers.get_by_role("cell", name=text, exact=True)).to_be_visible()
     expect(page.get_by_role("table", name="Tasks")).to_contain_text("math")
     expect(page.get_by_role("table", name="Last errors")).to_contain_text("<script>")
     expect(page.get_by_role("row", name="alone retired")).to_be_visible()

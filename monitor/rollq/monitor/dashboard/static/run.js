@@ -362,8 +362,8 @@ function workerTable() {
         cell: (worker) => (worker.condition === "alive" ? (worker.state ?? "alive") : worker.condition),
         mark: (worker) => ({ alive: "", silent: "warn", dead: "bad" })[worker.condition],
       },
-      { title: "process", cell: (worker) => (worker.host ? `${worker.host}:${worker.pid}` : "-"), roomy: true },
-      { title: "engine", cell: (worker) => worker.engine ?? "-", spare: true },
+      { title: "process", cell: (worker) => (worker.host ? `${worker.host}:${worker.pid}` : "-"), spare: true },
+      { title: "engine", cell: (worker) => worker.engine ?? "-", roomy: true },
       { title: "version", cell: (worker) => number(worker.version), number: true },
       {
         title: "samples",
