@@ -14,7 +14,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.monitor.rq_info import rq_lines
 from rollq.monitor.screen import as_json, as_table
-from rollq.monitor.status import RunStatus, batch_shares, read_status
+from rollq.monitor.status import RunStatus, batch_share, read_status
 from rollq.monitor.trainer_words import MOST_ERROR
 
 
@@ -163,12 +163,15 @@ def test_each_worker_has_its_share_of_the_last_trained_batch(buffer: Buffer, ser
     buffer.report_trainer(held, {"step": 1, "workers": made, "other_samples": 10, "inserted_samples": 10})
     buffer.renew_trainer(held)
     shares = {name: report.get("batch_share") for name, report in look(buffer, server_url).workers.items()}
-    assert shares == {"w1": 0.4, "w2": 0.2, "w3": None}
+    assert shares == {"w1": 0.4, "w2": 0.2, "w3": None}  # it may be one of the others
+    buffer.report_trainer(held, {"step": 1, "workers": made})
+    shares = {name: report.get("batch_share") for name, report in look(buffer, server_url).workers.items()}
+    assert shares == {"w1": 0.5, "w2": 0.25, "w3": 0.0}
 
 
 @pytest.mark.parametrize("workers", ["unknown", {}, {"w1": "many"}, {"w1": 0}, [3]])
 def test_a_report_of_a_custom_trainer_that_means_something_else_has_no_shares(workers: object) -> None:
-    assert batch_shares({"workers": workers}) == {}
+    assert batch_share({"workers": workers}, "w1") == {}
 
 
 def test_a_worker_that_has_died_is_shown_as_dead(buffer: Buffer, server_url: str) -> None:

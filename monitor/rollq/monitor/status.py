@@ -109,7 +109,7 @@ class RunStatus:
 
     `tickets` counts tickets in the queue. `workers` maps a worker to its last report, with `age_s`, `condition`:
     alive, silent, or dead, and `batch_share`, its part of the samples of the last trained batch, where the trainer has
-    named it. `trainer` is the one that took the run last, brought up to date.
+    told it. `trainer` is the one that took the run last, brought up to date.
     """
 
     run: str
@@ -134,7 +134,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
     """
     tasks = tuple(_task_status(buffer, task) for task in buffer.tasks())
     trainer = buffer.trainer_state()
-    shares = batch_shares((trainer and trainer.report) or {})
+    made = (trainer and trainer.report) or {}
     return RunStatus(
         run=buffer.run,
         at_ms=buffer.server_ms(),
@@ -142,7 +142,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
         tickets=tickets_queued(queue, patience=patience),
         tasks=tasks,
         workers={
-            name: {**report, "condition": condition(report["age_s"]), **shares.get(name, {})}
+            name: {**report, "condition": condition(report["age_s"]), **batch_share(made, name)}
             for name, report in buffer.workers(FORGOTTEN_WORKER_S).items()
         },
         trainer=brought_up_to_date(trainer, tasks),
@@ -150,16 +150,18 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
     )
 
 
-def batch_shares(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The share of each worker that a trainer's report on its last step names, of the samples of the batch.
+def batch_share(report: Mapping[str, Any], worker: str) -> dict[str, float]:
+    """The share of a worker of the samples of the last batch, by the trainer's report; empty where that lacks it.
 
-    Other samples are of workers that are not named, or were inserted.
+    The report names the workers with the most samples. Others have made none, unless it counts some that are not named.
     """
-    named = report.get("workers")
+    named, others = report.get("workers"), int(report.get("other_samples") or 0)
     if not isinstance(named, Mapping) or not all(isinstance(count, int) for count in named.values()):
         return {}
-    samples = sum(named.values()) + sum(int(report.get(name) or 0) for name in ("other_samples", "inserted_samples"))
-    return {name: {"batch_share": round(count / samples, 4)} for name, count in named.items()} if samples else {}
+    samples = sum(named.values()) + others + int(report.get("inserted_samples") or 0)
+    if not samples or (worker not in named and others):
+        return {}
+    return {"batch_share": round(named.get(worker, 0) / samples, 4)}
 
 
 def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]) -> TrainerState | None:
