@@ -1,8 +1,8 @@
-"""How near `wanted_workers` is to the number of workers that a run needs, with more, fewer, and as many as that.
+"""How near `wanted_workers` is to the number of workers that a run needs, with fewer and with more than that there.
 
-Answers of equal lengths, and those of the trace. The needed number is that with which all tokens of a batch take no
-longer than a step of training, which takes a set time; training is that long beside one more half of a worker, so that
-it is not a matter of chance. It is read before the last step, as `rollq status` reads it.
+The needed number is that with which all tokens of a batch take no longer to generate than training takes, which is a
+set time: half a worker's work away from where another worker is needed. Answers have equal lengths, or those of the
+trace, whose longest ones leave places empty. The metric is read before the last step, as `rollq status` reads it.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,11 @@ from rollq.monitor.status import read_status
 from rollq.monitor.wanted import wanted_workers
 
 NEEDED = (1.5, 5.5)
-"""How many workers are needed, and as many are there as are in `WORKERS`."""
+"""How many workers' work a batch is in the time of training."""
 WORKERS = (1, 8)
-LONGEST_S = 1.0
-"""How long the longest answer takes at full speed."""
+"""How many workers there are."""
+ANSWER_S = 1.0
+"""How long an answer of the mean length takes at full speed."""
 LEAST_S = 25.0
 """How long a run takes at least: rates need some history, which has a row each 10 s."""
 
@@ -42,8 +43,9 @@ def measure(quick: bool) -> list[Result]:
 
 def wanted(kind: str, max_staleness: int, name: str, lengths: Sequence[int], needed: float, workers: int) -> Result:
     """The wanted number at the end of a run with that many workers, beside the needed one."""
-    gpu = Gpu(max(lengths) / LONGEST_S)
-    batch_s = SAMPLES * float(np.mean(lengths)) / gpu.most_tokens_per_s
+    mean = float(np.mean(lengths))
+    gpu = Gpu(mean / ANSWER_S)
+    batch_s = SAMPLES * mean / gpu.most_tokens_per_s
     train_s = batch_s / needed
     generation_s = batch_s / workers
     step_s = max(train_s, generation_s) if max_staleness else train_s + generation_s

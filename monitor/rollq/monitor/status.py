@@ -108,8 +108,8 @@ class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
     `tickets` counts tickets in the queue. `workers` maps a worker to its last report, with `age_s`, `condition`:
-    alive, silent, or dead, and `batch_share`, its part of the samples of the last trained batch, where the trainer has
-    told it. `trainer` is the one that took the run last, brought up to date.
+    alive, silent, or dead, and `batch_share`, its part of the samples of the last trained batch, where its
+    report has that. `trainer` is the one that took the run last, brought up to date.
     """
 
     run: str
