@@ -143,6 +143,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.sleep(held, "a step")
     yield lambda: buffer.sleep(held, "")
     yield lambda: buffer.report_worker("w", {"state": "busy"})
+    yield lambda: buffer.join_fleet("w", 8, load=4.0, tokens_per_s=100.0)
     yield lambda: buffer.order_worker("w", Order.PAUSE)
     yield lambda: buffer.forget_worker("w")
     yield lambda: buffer.order_group("math", 1, GroupOrder.REQUEUE)

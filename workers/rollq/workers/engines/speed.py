@@ -61,7 +61,7 @@ class EngineSpeed:
     def described(self, places: int) -> dict[str, float] | None:
         """a and b, in seconds, and up to how many sequences they hold, at most `places`; None while not known.
 
-        What observations do not tell apart counts as b: the speed of all sequences together is that which was seen.
+        What observations do not separate counts as b: the speed of all sequences together is that which was seen.
         """
         if self.seen < LEAST_TOKENS:
             return None

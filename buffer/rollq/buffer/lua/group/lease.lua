@@ -141,8 +141,7 @@ local function find_best(clock, beyond, most)
   if clock.prompt_stats ~= 1 or clock.kind == 'eval' then
     return redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, most)
   end
-  local scored =
-    redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'WITHSCORES', 'LIMIT', 0, most + LOOKED_AHEAD)
+  local scored = redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'WITHSCORES', 'LIMIT', 0, most + LOOKED_AHEAD)
   return longest_first(clock, scored)
 end
 
