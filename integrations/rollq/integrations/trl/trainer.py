@@ -135,7 +135,9 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """The weights have learned from the batch: publish them if it is time, and commit."""
         batch = self._feed.batch
         assert batch is not None
-        made = sum(self._ranks.gather(samples_by_worker(batch)), Counter[str]())  # no rank may still fail in this step
+        made = Counter[str]()
+        for counted in self._ranks.gather(samples_by_worker(batch)):  # no rank may still fail in this step
+            made.update(counted)
         if batch.step % self._consumer.sync_weights_interval == 0:
             self._publish(batch.step)
         self._consumer.commit(batch)
