@@ -9,6 +9,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.replies import TrainerEpoch
+from rollq.buffer.settings import TaskRules
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
@@ -52,7 +53,8 @@ def follow(buffer: Buffer, scenario: Callable[[Callable[[], Awaitable[tuple[int,
     async def run() -> None:
         host = EngineHost(lambda: SimulatedEngine(SimulatedSettings()), restarts=0)
         await host.start()
-        follower = WeightFollower(BufferCalls(buffer), host, Signals(), WorkerSettings(), worker="w")
+        calls, tasks = BufferCalls(buffer), sorted(buffer.tasks())
+        follower = WeightFollower(calls, host, Signals(), WorkerSettings(), worker="w", tasks=tasks)
 
         async def served() -> tuple[int, int]:
             if not await follower.catch_up():
@@ -83,6 +85,23 @@ def test_weights_that_a_replay_publishes_again_stay_until_it_does(buffer: Buffer
         assert await served() == (2, 2)
         trainer.publish(3)
         assert await served() == (2, 3)
+
+    follow(buffer, scenario)
+
+
+def test_they_go_while_an_evaluation_of_the_weights_before_them_is_open(buffer: Buffer, trainer: Trainer) -> None:
+    buffer.register_task("held_out", TaskRules(kind="eval", batch_groups=1, group_size=1))
+
+    async def scenario(served: Callable[[], Awaitable[tuple[int, int]]]) -> None:
+        trainer.begin(0)
+        trainer.publish(1)
+        trainer.publish(2)
+        assert await served() == (1, 2)
+        trainer.begin(0)
+        trainer.publish(1)
+        assert await served() == (1, 2)
+        buffer.open_batch("held_out", "1/held_out", "eval", step=1)
+        assert await served() == (2, 1)  # the trainer publishes nothing until the evaluation has ended
 
     follow(buffer, scenario)
 

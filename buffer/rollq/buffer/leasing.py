@@ -100,6 +100,13 @@ class Leasing(BufferCore):
         others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
         return [task for task in tasks if task not in others]
 
+    def evaluates_others(self, tasks: Sequence[str], *, epoch: int, version: int) -> bool:
+        """Whether an evaluation among `tasks` is open for other weights than these, which cannot take part in it."""
+        evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
+        clocks = [("HMGET", task_keys(self.run, task).clock, "pin", "open_evaluations") for task in evaluations]
+        pin = f"{epoch}:{version}".encode()
+        return any(int(is_open or 0) > 0 and pinned != pin for pinned, is_open in self.send_all(clocks))
+
     def renew(self, leases: Sequence[Lease]) -> list[Lease]:
         """Confirm leases and move their deadline; returns those that are no longer the caller's."""
         by_task = _by_task(leases)

@@ -95,7 +95,7 @@ class Worker:
         signals = self._signals = Signals()
         self.calls = calls = BufferCalls(buffer)
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts, freeze=freeze)
-        self.follower = WeightFollower(calls, self.host, signals, settings, worker=name)
+        self.follower = WeightFollower(calls, self.host, signals, settings, worker=name, tasks=tuple(tasks))
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
         self.table = LeaseTable(calls, lease_s, timeouts, signals)

@@ -8,6 +8,8 @@ import asyncio
 import logging
 import shutil
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -34,14 +36,23 @@ class WeightFollower:
     """Loads every published version into the engine, from a temporary folder that is removed at the end."""
 
     def __init__(
-        self, calls: BufferCalls, host: EngineHost, signals: Signals, settings: WorkerSettings, *, worker: str
+        self,
+        calls: BufferCalls,
+        host: EngineHost,
+        signals: Signals,
+        settings: WorkerSettings,
+        *,
+        worker: str,
+        tasks: Sequence[str] = (),
     ) -> None:
+        """`tasks`: those that the worker serves, evaluations among them."""
         self.swaps = 0
         self.swap_pause_s = 0.0
         self._host = host
         self._calls = calls
         self._signals = signals
         self._settings = settings
+        self._tasks = tasks
         self._broadcasts = BroadcastReceiver(calls, worker)
         self.refused: str | None = None
         self._refused: WeightsVersion | None = None
@@ -79,16 +90,21 @@ class WeightFollower:
             if live is None or self._host.version is None:
                 return True
             wanted = WeightsVersion(live.epoch, live.version, live.digest)
-            if self._host.published.is_set() and (wanted == self._host.version or self._may_stay(live)):
+            if self._host.published.is_set() and (wanted == self._host.version or await self._may_stay(live)):
                 return True
             return await self._serve(live, wanted)
 
-    def _may_stay(self, live: LiveModel) -> bool:
+    async def _may_stay(self, live: LiveModel) -> bool:
         """Whether the engine's weights are newer, and the trainer may publish them again: tokens of older ones between
-        its own would make all its samples older. A broadcast waits for every engine."""
+        its own would make all its samples older. A broadcast waits for every engine, and an evaluation for one that
+        serves its weights."""
         served = self._host.version
-        is_newer = served is not None and live.awaits(served.epoch, served.version, served.digest)
-        return is_newer and round_number(live.uri) is None
+        if served is None or not live.awaits(served.epoch, served.version, served.digest):
+            return False
+        if round_number(live.uri) is not None:
+            return False
+        others = partial(self._calls.buffer.evaluates_others, epoch=served.epoch, version=served.version)
+        return not await self._calls.poll(others, self._tasks)
 
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
         is_unfit = wanted == self._refused and round_number(live.uri) is not None  # nor will it fit the next time
