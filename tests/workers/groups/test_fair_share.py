@@ -92,6 +92,7 @@ def test_a_denied_worker_is_told_when_to_ask_again(
     under_way = UnderWay(pending, running)
     again_s = denied_for_s(under_way, held, share, waited_s)
     assert 0 < again_s <= PATIENCE_S
+    assert allowance(under_way, held, share, waited_s + 1e6) >= 1  # however long it has waited
     if not allowance(under_way, held, share, waited_s):
         assert allowance(under_way, held, share, waited_s + again_s + 1e-6)
 

@@ -133,6 +133,30 @@ def test_a_worker_with_all_places_taken_leaves_the_rest_in_the_buffer_for_others
     play(world, scene, *[{"samples_in_flight": 2}] * 4)
 
 
+def test_surplus_tickets_are_used_up(world: WorkerWorld) -> None:
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        tickets = world.tickets(5)
+        await world.until(lambda: world.queue.count == 0)
+        await world.until(lambda: set(tickets) <= set(world.queue.finished_job_registry.get_job_ids()))
+        assert len(world.queue.finished_job_registry.get_job_ids()) == len(tickets)
+
+    play(world, scene, *[{}] * 3)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_worker_that_was_told_to_stop_leaves_its_share_while_it_finishes(world: WorkerWorld) -> None:
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        stopping, *others = workers
+        world.admit(3)
+        await world.until_count(Status.RUNNING, 3)
+        stopping.rq.request_shutdown()
+        await world.until(lambda: knows(others, 2))
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 3)
+
+    play(world, scene, *[{"grace_s": PATIENCE_S}] * 3)
+
+
 def test_what_a_dead_worker_should_take_is_taken_by_the_others(world: WorkerWorld) -> None:
     async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
         stuck = workers[0]

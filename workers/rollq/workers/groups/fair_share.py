@@ -19,6 +19,7 @@ ALIKE = 0.08
 """Workers whose measured speeds differ by less than this count as equally fast."""
 REST_S = 0.1
 """Within this time the rest is taken: first by a worker that is nearly owed another group, last by one that is not."""
+MOST_DOUBLINGS = 30
 PATIENCE_S = 1.0
 """Groups that have waited this long are for everybody: after each further time, a worker may take twice as many."""
 
@@ -53,7 +54,7 @@ def allowance(under_way: UnderWay, held: int, share: float, waited_s: float) -> 
     if held < max(1, sure):
         return min(under_way.pending, max(1, sure) - held)
     if waited_s >= PATIENCE_S:
-        part = min(1.0, share * 2.0 ** (floor(waited_s / PATIENCE_S) - 1))
+        part = min(1.0, share * 2.0 ** min(MOST_DOUBLINGS, floor(waited_s / PATIENCE_S) - 1))
         return min(under_way.pending, ceil(under_way.pending * part))
     if held == sure and owed > sure and waited_s >= rest_s(owed):
         return min(under_way.pending, 1)

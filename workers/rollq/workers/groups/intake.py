@@ -93,6 +93,7 @@ class Intake:
         self._worker = worker
         self._draining = False
         self._allowed = 0
+        self._pending = False
         self._denied_since_s: float | None = None
         self._stale_versions = LogOnce(log)
 
@@ -104,6 +105,8 @@ class Intake:
                 groups, wait_s = await self._allow()
                 if groups:
                     return groups
+            else:
+                self._denied_since_s = None  # it waits for its own places, and not for its share
             await self._signals.room.wait(wait_s)
         return 0
 
@@ -115,23 +118,29 @@ class Intake:
         """
         self._allowed = 0
         tasks, free = self._places.with_room(self._control.open_tasks)
+        self._pending = True  # as far as is known
+        if not tasks:
+            return 0, POLL_S
         all_have_room = len(tasks) == len(self._control.open_tasks)
         if not self._fleet.share:
             await self._fleet.refresh()
         if self._fleet.share == 1.0 and all_have_room:
+            self._denied_since_s = None
             self._allowed = min(free, MAX_TAKE)
             return self._allowed, 0.0
         under_way = await self._calls(self._calls.buffer.under_way, tasks)
-        if not under_way.pending:
+        self._pending = under_way.pending > 0
+        if not self._pending:
             self._denied_since_s = None
             return int(all_have_room), POLL_S
-        share, wait_s = self._share_of(under_way, monotonic())
+        held = sum(entry.lease.task in tasks for entry in self._table)
+        share, wait_s = self._share_of(under_way, held, monotonic())
         self._allowed = min(free, share, MAX_TAKE)
         return self._allowed, wait_s
 
-    def _share_of(self, under_way: UnderWay, now_s: float) -> tuple[int, float]:
+    def _share_of(self, under_way: UnderWay, held: int, now_s: float) -> tuple[int, float]:
         """How many of the pending groups this worker may take, and if none, how soon to ask again."""
-        held, share = len(self._table), self._fleet.share
+        share = self._fleet.share
         if groups := allowance(under_way, held, share, 0.0):
             self._denied_since_s = None
             return groups, 0.0
@@ -145,7 +154,10 @@ class Intake:
         asked = sum(ticket.groups for ticket in tickets)
         if asked > self._allowed or self._fleet.share < 1.0:  # a large ticket, or one that came after a while
             await self._allow()
-        asked_s, wanted, leases = await self._lease(min(asked, self._allowed))
+        asked_s, wanted = 0.0, 0
+        leases: Sequence[Lease] = ()
+        if self._allowed:
+            asked_s, wanted, leases = await self._lease(min(asked, self._allowed))
         if self.stopped and leases:
             await self._runner.hand_back(leases)
             leases = ()
@@ -154,11 +166,13 @@ class Intake:
             share = leases[at : at + ticket.groups]
             at += len(share)
             orders.append(TicketGroups([self._start(lease, asked_s) for lease in share]))
-        return Taken(orders, unused=asked - wanted if len(leases) == wanted else 0)
+        # tickets of which nothing is pending are surplus: put back, they would go around among the workers
+        return Taken(orders, unused=asked - wanted if self._pending and len(leases) == wanted else 0)
 
     def stop(self) -> None:
         """Lease nothing from now on."""
-        self.stopped = True
+        self.stopped = self._fleet.draining = True
+        self._signals.state.set()
         self._signals.room.set()
 
     def _may_take(self) -> bool:
