@@ -55,7 +55,7 @@ class FleetShare:
         speed = self._maker.speed
         load = speed.mean_sequences
         self.tokens_per_s = speed.tokens_per_s(self._fleet.mean_load or load)
-        counted = counted_speed(self._fleet, places, self.tokens_per_s)
+        counted = float(round(counted_speed(self._fleet, places, self.tokens_per_s)))  # as the fleet counts it
         self._fleet = await self._calls.poll(
             self._calls.buffer.join_fleet, self._worker, places, load=load, tokens_per_s=counted
         )

@@ -191,7 +191,7 @@ class SampleMaker:
         async with places.place(held):
             started_s = monotonic()
             try:
-                made = await contained(recipe.loop.run(rollout))
+                made = EMPTY_SAMPLE if held.finished else await contained(recipe.loop.run(rollout))
             except (EngineDead, PromptTooLong):
                 raise
             except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
