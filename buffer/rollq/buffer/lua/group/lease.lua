@@ -117,8 +117,8 @@ local function pick_suspects(clock, request, suspect_count)
   return redis.call('ZRANGEBYSCORE', suspects, '-inf', alone_from - 1, 'LIMIT', 0, share), 0, false
 end
 
--- The groups of `scored`, ids and scores in order, with the longest answers first among those of one step: a long answer
--- that begins last ends alone. Groups of which nothing is known keep their place before shorter ones.
+-- The groups of `scored`, ids and scores in order, with the longest answers first among those of one step: a long
+-- answer that begins last ends alone. Groups of which nothing is known keep their place before shorter ones.
 local function longest_first(clock, scored)
   local ids, steps, lengths, places = {}, {}, {}, {}
   for i = 1, #scored, 2 do

@@ -2,9 +2,9 @@
 -- Moves: running -> completed|aborted|expired|filtered|failed, or dropped; for a group of a batch, running -> gathered
 --   when it is finished and back to pending when it is not
 -- KEYS: clock, payloads
--- ARGV: incarnation, epoch, floors, then per group: id, attempt, nonce, letters, versions, token_versions, oldest, newest,
---   filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes,
---   rows, counted_in
+-- ARGV: incarnation, epoch, floors, then per group: id, attempt, nonce, letters, versions, token_versions, oldest,
+--   newest, filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed,
+--   rewarded_tokens, bytes, rows, counted_in
 --   epoch, floors: by which versions were counted   letters: one per sample
 --   versions: the one that each sample counts as, comma separated, '-' without tokens
 --   token_versions: likewise, those of the oldest token of each sample

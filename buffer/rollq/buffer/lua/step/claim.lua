@@ -1,5 +1,5 @@
--- Takes the batch of a step, or as much of it as is there. Its manifest fixes it from then on: its groups and their order
--- stay, and none is added once it is whole.
+-- Takes the batch of a step, or as much of it as is there. Its manifest fixes it from then on: its groups and their
+-- order stay, and none is added once it is whole.
 -- Moves: completed -> claimed
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, so_far, known
@@ -53,8 +53,8 @@ local function total_staleness(reply, first, step)
   return total
 end
 
--- How many groups of an open batch may be taken before it is whole: those that it would have in the end, whichever others
--- finish first. In the order of a claim, each group that is not finished may come before those that are. Without
+-- How many groups of an open batch may be taken before it is whole: those that it would have in the end, whichever
+-- others finish first. In the order of a claim, each group that is not finished may come before those that are. Without
 -- stragglers to wait for, the first that finish are the batch.
 local function count_sure(clock, missing, ready)
   if clock.stragglers ~= 'wait' then return math.min(missing, ready) end
@@ -116,16 +116,16 @@ local function fill(clock, manifest, step, request)
   local ready, stragglers = count_ready(clock, step)
   local unarchived = count_unarchived(clock, step)
   local lack = { held + ready, stragglers, unarchived }
-  local is_whole = missing == 0 or (ready >= missing and stragglers + unarchived == 0)
-  local count = is_whole and missing or 0
-  if request.so_far and not is_whole and unarchived == 0 then count = count_sure(clock, missing, ready) end
-  if count == 0 and not is_whole then
+  local is_complete = missing == 0 or (ready >= missing and stragglers + unarchived == 0)
+  local count = is_complete and missing or 0
+  if request.so_far and not is_complete and unarchived == 0 then count = count_sure(clock, missing, ready) end
+  if count == 0 and not is_complete then
     if not (open and request.so_far) then return { 'short', unpack(lack) } end
     return describe_batch(clock, manifest, 'open', lack, request.known)
   end
   if not open then begin_manifest(clock, manifest, request.claim_round, request.releases, request.step_groups) end
   local added = extend(clock, manifest, step, lowest, count, old)
-  if is_whole then
+  if is_complete then
     redis.call('HDEL', manifest, 'open')
     redis.call('HSET', manifest, 'claimed_ms', now_ms())
   else
@@ -133,7 +133,7 @@ local function fill(clock, manifest, step, request)
   end
   write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
-  local word, still = is_whole and 'batch' or 'open', is_whole and { 0, 0, 0 } or lack
+  local word, still = is_complete and 'batch' or 'open', is_complete and { 0, 0, 0 } or lack
   local reply = describe_batch(clock, manifest, word, still, request.known)
   local first = math.max(FIRST_OF_BATCH, #reply - added + 1)
   redis.call('HINCRBY', manifest, 'staleness', total_staleness(reply, first, step))

@@ -1,5 +1,5 @@
--- When floors of dead epochs have moved, groups count as older, or as newer again: corrects the version index. Others are
--- corrected when they return to it, by `oldest_now`.
+-- When floors of dead epochs have moved, groups count as older, or as newer again: corrects the version index. Others
+-- are corrected when they return to it, by `oldest_now`.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, after, limit
