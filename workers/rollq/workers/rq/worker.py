@@ -17,6 +17,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, Protocol, TypeVar
@@ -224,8 +225,9 @@ class RqWorker(BaseWorker):
             else:
                 record.end(JobStatus.FINISHED)
             self._ledger.note(record)
-        if taken.unused:
-            await self._call(self._enqueue_again, taken.unused)
+        if taken.unused and not self._stopping.is_set():
+            with suppress(ServerError, RedisError):  # a user that may not enqueue leaves it to the producer's next look
+                await self._call(self._enqueue_again, taken.unused)
 
     def _enqueue_again(self, groups: int) -> None:
         """New tickets for groups of tickets that were larger than the room for them."""
