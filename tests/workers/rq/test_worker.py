@@ -165,6 +165,26 @@ def test_tickets_that_do_not_fit_stay_in_the_queue_in_order(queue: Queue, run_na
     serve(queue, run_name, lambda: Work(room=10, held=True), scene)
 
 
+def test_tickets_that_were_not_used_go_back_as_they_are(queue: Queue, run_name: str) -> None:
+    jobs = enqueue_tickets(queue, run_name, 3, 1)
+
+    class Full(Work):
+        """Has room when it is asked, and none left when tickets come."""
+
+        async def take(self, tickets: Sequence[Ticket]) -> Taken:
+            self.capacity = 0
+            return await super().take(tickets)
+
+    async def scene(worker: RqWorker, work: Work) -> None:
+        await until(lambda: work.capacity == 0)
+        await until(lambda: queue.job_ids == jobs)
+
+    serve(queue, run_name, lambda: Full(room=3), scene)
+    assert queue.job_ids == jobs
+    assert queue.intermediate_queue.get_job_ids() == []
+    assert queue.finished_job_registry.get_job_ids() == []
+
+
 def test_rq_sees_the_worker_its_job_and_the_groups_it_took(queue: Queue, run_name: str, server_url: str) -> None:
     job_id = enqueue_tickets(queue, run_name, 1, 3)[0]
     seen: list[str] = []

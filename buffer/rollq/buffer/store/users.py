@@ -116,8 +116,8 @@ EVERYONE = (
 QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"
 QUEUE_PRODUCER = "expire hset persist rpush sadd"
 QUEUE_WORKER = (
-    "blmove blpop del expire get hdel hincrby hincrbyfloat hset lmove lpush lrem sadd set srem type unlink watch "
-    "xadd xrevrange zadd zrangebyscore zrem zremrangebyscore zscore"
+    "blmove blpop del expire get hdel hincrby hincrbyfloat hset lmove lpush lrem persist rpush sadd set srem type "
+    "unlink watch xadd xrevrange zadd zrangebyscore zrem zremrangebyscore zscore"
 )
 TRANSACTIONS = "multi exec discard unwatch"
 QUEUE_COMMANDS: Mapping[Role, str] = {

@@ -17,7 +17,6 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, Protocol, TypeVar
@@ -28,7 +27,8 @@ from rq import Queue
 from rq.job import JobStatus
 from rq.worker import BaseWorker
 
-from rollq.buffer.errors import RunMismatch, ServerError, StoreLost, TicketRefused
+from rollq.buffer.errors import RunMismatch, ServerError, ServerRefused, StoreLost, TicketRefused
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, enqueue_tickets
 from rollq.workers.rq.in_flight import Taken, TicketsInFlight
@@ -100,6 +100,7 @@ class RqWorker(BaseWorker):
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._in_flight = TicketsInFlight(self._ledger, self.give_up)
+        self._refused = LogOnce(log)
         self._groups_per_ticket = MAX_GROUPS  # until the first ticket is seen
         self._thread = ThreadPoolExecutor(1, "rq")
         """For all calls to the queue's server, so that one connection is enough."""
@@ -218,21 +219,32 @@ class RqWorker(BaseWorker):
         tickets = [ticket for _, ticket in accepted]
         self._groups_per_ticket = max(ticket.groups for ticket in tickets)
         taken = await self._work.take(tickets)
-        for (record, _), groups in zip(accepted, taken.groups, strict=True):
+        unused, unused_jobs = taken.unused, []
+        for (record, ticket), groups in zip(accepted, taken.groups, strict=True):
             record.groups = groups.groups
             if groups.groups:
                 self._in_flight.start(record, groups)
+            elif ticket.groups <= unused:
+                unused -= ticket.groups
+                unused_jobs.append(record.job)
+                continue
             else:
                 record.end(JobStatus.FINISHED)
             self._ledger.note(record)
-        if taken.unused and not self._stopping.is_set():
-            with suppress(ServerError, RedisError):  # a user that may not enqueue leaves it to the producer's next look
-                await self._call(self._enqueue_again, taken.unused)
+        if unused_jobs:
+            await self._call(self._source.put_back, unused_jobs)
+        if unused and not self._stopping.is_set():
+            await self._call(self._enqueue_rest, unused)
 
-    def _enqueue_again(self, groups: int) -> None:
-        """New tickets for groups of tickets that were larger than the room for them."""
+    def _enqueue_rest(self, groups: int) -> None:
+        """New tickets for the groups of a ticket in flight that had no room."""
         tickets = -(-groups // self._groups_per_ticket)
-        enqueue_tickets(self._queue, self._run, tickets, self._groups_per_ticket, patience=self._patience)
+        try:
+            enqueue_tickets(self._queue, self._run, tickets, self._groups_per_ticket, patience=self._patience)
+        except ServerRefused as error:
+            self._refused.warning(
+                "rest", "%s: make rollq.acl anew; the rest of large tickets waits for a producer", error
+            )
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await self._loop.run_in_executor(self._thread, partial(function, *args))
