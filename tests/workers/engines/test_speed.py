@@ -65,6 +65,19 @@ def test_a_speed_is_not_known_from_a_few_tokens() -> None:
     assert EngineSpeed().mean_sequences == 0.0
 
 
+def test_more_sequences_gain_as_much_as_an_engine_reads_weights() -> None:
+    speed = seen(linear, 10, 100)  # 5 ms for the weights, 0.1 ms for each sequence
+    assert speed.gain(1) == pytest.approx(0.98, abs=0.02)
+    assert speed.gain(50) == pytest.approx(0.5, abs=0.02)
+    assert speed.gain(450) == pytest.approx(0.1, abs=0.02)
+
+
+def test_more_sequences_gain_nothing_for_a_full_engine_and_may_for_an_unknown_one() -> None:
+    assert seen(bounded, 128, 256).gain(200) == pytest.approx(0.0, abs=0.02)
+    assert seen(bounded, 256).gain(256) == 0.0  # nothing says that it would be faster
+    assert EngineSpeed().gain(10) == 1.0
+
+
 def test_an_engine_that_has_become_slow_is_soon_known_as_slow() -> None:
     speed = seen(linear, *[50] * 40)
     for _ in range(300):

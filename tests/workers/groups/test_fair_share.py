@@ -69,6 +69,14 @@ def test_a_share_that_nobody_takes_is_everybodys_after_a_moment() -> None:
     assert after_s < 4 * PATIENCE_S
 
 
+def test_a_fully_used_worker_takes_nothing_beyond_its_share() -> None:
+    under_way = UnderWay(20, 80)
+    assert allowance(under_way, 10, 0.1, waited_s=60.0, gain=0.1) == 0
+    assert allowance(under_way, 10, 0.1, waited_s=60.0, gain=0.9) == 20
+    assert allowance(under_way, 9, 0.1, waited_s=0.0, gain=0.1) == 1  # its share it does take
+    assert allowance(under_way, 0, 0.001, waited_s=0.0, gain=0.1) == 1  # and a worker without work, a group
+
+
 def test_what_full_workers_cannot_take_goes_to_the_one_with_room_within_seconds() -> None:
     held, after_s = shared(64, [1 / 8] * 8, places=[2] * 7 + [100])
     assert held == [2] * 7 + [50]

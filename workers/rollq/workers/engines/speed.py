@@ -58,6 +58,19 @@ class EngineSpeed:
         b = self._slope(surely=0.0)
         return sequences / (t - b * n + b * sequences)
 
+    def gain(self, sequences: float) -> float:
+        """How much faster one percent more sequences make the engine, in percent: from 1 for one that reads weights
+        most of the time to 0 for one that is fully used. 1.0 while it is not known.
+
+        It is a / (a + b n), the elasticity of n / (a + b n).
+        """
+        if self.seen < LEAST_TOKENS:
+            return 1.0
+        n, t = self.n / self.tokens, self.t / self.tokens
+        b = self._slope(surely=t / n)
+        step_s = t - b * n + b * sequences
+        return 1 - b * sequences / step_s if step_s > 0 else 1.0
+
     def described(self, places: int) -> dict[str, float] | None:
         """a and b, in seconds, and up to how many sequences they hold, at most `places`; None while not known.
 

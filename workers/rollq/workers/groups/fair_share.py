@@ -4,8 +4,9 @@ Groups are shared in proportion to what each worker can do, so that all end at a
 is the same number before and after a lease, so workers that ask at the same moment agree on it.
 
 A share that is not a whole number leaves a rest. Workers take it one by one, the one with the largest fraction first.
-Groups that nobody has taken after a while are taken beyond the shares: no fact about the fleet that is out of date, and
-no worker that cannot take what it should, leaves another one idle for longer.
+Groups that nobody has taken after a while are taken beyond the shares by workers that more samples make faster: no fact
+about the fleet that is out of date, and no worker without a place for its share, leaves these idle for longer. A worker
+that is fully used leaves them to the next that has a place: it would only keep them.
 """
 
 from math import ceil, floor
@@ -22,6 +23,8 @@ REST_S = 0.1
 MOST_DOUBLINGS = 30
 PATIENCE_S = 1.0
 """Groups that have waited this long are for everybody: after each further time, a worker may take twice as many."""
+LEAST_GAIN = 0.5
+"""They are not for workers of which more samples make less; see `EngineSpeed.gain`."""
 
 
 def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
@@ -43,17 +46,17 @@ def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
     return min(1.0, mine / everyone) if everyone else 1.0
 
 
-def allowance(under_way: UnderWay, held: int, share: float, waited_s: float) -> int:
+def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gain: float = 1.0) -> int:
     """How many groups a worker that holds `held` may take now; not more than are pending. One that holds none may
     take one.
 
-    `waited_s`: for how long groups have been pending that it was not allowed.
+    `waited_s`: for how long groups have been pending that it was not allowed. `gain`: see `EngineSpeed.gain`.
     """
     owed = (under_way.pending + under_way.running) * share
     sure = floor(owed + NOISE)
     if held < max(1, sure):
         return min(under_way.pending, max(1, sure) - held)
-    if waited_s >= PATIENCE_S:
+    if waited_s >= PATIENCE_S and gain >= LEAST_GAIN:
         part = min(1.0, share * 2.0 ** min(MOST_DOUBLINGS, floor(waited_s / PATIENCE_S) - 1))
         return min(under_way.pending, ceil(under_way.pending * part))
     if held == sure and owed > sure and waited_s >= rest_s(owed):

@@ -43,6 +43,11 @@ class FleetShare:
         """How many workers take groups, as this one has last heard."""
         return self._fleet.workers
 
+    @property
+    def gain(self) -> float:
+        """How much faster more samples make this worker now; see `EngineSpeed.gain`."""
+        return self._maker.speed.gain(self._places.open)
+
     async def leave(self) -> None:
         """Take no more groups: the others share what this worker would have had."""
         self.share = 0.0

@@ -147,7 +147,8 @@ class Intake:
         if self._denied_since_s is None:
             self._denied_since_s = now_s
         waited_s = now_s - self._denied_since_s
-        return allowance(under_way, held, share, waited_s), denied_for_s(under_way, held, share, waited_s)
+        groups = allowance(under_way, held, share, waited_s, self._fleet.gain)
+        return groups, denied_for_s(under_way, held, share, waited_s)
 
     async def take(self, tickets: Sequence[Ticket]) -> Taken:
         """Lease groups for all tickets in one call and start them."""

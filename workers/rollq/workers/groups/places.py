@@ -144,6 +144,11 @@ class AllPlaces:
         return open_tasks, min(groups, default=0)
 
     @property
+    def open(self) -> int:
+        """How many samples are to be generated."""
+        return sum(places.open for places in self._every)
+
+    @property
     def taken(self) -> int:
         """How many samples have a place."""
         return sum(places.taken for places in self._every)
