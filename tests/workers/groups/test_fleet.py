@@ -52,6 +52,11 @@ def knows(workers: Sequence[Worker], count: int) -> bool:
     return all(worker.fleet.workers == count for worker in workers)
 
 
+async def until_held(world: WorkerWorld, workers: Sequence[Worker], groups: int) -> None:
+    """Until these workers hold so many groups. A lease counts as running before its worker has the reply."""
+    await world.until(lambda: sum(len(worker.table) for worker in workers) == groups)
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that leave to others for as long as it takes what is not their share."""
@@ -67,7 +72,7 @@ def world(buffer: Buffer, server_url: str) -> WorkerWorld:
 def test_with_nothing_set_workers_share_the_groups_equally(world: WorkerWorld) -> None:
     async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
         world.admit(16)
-        await world.until_count(Status.RUNNING, 16)
+        await until_held(world, workers, 16)
         assert [len(worker.table) for worker in workers] == [4, 4, 4, 4]
         assert script.running == 32  # every sample has its place
 
@@ -78,7 +83,7 @@ def test_with_nothing_set_workers_share_the_groups_equally(world: WorkerWorld) -
 def test_workers_share_in_proportion_to_their_places_until_their_speeds_are_known(world: WorkerWorld) -> None:
     async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
         world.admit(16)
-        await world.until_count(Status.RUNNING, 16)
+        await until_held(world, workers, 16)
         assert [len(worker.table) for worker in workers] == [12, 4]
 
     play(world, scene, {"samples_in_flight": 300}, {"samples_in_flight": 100})
@@ -88,7 +93,7 @@ def test_workers_share_in_proportion_to_their_places_until_their_speeds_are_know
 def test_large_tickets_are_shared_too(world: WorkerWorld) -> None:
     async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
         world.admit(16, groups_per_job=16)
-        await world.until_count(Status.RUNNING, 16)
+        await until_held(world, workers, 16)
         assert [len(worker.table) for worker in workers] == [4, 4, 4, 4]
 
     play(world, scene, *[{}] * 4)
@@ -101,7 +106,7 @@ def test_a_paused_worker_leaves_its_share_to_the_others(world: WorkerWorld) -> N
         world.buffer.order_worker(paused.rq.name, Order.PAUSE)
         await world.until(lambda: paused.control.paused and knows(others, 2))
         world.admit(16)
-        await world.until_count(Status.RUNNING, 16)
+        await until_held(world, workers, 16)
         assert [len(worker.table) for worker in workers] == [0, 8, 8]
 
     play(world, scene, *[{}] * 3)
@@ -111,11 +116,11 @@ def test_a_paused_worker_leaves_its_share_to_the_others(world: WorkerWorld) -> N
 def test_a_worker_that_joins_gets_its_share_of_what_comes_next(world: WorkerWorld) -> None:
     async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
         world.admit(8)
-        await world.until_count(Status.RUNNING, 8)
+        await until_held(world, workers, 8)
         async with working(world, script) as joined:
             await world.until(lambda: knows([*workers, joined], 3))
             world.admit(4)
-            await world.until_count(Status.RUNNING, 12)
+            await until_held(world, [*workers, joined], 12)
             assert [len(worker.table) for worker in (*workers, joined)] == [4, 4, 4]
 
     play(world, scene, *[{}] * 2)
@@ -125,9 +130,9 @@ def test_a_worker_that_joins_gets_its_share_of_what_comes_next(world: WorkerWorl
 def test_a_worker_with_all_places_taken_leaves_the_rest_in_the_buffer_for_others(world: WorkerWorld) -> None:
     async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
         world.admit(8)
-        await world.until_count(Status.RUNNING, 4)  # of 2 samples each, in 2 places: one at a time, and one that waits
+        await until_held(world, workers, 4)  # of 2 samples each, in 2 places: one at a time, and one that waits
         async with working(world, script) as joined:
-            await world.until_count(Status.RUNNING, 8)
+            await until_held(world, [*workers, joined], 8)
             assert len(joined.table) == 4
 
     play(world, scene, *[{"samples_in_flight": 2}] * 4)
@@ -148,7 +153,7 @@ def test_a_worker_that_was_told_to_stop_leaves_its_share_while_it_finishes(world
     async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
         stopping, *others = workers
         world.admit(3)
-        await world.until_count(Status.RUNNING, 3)
+        await until_held(world, workers, 3)
         stopping.rq.request_shutdown()
         await world.until(lambda: knows(others, 2))
         script.gate.set()
@@ -163,7 +168,7 @@ def test_what_a_dead_worker_should_take_is_taken_by_the_others(world: WorkerWorl
         stuck.intake.stopped = True  # it reports, and takes nothing
         world.admit(16)
         world.tickets(1)  # it has taken one to wait for
-        await world.until_count(Status.RUNNING, 16)
+        await until_held(world, workers, 16)
         assert len(stuck.table) <= 1  # one whose ticket it was waiting for
 
     play(world, scene, *[{}] * 3)
