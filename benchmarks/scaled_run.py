@@ -35,6 +35,13 @@ PROMPTS = 20_000
 PROMPT_TOKENS = 2
 START_S = 120.0
 """Longest time for workers to start."""
+CREATE_RUN = """
+import sys
+from rollq.buffer.buffer import Buffer
+
+with Buffer.connect(*sys.argv[1:]) as buffer:
+    buffer.create_run()
+"""
 
 
 def trees() -> Mapping[str, Path]:
@@ -102,6 +109,11 @@ class Roles:
     steps: list[Step] = field(default_factory=list)
     workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
     others: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+
+    def create_run(self) -> None:
+        """Create the run by the code of the roles, whose schema may be another one than this tree's."""
+        command = [sys.executable, "-c", CREATE_RUN, self.url, RUN]
+        subprocess.run(command, env=self._environment, check=True)
 
     def add_worker(self) -> int:
         """Start a worker with the engine of its place in the plan; returns the place."""
@@ -200,11 +212,14 @@ class Roles:
         return path
 
     def _start(self, name: str, module: str, *arguments: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
-        paths = [*(str(self.tree / package) for package in PACKAGES), str(ROOT)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", module, *arguments]
         with (self.folder / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=log, stdout=stdout or log)
+            return subprocess.Popen(command, cwd=self.folder, env=self._environment, stderr=log, stdout=stdout or log)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        paths = [*(str(self.tree / package) for package in PACKAGES), str(ROOT)]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager
@@ -217,10 +232,9 @@ def started(plan: Plan, tree: Path, workers: int | None = None) -> Iterator[Role
         (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
         (folder / "model").mkdir()
         save_file({"weight": np.zeros(8, np.float32)}, folder / "model" / "model.safetensors")
-        with Buffer.connect(running.url, RUN) as buffer:
-            buffer.create_run()
         roles = Roles(plan, folder, running.url, tree)
         stack.callback(roles.end)
+        roles.create_run()
         for _ in range(len(plan.gpus) if workers is None else workers):
             roles.add_worker()
         roles.wait_for_workers()
