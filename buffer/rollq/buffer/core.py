@@ -18,7 +18,7 @@ from rollq.buffer.rules_codec import decode_rules
 from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.events import EventKind, Events
+from rollq.buffer.store.events import EventKind, Events, channel_of
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.run import RunStore
@@ -228,6 +228,10 @@ class BufferCore(RunStore):
         run as a whole. `others`: other channels by name, and what is called with each of their messages."""
         prefix = None if task is None else task_keys(self.run, task).prefix
         return Events(self.servers, self.keys.events, self._patience, kinds, prefix, others or {})
+
+    def event_channel(self, kind: EventKind) -> str:
+        """The channel of the run's wake-ups of one kind, by which `events` may name it among `others`."""
+        return channel_of(self.keys.events, kind)
 
     def is_on(self, client: redis.Redis) -> bool:
         """Whether the buffer is on one server, and `client` reaches it by the same address."""

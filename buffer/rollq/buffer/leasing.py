@@ -75,7 +75,7 @@ class Leasing(BufferCore):
                 return Leased(tuple(found), drain=True)
             named = {group_id: payload.decode() for group_id, *_, payload, _ in reply[1:] if payload}
             payloads = self.read_payloads(task, named)
-            leases = [_decode_lease(task, nonce, fields, payloads.get(fields[0])) for fields in reply[1:]]
+            leases = [decode_lease(task, nonce, fields, payloads.get(fields[0])) for fields in reply[1:]]
             found += leases
             suspects_held += sum(lease.suspect for lease in leases)
             if any(lease.alone for lease in leases):
@@ -109,9 +109,9 @@ class Leasing(BufferCore):
 
     def renew(self, leases: Sequence[Lease]) -> list[Lease]:
         """Confirm leases and move their deadline; returns those that are no longer the caller's."""
-        by_task = _by_task(leases)
+        by_task = leases_by_task(leases)
         calls = [
-            ("renew", task_keys(self.run, task).clock, self.incarnation, *_fences(mine))
+            ("renew", task_keys(self.run, task).clock, self.incarnation, *fences(mine))
             for task, mine in by_task.items()
         ]
         lost = zip(by_task.values(), self.call_all(calls), strict=True)
@@ -123,14 +123,14 @@ class Leasing(BufferCore):
         Returns how many went back.
         """
         return sum(
-            int(self.call_task("hand_back", task, int(counted), error or "", *_fences(mine)))
-            for task, mine in _by_task(leases).items()
+            int(self.call_task("hand_back", task, int(counted), error or "", *fences(mine)))
+            for task, mine in leases_by_task(leases).items()
         )
 
     def drop_too_long(self, lease: Lease, tokens: int, error: str) -> bool:
         """Drop a group whose prompt has too many `tokens`, and have producers leave its row out from now on; a group
         that a batch waits for fails with `error`. False when the lease is no longer the caller's."""
-        return bool(self.call_task("drop_too_long", lease.task, error, tokens, *_fences([lease])))
+        return bool(self.call_task("drop_too_long", lease.task, error, tokens, *fences([lease])))
 
     def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
         """Keep parts of samples that are still being made; returns an outcome for each.
@@ -244,13 +244,14 @@ class Leasing(BufferCore):
         reply = self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
         return Order(reply.decode())
 
-    def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float) -> Fleet:
+    def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float, open_samples: int = 0) -> Fleet:
         """Note what a worker can do; returns what all can do together that have noted it within 10 s.
 
         `places`: samples that it generates at a time, 0 for a worker that takes no groups; `load`: how many it has in
-        flight, in the mean. `tokens_per_s`: with the load of a mean worker, 0.0 when it is not known.
+        flight, in the mean. `tokens_per_s`: with the load of a mean worker, 0.0 when it is not known. `open_samples`:
+        those that it has to generate now.
         """
-        numbers = (places, round(load), round(tokens_per_s))
+        numbers = (places, round(load), round(tokens_per_s), open_samples)
         return Fleet(*self.call("join_fleet", self.keys.info, self.incarnation, worker, *numbers))
 
     def under_way(self, tasks: Sequence[str]) -> UnderWay:
@@ -264,7 +265,8 @@ class Leasing(BufferCore):
         self.call("forget_worker", self.keys.info, self.incarnation, worker)
 
 
-def _decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
+def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
+    """The lease that the function `lease` has described by these fields; `payload`: the frame that they name."""
     (
         group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, large,
         expected_tokens,
@@ -294,11 +296,13 @@ def _decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | Non
     )
 
 
-def _fences(leases: Iterable[Lease]) -> list[Any]:
+def fences(leases: Iterable[Lease]) -> list[Any]:
+    """What proves that leases are the caller's, as arguments of a function."""
     return [item for lease in leases for item in (lease.group_id, lease.attempt, lease.nonce)]
 
 
-def _by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
+def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
+    """Leases by the task of their group, in their order."""
     found: dict[str, list[Lease]] = {}
     for lease in leases:
         found.setdefault(lease.task, []).append(lease)

@@ -257,6 +257,27 @@ class UnderWay:
     running: int
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Samples of a leased group to be `added` to those that are offered to other workers, or `taken_back`, by index.
+
+    `number`: how many calls for this lease came before this one, of those that added some or took some back.
+    """
+
+    lease: Lease
+    number: int
+    added: tuple[int, ...] = ()
+    taken_back: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The samples of a leased group that are offered to other workers, and those that are lent to one, by index."""
+
+    offered: frozenset[int]
+    lent: frozenset[int]
+
+
 class PutOutcome(StrEnum):
     """Where a result was filed."""
 

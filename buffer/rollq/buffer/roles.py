@@ -13,6 +13,7 @@ from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.insertion import Insertion
 from rollq.buffer.inspection import Inspection
 from rollq.buffer.leasing import Leasing
+from rollq.buffer.lending import Lending
 from rollq.buffer.query.pages import Paging
 from rollq.buffer.training import Training
 
@@ -25,8 +26,8 @@ class CoordinatorBuffer(Coordination, Collecting, Inspection):
     """Runs batches as a whole, and sweeps while it waits."""
 
 
-class WorkerBuffer(Leasing):
-    """Leases groups and puts results."""
+class WorkerBuffer(Lending, Leasing):
+    """Leases groups and puts results, and lends samples of them."""
 
 
 class TrainerBuffer(Evaluations, Training, Inspection):

@@ -237,7 +237,8 @@ class Lease:
     `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
     must be the only group in its engine; `must_finish`: it has used up its interruptions. `parts`: how many parts
     of its samples earlier attempts salvaged, with `salvaged_tokens` in all. `expected_tokens`: the mean length of
-    earlier answers to this prompt, 0.0 when it is not known.
+    earlier answers to this prompt, 0.0 when it is not known. `borrowed`: the indices of the samples that another worker
+    has lent, in a loan, which has another nonce than the lease; empty for the lease of the whole group.
     """
 
     task: str
@@ -255,6 +256,7 @@ class Lease:
     parts: int = 0
     salvaged_tokens: int = 0
     expected_tokens: float = 0.0
+    borrowed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,8 @@ class Fleet:
     """The places and the speed of all workers that take groups.
 
     `measured_places`: samples that workers whose speed is known can generate at a time, `tokens_per_s` in all;
-    `new_places`: those of the others. `load`: the samples that each has in flight in the mean, added up.
+    `new_places`: those of the others. `load`: the samples that each has in flight in the mean, added up. `open`: the
+    samples that they have to generate now.
     """
 
     workers: int = 0
@@ -34,6 +35,7 @@ class Fleet:
     tokens_per_s: int = 0
     new_places: int = 0
     load: int = 0
+    open: int = 0
 
     @property
     def mean_load(self) -> float:

@@ -49,7 +49,7 @@ def play(world: WorkerWorld, scene: Scene, *each: dict[str, Any]) -> None:
 
 def knows(workers: Sequence[Worker], count: int) -> bool:
     """Whether these workers know of a fleet of so many workers."""
-    return all(worker.fleet.workers == count for worker in workers)
+    return all(worker.fleet.fleet.workers == count for worker in workers)
 
 
 async def until_held(world: WorkerWorld, workers: Sequence[Worker], groups: int) -> None:

@@ -29,9 +29,12 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.groups.borrower import Borrower
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
+from rollq.workers.groups.lender import Lender
+from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.places import AllPlaces, Places
 from rollq.workers.groups.recipes import Recipe, make_recipes
 from rollq.workers.groups.runner import GroupRunner
@@ -107,7 +110,8 @@ class Worker:
         for recipe in self.recipes.values():
             check_loop(recipe.loop, tokenizer)
         self.places = make_places(self.recipes, self.host, signals, settings.samples_in_flight)
-        self.maker = SampleMaker(self.host, tokenizer, self.table, self.places, Salvage(calls), worker=name)
+        self.loans = Loans(calls, signals)
+        self.maker = SampleMaker(self.host, tokenizer, self.table, self.places, Salvage(calls), self.loans, worker=name)
         self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)
         self.control = TaskControl(
             calls, self.host, self.table, self.follower, signals, tasks=tuple(tasks), settings=settings
@@ -115,6 +119,11 @@ class Worker:
         self.fleet = FleetShare(calls, self.host, self.control, self.places, self.maker, worker=name)
         self.intake = Intake(
             calls, self.host, self.table, self.runner, self.control,
+            places=self.places, fleet=self.fleet, signals=signals, worker=name,
+        )  # fmt: skip
+        self.lender = Lender(calls, self.table, self.places, self.control, self.maker, self.fleet, self.recipes)
+        self.borrower = Borrower(
+            calls, self.host, self.table, self.control, self.intake,
             places=self.places, fleet=self.fleet, signals=signals, worker=name,
         )  # fmt: skip
         shared = buffer.is_on(queue.connection)
@@ -159,6 +168,8 @@ class Worker:
                 self.follower.run(),
                 self.control.run(),
                 self.table.run(),
+                self.loans.run(),
+                self.borrower.run(),
                 self.host.keep_alive(),
                 self._report(),
             )
@@ -177,7 +188,7 @@ class Worker:
 
     async def _end(self) -> None:
         """Hand back the leases that are left, sign off, stop the engine."""
-        leases = [held.lease for held in self.table]
+        leases = [held.lease for held in self.table if not held.lease.borrowed]
         with suppress(RollqError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 if leases:
@@ -217,6 +228,7 @@ class Worker:
             report = facts | rates | self._state() | self._totals()
             self._follow(await self.calls.poll(self.calls.buffer.report_worker, self.rq.name, report))
             await self.fleet.refresh()
+            await self.lender.look()
             await self._signals.state.wait()
 
     def _follow(self, order: Order) -> None:

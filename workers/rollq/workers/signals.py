@@ -44,5 +44,9 @@ class Signals:
         """The control of the tasks, or whether groups are in flight: for the task control."""
         self.room = Signal()
         """Whether groups may be leased: for the intake."""
+        self.loans = Signal(REST_S)
+        """Whether samples that were lent are back: for the loans."""
+        self.offers = Signal(REST_S)
+        """Whether other workers offer samples: for the borrower."""
         self.state = Signal()
         """The state that monitors see: for the report."""

@@ -1,6 +1,6 @@
 """The workers' part of a task or of an evaluation in `rollq.toml`: how samples are generated and judged."""
 
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -112,6 +112,10 @@ class WorkerTask(TaskRules, RolloutSettings):
     filters: tuple[str, ...] = Field(
         default=(),
         description="filters that drop finished groups: built-in ones by name, custom ones by dotted path",
+    )
+    spread: Literal["never", "tail"] = Field(
+        default="tail",
+        description="whether workers that have less to do make samples of other workers' groups (tail), or never do",
     )
     overlong_filter: bool = Field(default=False, description="mask samples cut off at max_tokens out of the loss")
     overlong_buffer_tokens: int = Field(

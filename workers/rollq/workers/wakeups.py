@@ -1,4 +1,4 @@
-"""Wake-ups from Redis: one thread listens for new weights, and for paused or resumed tasks."""
+"""Wake-ups from Redis: one thread listens for new weights, for paused or resumed tasks, and for samples to be lent."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ LAST_LISTEN_S = 4 * LISTEN_S
 
 
 class Wakeups:
-    """Sets the signals `weights` and `control` whenever Redis announces a change."""
+    """Sets the signals `weights` and `control`, or `loans` and `offers`, whenever Redis announces a change."""
 
     def __init__(
         self, calls: BufferCalls, signals: Signals, others: Mapping[str, Callable[[Any], object]] | None = None
@@ -28,12 +28,15 @@ class Wakeups:
         """`others`: other channels by name, and what is called with each of their messages, in the listening thread."""
         self._calls = calls
         self._signals = signals
-        self._others = others
+        self._others = dict(others or {})
 
     async def run(self) -> None:
         """Listen until cancelled."""
         stop = threading.Event()
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, self._wake)
+        loop = asyncio.get_running_loop()
+        wake = partial(loop.call_soon_threadsafe, self._wake)
+        lending = self._calls.buffer.event_channel(EventKind.LEND)
+        self._others[lending] = lambda _: loop.call_soon_threadsafe(self._wake_for_loans)
         listening = asyncio.create_task(self._calls(self._listen, stop, wake))
         try:
             await asyncio.shield(listening)
@@ -44,6 +47,10 @@ class Wakeups:
     def _wake(self) -> None:
         self._signals.weights.set()
         self._signals.control.set()
+
+    def _wake_for_loans(self) -> None:
+        self._signals.loans.set()
+        self._signals.offers.set()
 
     def _listen(self, stop: threading.Event, wake: Callable[[], object]) -> None:
         """Call `wake` at every wake-up until `stop`. The subscription lives and dies in this one thread."""

@@ -37,7 +37,10 @@ POOLS = (Status.ABORTED, Status.EXPIRED)
 AUDITED = (Status.FILTERED, Status.FAILED)
 """Statuses that the oldest groups leave when there are too many."""
 IN_MANIFESTS = (Status.CLAIMED, Status.ARCHIVED)
-_OF_A_LEASE = frozenset({"nonce", "worker", "alone", "confirmed", "leased_ms", "reserved_by", "reserved_until_ms"})
+_OF_A_LEASE = frozenset({
+    "nonce", "worker", "alone", "confirmed", "leased_ms", "reserved_by", "reserved_until_ms",
+    "offered", "offer_calls", "loans", "loan_parts",
+})  # fmt: skip
 
 Report = Callable[[int, int], None]
 """Called with the number of groups that are saved, and of all."""

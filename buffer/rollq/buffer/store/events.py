@@ -27,6 +27,7 @@ class EventKind(StrEnum):
     COMPLETED = "completed"  # results were put, all of them as completed
     CONTROL = "control"  # a task's control or sleep changed
     EXPIRE = "expire"
+    LEND = "lend"  # samples were offered to other workers, or a loan of samples ended
     PUBLISH = "publish"  # other weights are live
     PUT = "put"  # results were put, not all of them as completed
     RELEASE = "release"
@@ -49,7 +50,7 @@ class Events:
         that of the keys of the only task whose events count, beside those of the run as a whole; None for all.
         `others`: other channels by name, and what is called with each of their messages, which wakes nobody."""
         self._servers = servers
-        self._channels = [f"{channels}:{kind}" for kind in kinds or EventKind]
+        self._channels = [channel_of(channels, kind) for kind in kinds or EventKind]
         self._origins = None if task_prefix is None else (task_prefix.encode(), OF_THE_RUN)
         self._others = dict(others)
         self._patience = patience
@@ -93,6 +94,11 @@ class Events:
                 self._unsubscribe()
                 time.sleep(min(0.25, max(0.0, deadline - time.monotonic())))
         return False
+
+
+def channel_of(channels: str, kind: EventKind) -> str:
+    """The channel of one kind of wake-ups. `channels`: the name of all without the kind."""
+    return f"{channels}:{kind}"
 
 
 def _drain(pubsub: PubSub) -> None:

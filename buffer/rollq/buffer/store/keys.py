@@ -32,6 +32,7 @@ rollq:{run:task}:<status>        zset    group ids                              
 rollq:{run:task}:by_version      zset    completed + aborted by oldest version, arrival functions  run
 rollq:{run:task}:suspects        zset    pending groups that workers died with         functions  run
 rollq:{run:task}:generating      zset    running groups by the version they began with   functions  run
+rollq:{run:task}:offers          zset    running groups of which samples are offered to other workers functions run
 rollq:{run:task}:outcomes        list    1 kept, 0 not: the last finished groups       functions  run
 rollq:{run:task}:last_error      hash    text and time of the newest error             functions  run
 rollq:{run:task}:window          hash    sums since they were last taken               functions  run

@@ -40,6 +40,8 @@ COMMON = (
     "samples",
     "groups",
     "deaths",
+    "leases",
+    "loans",
     "parts",
     "batches",
     "steps",

@@ -57,6 +57,7 @@ rollq:{run:task}:<status>           write     write   write    read     write   
 rollq:{run:task}:by_version         write     write   write    read     write     write
 rollq:{run:task}:suspects           write     write   write    read     write     write
 rollq:{run:task}:generating         write     write   write    read     write     write
+rollq:{run:task}:offers             write     write   write    -        write     write
 rollq:{run:task}:clock              write     write   write    read     write     write
 rollq:{run:task}:rules              write     write   write    read     write     read
 rollq:{run:task}:mark               write     write   write    -        write     write

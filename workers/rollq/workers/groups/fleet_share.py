@@ -29,7 +29,10 @@ class FleetShare:
         """The part of all work that is for this worker; 0.0 while it takes none."""
         self.tokens_per_s = 0.0
         """How fast this worker is with as many samples as the others have in the mean; 0.0 while it is not known."""
-        self._fleet = Fleet()
+        self.fleet = Fleet()
+        """What all workers can do and have to do, as this one has last heard."""
+        self.counted_tokens_per_s = 0.0
+        """The speed of this worker that the fleet counts."""
         self._calls = calls
         self._host = host
         self._control = control
@@ -37,11 +40,6 @@ class FleetShare:
         self._maker = maker
         self._worker = worker
         self.draining = False
-
-    @property
-    def workers(self) -> int:
-        """How many workers take groups, as this one has last heard."""
-        return self._fleet.workers
 
     @property
     def gain(self) -> float:
@@ -59,9 +57,15 @@ class FleetShare:
         places = self._places.capacity if takes_groups else 0
         speed = self._maker.speed
         load = speed.mean_sequences
-        self.tokens_per_s = speed.tokens_per_s(self._fleet.mean_load or load)
-        counted = float(round(counted_speed(self._fleet, places, self.tokens_per_s)))  # as the fleet counts it
-        self._fleet = await self._calls.poll(
-            self._calls.buffer.join_fleet, self._worker, places, load=load, tokens_per_s=counted
+        self.tokens_per_s = speed.tokens_per_s(self.fleet.mean_load or load)
+        counted = float(round(counted_speed(self.fleet, places, self.tokens_per_s)))  # as the fleet counts it
+        self.fleet = await self._calls.poll(
+            self._calls.buffer.join_fleet,
+            self._worker,
+            places,
+            load=load,
+            tokens_per_s=counted,
+            open_samples=self._places.open,
         )
-        self.share = share_of(self._fleet, places, counted) if takes_groups else 0.0
+        self.counted_tokens_per_s = counted
+        self.share = share_of(self.fleet, places, counted) if takes_groups else 0.0

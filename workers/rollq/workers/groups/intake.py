@@ -101,7 +101,7 @@ class Intake:
         """Wait until groups may be taken; return how many, or 0 after `stop`."""
         while not self.stopped:
             wait_s = POLL_S
-            if self._may_take():
+            if self.may_take():
                 groups, wait_s = await self._allow()
                 if groups:
                     return groups
@@ -133,7 +133,7 @@ class Intake:
         if not self._pending:
             self._denied_since_s = None
             return int(all_have_room), POLL_S
-        held = sum(entry.lease.task in tasks for entry in self._table)
+        held = sum(entry.lease.task in tasks and not entry.lease.borrowed for entry in self._table)
         share, wait_s = self._share_of(under_way, held, monotonic())
         self._allowed = min(free, share, MAX_TAKE)
         return self._allowed, wait_s
@@ -166,7 +166,7 @@ class Intake:
         for ticket in tickets:
             share = leases[at : at + ticket.groups]
             at += len(share)
-            orders.append(TicketGroups([self._start(lease, asked_s) for lease in share]))
+            orders.append(TicketGroups([self.start(lease, asked_s) for lease in share]))
         # tickets of which nothing is pending are surplus: put back, they would go around among the workers
         return Taken(orders, unused=asked - wanted if self._pending and len(leases) == wanted else 0)
 
@@ -176,8 +176,9 @@ class Intake:
         self._signals.state.set()
         self._signals.room.set()
 
-    def _may_take(self) -> bool:
-        if not self._host.ready or not self._places.with_room(self._control.open_tasks)[0]:
+    def may_take(self) -> bool:
+        """Whether more samples may be made now."""
+        if self.stopped or not self._host.ready or not self._places.with_room(self._control.open_tasks)[0]:
             return False
         if self._draining:
             return len(self._table) == 0
@@ -190,7 +191,7 @@ class Intake:
         """
         while not self.stopped:
             version = self._host.version
-            if version is None or not self._may_take():
+            if version is None or not self.may_take():
                 await self._signals.room.wait()
                 continue
             tasks, free = self._places.with_room(self._control.open_tasks)
@@ -219,9 +220,11 @@ class Intake:
                 return asked_s, wanted, leased.leases
         return 0.0, 0, ()
 
-    def _start(self, lease: Lease, asked_s: float) -> HeldLease:
+    def start(self, lease: Lease, asked_s: float) -> HeldLease:
+        """Make the samples of a lease or of a loan, which was asked for at `asked_s` (monotonic)."""
         held = self._table.add(lease, asked_s)
-        self._places.of(lease.task).enter(held, sum(sample.status in UNFINISHED for sample in lease.samples))
+        mine = lease.borrowed or range(len(lease.samples))
+        self._places.of(lease.task).enter(held, sum(lease.samples[index].status in UNFINISHED for index in mine))
         held.task = asyncio.create_task(self._runner.run(held))
         held.task.add_done_callback(partial(self._ended, held))
         return held

@@ -39,11 +39,14 @@ class HeldLease:
     """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
     `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
-    engine; `looping`: samples whose agent loop has not ended; `open`: how many are to be generated, `behind`: how many
-    have been, see `Places`; `placed`: whether a sample has had its place; `expected_tokens`: how
-    long its answers may become, 0.0 when that is not known; `parts`: how many parts of its samples were salvaged;
-    `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too many; `kept`: each
-    sample as it was last to be salvaged.
+    engine, and the index of the sample of each; `looping`: samples whose agent loop has not ended; `open`: how many are
+    to be generated, `behind`: how many have been, see `Places`; `placed`: whether a sample has had its place;
+    `expected_tokens`: how long its answers may become, 0.0 when that is not known; `parts`: how many parts of its
+    samples were salvaged; `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too
+    many; `kept`: each sample as it was last to be salvaged.
+
+    `given_up`: samples that are to be lent to another worker, which this one has not let go yet; `given_up_s`: when
+    each was given up last (monotonic); `offer_calls`: how many calls have offered some, or taken some back.
     """
 
     lease: Lease
@@ -53,7 +56,10 @@ class HeldLease:
     started: bool = False
     finished: bool = False
     cut: StopReason | None = None
-    requests: set[Request] = field(default_factory=set)
+    requests: dict[Request, int] = field(default_factory=dict)
+    given_up: set[int] = field(default_factory=set)
+    given_up_s: dict[int, float] = field(default_factory=dict)
+    offer_calls: int = 0
     looping: set[int] = field(default_factory=set)
     open: int = 0
     behind: int = 0

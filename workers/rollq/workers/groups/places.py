@@ -30,7 +30,7 @@ class Places:
         self.open = self.taken = self.behind = 0
         self._capacity = capacity
         self._signals = signals
-        self._waiting: dict[HeldLease, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[HeldLease, deque[asyncio.Future[bool]]] = {}
 
     @property
     def capacity(self) -> int:
@@ -44,8 +44,8 @@ class Places:
         return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
 
     def enter(self, held: HeldLease, samples: int) -> None:
-        """Expect this many samples of a new lease."""
-        held.open = samples
+        """Expect this many samples of a new lease, or more of one, which were lent."""
+        held.open += samples
         self.open += samples
 
     def leave(self, held: HeldLease) -> None:
@@ -56,39 +56,64 @@ class Places:
         self.look()
 
     @asynccontextmanager
-    async def place(self, held: HeldLease) -> AsyncIterator[None]:
-        """A place for one sample of a lease. Waits for the sample's turn."""
-        await self._take(held)
+    async def place(self, held: HeldLease) -> AsyncIterator[bool]:
+        """A place for one sample of a lease. Waits for the sample's turn; False if it was given up before it came."""
+        if not await self._take(held):
+            if held.open:
+                self._close(held)
+            yield False
+            return
         try:
-            yield
+            yield True
         finally:
             self.taken -= 1
             if held.open:  # else the lease has ended
-                held.open -= 1
-                self.open -= 1
+                self._close(held)
                 held.behind += 1
                 self.behind += 1
             self.look()
 
+    def _close(self, held: HeldLease) -> None:
+        held.open -= 1
+        self.open -= 1
+
+    def give_up(self, held: HeldLease, samples: int) -> int:
+        """Have up to this many samples of a lease wait for a place no longer; returns how many did."""
+        turns = self._waiting.get(held, deque())
+        waiting = [turn for turn in turns if not turn.done()][-samples:] if samples > 0 else []
+        for turn in waiting:
+            turns.remove(turn)
+            turn.set_result(False)
+        if not turns:
+            self._waiting.pop(held, None)
+        return len(waiting)
+
+    def waiting(self, held: HeldLease) -> int:
+        """How many samples of a lease wait for a place."""
+        return sum(not turn.done() for turn in self._waiting.get(held, ()))
+
     def note_judged(self, held: HeldLease) -> None:
         """A sample has been judged."""
-        if held.open and held.behind:
+        if held.open:
+            self.note_lent(held)
+
+    def note_lent(self, held: HeldLease) -> None:
+        """A sample that had a place is for another worker to make."""
+        if held.behind:
             held.behind -= 1
             self.behind -= 1
             self.look()
 
-    async def _take(self, held: HeldLease) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _take(self, held: HeldLease) -> bool:
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(held, deque()).append(turn)
         self.look()
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self.look()  # forgets it
-            else:  # it came at the same moment
+            if not turn.cancelled() and turn.result():  # it came at the same moment
                 self.taken -= 1
-                self.look()
+            self.look()  # forgets a turn that was cancelled
             raise
 
     def look(self) -> None:
@@ -109,11 +134,11 @@ class Places:
         if self.free > 0:
             self._signals.room.set()
 
-    def _grant(self, held: HeldLease, turn: "asyncio.Future[None]") -> None:
+    def _grant(self, held: HeldLease, turn: "asyncio.Future[bool]") -> None:
         if not turn.done():
             self.taken += 1
             held.placed = True
-            turn.set_result(None)
+            turn.set_result(True)
 
 
 def _turn(held: HeldLease) -> Turn:

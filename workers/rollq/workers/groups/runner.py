@@ -2,7 +2,8 @@
 
 Invariant: every lease ends in exactly one of three ways: its result is put, it is handed back, or it is dropped because
 the worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of the
-others; if there are none, it is handed back. Engine failures and timeouts count as a try; deliberate stops do not.
+others; if there are none, it is handed back. Engine failures and timeouts count as a try; deliberate stops do not. A
+loan of samples ends by giving them back, finished or not.
 """
 
 import asyncio
@@ -76,18 +77,22 @@ class GroupRunner:
         self._threads = calls.threads
         self._too_long = LogOnce(log)
         self._puts = Batcher(self._buffer.put, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT, parallel=2)
+        self._ended_loans = Batcher(self._end_loans, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
         self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
     async def run(self, held: HeldLease) -> None:
         """Run one group from its lease to its end. Cancelling stops the group; `held.cut` may say why."""
         held.started = True
         try:
-            await self._attempt(held)
+            await (self._make_borrowed(held) if held.lease.borrowed else self._attempt(held))
         except (StoreLost, RunMismatch):
             raise
         except Exception as error:  # a bug here must not look like the death of a worker
             log.exception("group %d of task %r went wrong", held.lease.group_id, held.lease.task)
-            await self._hand_back(held, f"{type(error).__name__}: {error}")
+            if held.lease.borrowed:
+                await self._give_back(held)
+            else:
+                await self._hand_back(held, f"{type(error).__name__}: {error}")
 
     async def _attempt(self, held: HeldLease) -> None:
         samples = list(held.lease.samples)
@@ -113,6 +118,22 @@ class GroupRunner:
                 await self._break_off(held, samples, started_s, None)
         else:
             await self._put(held, result)
+
+    async def _make_borrowed(self, held: HeldLease) -> None:
+        """Make samples of another worker's group, which get into the buffer one by one, and give them back."""
+        making = asyncio.create_task(self._making.make(self._recipes[held.lease.task], held, list(held.lease.samples)))
+        try:
+            await asyncio.shield(making)
+        except (EngineDead, PromptTooLong) as error:
+            log.info("samples of group %d of task %r: %s", held.lease.group_id, held.lease.task, error)
+        except asyncio.CancelledError:
+            await self._stop(held, making)
+        await self._give_back(held)
+
+    async def _give_back(self, held: HeldLease) -> None:
+        held.finished = True
+        if held.cut is not StopReason.GONE:
+            await self._ended_loans.submit(held.lease)
 
     async def _stop(self, held: HeldLease, making: "asyncio.Task[None]") -> None:
         """Stop generating a group; its samples keep the tokens they have by then."""
@@ -214,6 +235,10 @@ class GroupRunner:
                 await self._put(held, result)
                 return
         await self._hand_back(held, error)
+
+    def _end_loans(self, loans: Sequence[Lease]) -> Sequence[None]:
+        self._buffer.end_loans(loans)
+        return [None] * len(loans)
 
     def _hand_back_many(self, items: Sequence[HandBack]) -> Sequence[None]:
         by_error: dict[str | None, list[Lease]] = {}

@@ -13,7 +13,7 @@ from functools import partial
 from rollq.buffer.errors import RollqError
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import SalvageOutcome
-from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, Sample, SamplePart
+from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, Sample, SamplePart, SampleStatus
 from rollq.buffer.wire.parts import rest_of
 from rollq.workers.batcher import Batcher
 from rollq.workers.buffer_calls import BufferCalls
@@ -88,6 +88,19 @@ class SampleSalvage:
         held.parts += 1
         self.tokens = sample.response_tokens
         return self._salvage.send(held, part, recorded=self._recorded)
+
+    async def hand_over(self, sample: Sample) -> bool:
+        """Keep what there is of a sample that another worker goes on with, or puts; returns whether it is kept."""
+        held = self._held
+        if sample.status is SampleStatus.PENDING:
+            return True
+        if not held.salvages:
+            return False
+        held.kept[self._index] = sample
+        tokens_again = 0
+        if sample.status is not SampleStatus.ABORTED:  # its loss mask and arrays may have changed
+            tokens_again, self.tokens = self.tokens, 0
+        return await asyncio.shield(self._send(sample, tokens_again)) is SalvageOutcome.KEPT
 
     def keep_whole(self, sample: Sample) -> None:
         """Keep all of a finished sample, whose loss mask and arrays may have changed, instead of what was kept."""

@@ -6,8 +6,8 @@ happens to the others.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -26,6 +26,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
 from rollq.workers.groups.leases import HeldLease, LeaseTable
+from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.recipes import Recipe
@@ -104,6 +105,7 @@ class SampleMaker:
         table: LeaseTable,
         places: AllPlaces,
         salvage: Salvage,
+        loans: Loans,
         *,
         worker: str,
     ) -> None:
@@ -115,6 +117,7 @@ class SampleMaker:
         self._table = table
         self._places = places
         self._salvage = salvage
+        self._loans = loans
         self._clock = RequestClock(monotonic)
         self._extra = {"worker": worker}
         self._failures = LogOnce(log)
@@ -125,8 +128,15 @@ class SampleMaker:
         return self._clock.speed
 
     def let_go(self, held: HeldLease) -> None:
-        """Have the samples of a stopped group wait for their places no longer."""
+        """Have the samples of a stopped group wait no longer, neither for their places nor for other workers."""
         self._places.of(held.lease.task).look()
+        self._loans.let_go(held)
+
+    async def give_up(self, held: HeldLease, indices: Collection[int]) -> None:
+        """Have running samples of a group made by another worker, as soon as they have returned their tokens."""
+        held.given_up.update(indices)
+        with suppress(EngineDead):  # it gives them up, too
+            await self._host.abort([request for request, index in held.requests.items() if index in indices])
 
     def times(self) -> Mapping[str, float]:
         """Totals so far: tokens, samples generated and judged, and the seconds that each took, added up."""
@@ -141,7 +151,8 @@ class SampleMaker:
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
         lease = held.lease
-        missing = [index for index, sample in enumerate(samples) if sample.status in UNFINISHED]
+        mine = lease.borrowed or range(len(samples))
+        missing = [index for index in mine if samples[index].status in UNFINISHED]
         if not missing:
             return
         try:
@@ -157,20 +168,31 @@ class SampleMaker:
     async def _make_sample(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int
     ) -> None:
-        ends = ExitStack()
-        try:
-            await self._make_with(recipe, held, prompt, samples, index, ends)
-        finally:
-            await asyncio.to_thread(ends.close)
+        """Make one sample, or have another worker make it; what that one leaves unfinished is made here after all."""
+        while True:
+            ends = ExitStack()
+            try:
+                is_lent = await self._make_with(recipe, held, prompt, samples, index, ends)
+            finally:
+                await asyncio.to_thread(ends.close)
+            if not is_lent:
+                return
+            samples[index] = await self._loans.lend(held, index, samples[index])
+            if samples[index].status not in UNFINISHED or held.finished:
+                break
+            self._places.of(held.lease.task).enter(held, 1)
+        held.expected_tokens = expected_tokens(held.lease, samples)
+        self._note_generated(held, index)
 
     async def _make_with(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: ExitStack
-    ) -> None:
+    ) -> bool:
+        """Make one sample; True if another worker is to make the rest of it."""
         lease = held.lease
         resumes = recipe.resumes(lease)
         previous = samples[index] if resumes else EMPTY_SAMPLE
         salvage = None
-        if recipe.salvages(lease):
+        if recipe.salvages(lease) or lease.borrowed:
             salvage = self._salvage.of(held, index, previous, recorded=recipe.records)
         rollout = Rollout(
             prompt=lease.prompt,
@@ -180,15 +202,17 @@ class SampleMaker:
             max_prompt_tokens=recipe.settings.max_prompt_tokens,
             priority=priority(lease),
             tokenizer=prompt.tokenizer,
-            generate=partial(self._generate, held, prompt),
+            generate=partial(self._generate, held, prompt, index),
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
-            keep=salvage.keep if salvage and resumes else None,
+            keep=salvage.keep if salvage and resumes and recipe.salvages(lease) else None,
             record=salvage.record if salvage and resumes else None,
-            is_stopped=lambda: held.finished,
+            is_stopped=lambda: held.finished or index in held.given_up,
             at_end=ends.callback,
         )
         places = self._places.of(lease.task)
-        async with places.place(held):
+        async with places.place(held) as is_here:
+            if not is_here:
+                return True
             started_s = monotonic()
             try:
                 made = EMPTY_SAMPLE if held.finished else await contained(recipe.loop.run(rollout))
@@ -199,12 +223,19 @@ class SampleMaker:
                 made = failed(f"agent loop: {type(error).__name__}: {error}")
             self._generated += 1
             self._generate_s += monotonic() - started_s
-        held.looping.discard(index)
-        if not held.looping:
-            self._table.note_generated(held)
+        if index in held.given_up:
+            held.given_up.discard(index)
+            if made.status in UNFINISHED and not held.finished and salvage:
+                samples[index] = made
+                places.note_lent(held)
+                if await salvage.hand_over(made):
+                    return True
+                places.enter(held, 1)
+                return await self._make_with(recipe, held, prompt, samples, index, ends)
+        self._note_generated(held, index)
         if made.status is SampleStatus.ABORTED and not resumes:
             samples[index] = EMPTY_SAMPLE
-            return
+            return False
         if made.status is SampleStatus.COMPLETED:
             started_s, rewarded = monotonic(), made.reward is not None
             made = await self._judge(recipe, lease, made)
@@ -216,8 +247,17 @@ class SampleMaker:
         places.note_judged(held)
         samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
         held.expected_tokens = expected_tokens(lease, samples)
-        if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
+        if salvage and lease.borrowed:
+            await salvage.hand_over(samples[index])
+        elif salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
+        return False
+
+    def _note_generated(self, held: HeldLease, index: int) -> None:
+        """A sample has been generated, here or elsewhere."""
+        held.looping.discard(index)
+        if not held.looping:
+            self._table.note_generated(held)
 
     def _weights_check(self) -> dict[str, Any]:
         """How the engine's weights were checked last, if they were."""
@@ -260,24 +300,24 @@ class SampleMaker:
             judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
         return mask_truncated(judged) if task.overlong_filter else judged
 
-    async def _generate(self, held: HeldLease, prompt: ReadPrompt, request: Request) -> Completion:
-        """Generate for a group with this prompt; aborts at once when the group is being stopped.
+    async def _generate(self, held: HeldLease, prompt: ReadPrompt, index: int, request: Request) -> Completion:
+        """Generate for sample `index` of a group with this prompt; aborts at once when it is being stopped.
 
         Raises `ImageError` for tokens that mean an image where there is none.
         """
-        if held.finished:
+        if held.finished or index in held.given_up:
             return ABORTED
         must_finish = held.lease.must_finish or held.lease.evaluation
         report = None if request.report is None else partial(self._report, request.report)
         prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
         images = prompt.images_in(request.prompt_ids.tolist() + prefix) if prompt.reserved else None
         request = replace(request, must_finish=must_finish, report=report, images=images)
-        held.requests.add(request)
+        held.requests[request] = index
         with self._clock.request() as got:
             try:
                 completion = await self._host.generate(request)
             finally:
-                held.requests.discard(request)
+                del held.requests[request]
             got(len(completion.ids))
         self.tokens += len(completion.ids)
         self.recomputed_tokens += recomputed(request, completion)

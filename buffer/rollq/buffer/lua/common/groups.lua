@@ -2,13 +2,15 @@
 
 -- Takes a group out of its status set and out of every index.
 local function withdraw(clock, id, status)
-  for _, set in ipairs({ status, 'suspects', 'generating', 'by_version' }) do
+  for _, set in ipairs({ status, 'suspects', 'generating', 'by_version', 'offers' }) do
     redis.call('ZREM', clock.prefix .. set, id)
   end
 end
 
 local function forget_lease(key)
-  redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'confirmed', 'leased_ms')
+  -- stylua: ignore
+  redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'confirmed', 'leased_ms', 'offered', 'offer_calls', 'loans',
+    'loan_parts')
 end
 
 -- A group's `history`, for people, has a line for each lease that has ended but the last: attempt, until (ms), how it

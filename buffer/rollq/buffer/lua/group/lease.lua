@@ -57,28 +57,6 @@ local function grant(clock, id, request, alone)
     'leased_ms', request.now, 'leased', request.leased)
 end
 
--- The mean length of earlier answers to the prompt of a group, as text; '' when it is not known.
-local function expected_tokens(clock, id)
-  local row = clock.prompt_stats == 1 and tonumber(id) >= first_of_prompts(clock) and group_fields(clock, id, 'row')
-  local known = row and redis.call('HGET', clock.prefix .. 'prompts', row)
-  return known and string.match(known, '[^,]+$') or ''
-end
-
-local function describe(clock, id)
-  -- stylua: ignore
-  local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload = group_fields(
-    clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions', 'parts',
-    'payload')
-  local suspect = tonumber(deaths) > 0 and 1 or 0
-  local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
-  local kept = has_samples(letters) and redis.call('HGETALL', rollout_key(clock.prefix, id)) or {}
-  -- stylua: ignore
-  return {
-    tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
-    letters, prompt, must_finish, kept, tonumber(parts or '0'), payload or '', expected_tokens(clock, id),
-  }
-end
-
 -- The groups that an earlier call with this nonce granted, as far as it still holds them; nil without such a call.
 local function granted_before(clock, nonce)
   local granted = redis.call('GET', clock.prefix .. 'grant:' .. nonce)
@@ -187,7 +165,7 @@ end
 local function describe_all(clock, ids)
   local reply = { 0 }
   for _, id in ipairs(ids) do
-    reply[#reply + 1] = describe(clock, id)
+    reply[#reply + 1] = describe_lease_of(clock, id)
   end
   return reply
 end

@@ -294,6 +294,7 @@ local function write_totals(clock, totals)
   if totals.produced == 0 then return end
   call_many('ZREM', prefix .. 'running', totals.left)
   call_many('ZREM', prefix .. 'generating', totals.left)
+  call_many('ZREM', prefix .. 'offers', totals.left)
   for status, scored in pairs(totals.filed) do
     call_many('ZADD', prefix .. status, scored)
   end

@@ -1,11 +1,22 @@
 -- Moves the deadline of leases. The first call for a lease confirms that its worker has it: only then does its end
--- count as a death.
+-- count as a death. Loans of samples are renewed in the same way.
 -- Moves: nothing
 -- KEYS: clock
--- ARGV: incarnation, then per lease: id, attempt, nonce
--- Returns: the ids whose lease is gone
+-- ARGV: incarnation, then per lease or loan: id, attempt, nonce
+-- Returns: the ids whose lease or loan is gone
 -- Caller: Leasing.renew; workers, as soon as they have leased groups, then every third of a lease
 -- Repeat: moves the deadline again
+
+-- Moves the deadline of a loan; returns whether there is such a loan.
+local function renew_loan(key, nonce, deadline)
+  local lent = loans.read(redis.call('HGET', key, 'loans'))
+  local loan = loans.find(lent, nonce)
+  if not loan then return false end
+  loan.until_ms = deadline
+  loans.write(key, lent)
+  return true
+end
+
 local function renew(keys, args)
   local incarnation = unpack(args, 1, 1)
   check_rows(args, 2, 3)
@@ -15,11 +26,12 @@ local function renew(keys, args)
   local gone = {}
   for at = 2, #args, 3 do
     local id, attempt, nonce = unpack(args, at, at + 2)
-    local live_attempt, live_nonce = group_fields(clock, id, 'attempt', 'nonce')
+    local key = group_key(clock.prefix, id)
+    local live_attempt, live_nonce = fields(key, 'attempt', 'nonce')
     if live_attempt == attempt and live_nonce == nonce then
-      redis.call('HSET', group_key(clock.prefix, id), 'confirmed', 1)
+      redis.call('HSET', key, 'confirmed', 1)
       redis.call('ZADD', clock.prefix .. 'running', 'XX', deadline, id)
-    else
+    elseif live_attempt ~= attempt or not renew_loan(key, nonce, deadline) then
       gone[#gone + 1] = tonumber(id)
     end
   end

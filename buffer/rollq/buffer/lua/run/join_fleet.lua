@@ -1,23 +1,23 @@
 -- Notes what a worker can do, and says what all workers can do that have done so lately.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, worker, places, load, tokens_per_s
+-- ARGV: incarnation, worker, places, load, tokens_per_s, open
 --   places: samples that it can generate at a time, 0 when it takes no groups   load: those that it has in flight, in
---   the mean   tokens_per_s: 0 when it is not known
+--   the mean   tokens_per_s: 0 when it is not known   open: samples that it has to generate now
 -- Returns: how many workers take groups, the places of those whose speed is known, their speed, the places of the
---   others, the load of all
+--   others, the load of all, the open samples of all
 -- Caller: Leasing.join_fleet; workers, every second
 -- Repeat: writes the same again
 --
 -- Each report changes sums, so that no call looks at every worker. The hash `fleet` has a field for each worker that
--- takes groups, 'places load tokens_per_s', and under FLEET_SUMS the sums. A speed of 0 is one that is not known yet:
+-- takes groups, 'places load tokens_per_s open', and under FLEET_SUMS the sums. A speed of 0 is one that is not known yet:
 -- such a worker's places are new ones. The sorted set `fleet_seen` says when each worker has reported last.
 local FLEET_SUMS = '+' -- no worker's name has it
 
--- The sums: workers, measured places, tokens per second, new places, load.
+-- The sums: workers, measured places, tokens per second, new places, load, open samples.
 local function fleet_sums(prefix)
   local sums = {}
-  for number in string.gmatch(redis.call('HGET', prefix .. 'fleet', FLEET_SUMS) or '0 0 0 0 0', '%d+') do
+  for number in string.gmatch(redis.call('HGET', prefix .. 'fleet', FLEET_SUMS) or '0 0 0 0 0 0', '%d+') do
     sums[#sums + 1] = tonumber(number)
   end
   return sums
@@ -25,8 +25,8 @@ end
 
 -- Adds a worker's part of the fleet to the sums, or takes it away.
 local function add_to_sums(sums, part, sign)
-  local places, load, speed = string.match(part, '(%d+) (%d+) (%d+)')
-  sums[1], sums[5] = sums[1] + sign, sums[5] + sign * load
+  local places, load, speed, open = string.match(part, '(%d+) (%d+) (%d+) (%d+)')
+  sums[1], sums[5], sums[6] = sums[1] + sign, sums[5] + sign * load, sums[6] + sign * open
   if speed == '0' then
     sums[4] = sums[4] + sign * places
   else
@@ -55,9 +55,9 @@ local SILENT_MS = 10000
 local LOOKED_AT = 100
 
 local function join_fleet(keys, args)
-  local incarnation, worker, places, load, tokens_per_s = unpack(args)
+  local incarnation, worker, places, load, tokens_per_s, open = unpack(args)
   check_given(worker)
-  check_counts(places, load, tokens_per_s)
+  check_counts(places, load, tokens_per_s, open)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   local sums, now = fleet_sums(prefix), now_ms()
@@ -69,7 +69,7 @@ local function join_fleet(keys, args)
   end
   leave_fleet(prefix, sums, worker)
   if places ~= '0' then
-    local part = table.concat({ places, load, tokens_per_s }, ' ')
+    local part = table.concat({ places, load, tokens_per_s, open }, ' ')
     add_to_sums(sums, part, 1)
     redis.call('HSET', prefix .. 'fleet', worker, part)
     redis.call('ZADD', prefix .. 'fleet_seen', now, worker)

@@ -1,0 +1,24 @@
+-- What workers are told about the groups that they make.
+
+-- The mean length of earlier answers to the prompt of a group, as text; '' when it is not known.
+local function expected_tokens(clock, id)
+  local row = clock.prompt_stats == 1 and tonumber(id) >= first_of_prompts(clock) and group_fields(clock, id, 'row')
+  local known = row and redis.call('HGET', clock.prefix .. 'prompts', row)
+  return known and string.match(known, '[^,]+$') or ''
+end
+
+-- What a worker needs to know of a group that it has leased, or of which it has borrowed samples: see `lease`.
+local function describe_lease_of(clock, id)
+  -- stylua: ignore
+  local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload = group_fields(
+    clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions', 'parts',
+    'payload')
+  local suspect = tonumber(deaths) > 0 and 1 or 0
+  local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
+  local kept = has_samples(letters) and redis.call('HGETALL', rollout_key(clock.prefix, id)) or {}
+  -- stylua: ignore
+  return {
+    tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
+    letters, prompt, must_finish, kept, tonumber(parts or '0'), payload or '', expected_tokens(clock, id),
+  }
+end

@@ -1,0 +1,96 @@
+"""Workers that make samples of each other's groups."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import Status
+from rollq.workers.groups import loans
+from rollq.workers.groups.borrower import Borrower
+from rollq.workers.run import Worker
+from support.worker_run import Script, WorkerWorld
+
+from .test_fleet import play
+
+
+@pytest.fixture
+def world(buffer: Buffer, server_url: str) -> WorkerWorld:
+    return WorkerWorld(buffer, server_url, {"group_size": 8, "max_tokens": 2000, "partial_rollout": True})
+
+
+def taken(workers: Sequence[Worker]) -> list[int]:
+    return [worker.places.taken for worker in workers]
+
+
+def test_samples_that_wait_for_a_place_are_made_by_workers_with_nothing_to_do(world: WorkerWorld) -> None:
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        world.admit(1)
+        await world.until(lambda: sorted(taken(workers)) == [4, 4])
+        assert sorted(len(worker.table) for worker in workers) == [1, 1]
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+        await world.until(lambda: all(worker.table.idle for worker in workers))
+        assert world.buffer.counts("math").progress["lent"] == 4
+
+    play(world, scene, *[{"samples_in_flight": 4}] * 2)
+    ((_, samples),) = world.results(1)
+    made_by = [sample.extra["worker"] for sample in samples]
+    assert sorted(made_by.count(worker) for worker in set(made_by)) == [4, 4]
+    assert {sample.text for sample in samples} == {"42"}
+    assert all(sample.reward is not None for sample in samples)
+    world.world.check()
+
+
+def test_a_worker_that_stops_gives_its_loans_back_with_their_tokens(world: WorkerWorld) -> None:
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        world.admit(1)
+        await world.until(lambda: sorted(taken(workers)) == [4, 4])
+        scripts.append(script)
+        script.abort_after = 1
+        (borrower,) = [worker for worker in workers if borrows(worker)]
+        (holder,) = [worker for worker in workers if not borrows(worker)]
+        borrower.rq.request_shutdown()
+        await world.until(lambda: borrower.table.idle)
+        await world.until(lambda: holder.places.open == 8)
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+
+    scripts: list[Script] = []
+    play(world, scene, *[{"samples_in_flight": 4}] * 2)
+    ((_, samples),) = world.results(1)
+    assert len({sample.extra["worker"] for sample in samples}) == 1
+    assert {sample.text for sample in samples} == {"42"}
+    continued = [request for request in scripts[0].requests if request.prefix_ids is not None]
+    assert len(continued) == 4
+    world.world.check()
+
+
+def borrows(worker: Worker) -> bool:
+    return any(held.lease.borrowed for held in worker.table)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that borrow nothing, and soon take back what they offer."""
+
+    async def nothing(_: Borrower) -> bool:
+        return False
+
+    monkeypatch.setattr(Borrower, "_borrow", nothing)
+    monkeypatch.setattr(loans, "OFFER_S", 0.1)
+
+
+@pytest.mark.usefixtures("alone")
+def test_samples_that_nobody_takes_are_made_where_their_group_is(world: WorkerWorld) -> None:
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        world.admit(1)
+        await world.until(lambda: sum(worker.places.open for worker in workers) == 4)
+        await world.until(lambda: sum(worker.places.open for worker in workers) == 8)
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+
+    play(world, scene, *[{"samples_in_flight": 4}] * 2)
+    ((_, samples),) = world.results(1)
+    assert len({sample.extra["worker"] for sample in samples}) == 1
+    world.world.check()
