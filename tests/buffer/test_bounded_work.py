@@ -31,7 +31,7 @@ READ_WHOLE_SETS = {"find", "save_index"}
 OF_ARGUMENTS = {
     "create_run", "restore_run", "restore_groups", "restore_task", "finish_restore", "store_weights", "append_round",
     "find_dead", "find_garbage", "forget_garbage", "mark", "put", "record", "renew", "salvage", "hand_back",
-    "end_finalize", "begin_delete", "drop_too_long", "insert",
+    "end_finalize", "begin_delete", "drop_too_long", "insert", "offer", "end_loan",
 }  # fmt: skip
 """Functions whose work depends on their arguments alone."""
 COUNTING = """
@@ -53,7 +53,8 @@ FILL = """
 for id = ARGV[1], ARGV[2] do
   redis.call('HSET', ARGV[3] .. id, 'status', 'completed', 'arrival', id, 'attempt', 1, 'tries', 1, 'deaths', 1,
     'step', 1, 'eval', 0, 'letters', 'cc', 'versions', '0,0', 'oldest', 0, 'newest', 0, 'reward', 1, 'tokens', 6,
-    'nonce', 'n', 'alone', 0, 'confirmed', 1, 'counted_in', 1, 'batch', 'full', 'prompt', '')
+    'nonce', 'n', 'alone', 0, 'confirmed', 1, 'counted_in', 1, 'batch', 'full', 'prompt', '',
+    'offered', '0,1', 'worker', 'v')
 end
 """
 
@@ -103,7 +104,7 @@ def fill(buffer: Buffer, task: str = "math") -> None:
         client.eval(FILL, 0, start, start + 4999, f"{prefix}group:")
     ids = range(1, FULL + 1)
     client.zadd(prefix + "by_version", {str(group_id): 1.0 for group_id in ids})
-    for name in (*(status.value for status in Status), "suspects", "generating"):
+    for name in (*(status.value for status in Status), "suspects", "generating", "offers"):
         client.copy(prefix + "by_version", prefix + name, replace=True)
     client.rpush(prefix + "history", *[",".join(["1"] * 30)] * 2 * HISTORY_ROWS)
     for name in ("outcomes", "timings"):
@@ -122,6 +123,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.recycle("math", epoch=1, target=10**9, limit=10**6)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1, suspects_held=10**6, idle=False)
+    yield lambda: buffer.borrow(["math"], 64, worker="w", version=9, epoch=1, share=1.0)
     yield lambda: world.run_out([Lease("math", 1, 1, "n", 1, Prompt("p"), (), 1, False, False, False, False)])
     yield lambda: buffer.reap("math")
     yield lambda: buffer.publish(held, 9, uri="u", digest="9")

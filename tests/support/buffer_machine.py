@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import FencedError, HistoryGone, NotClaimed, StaleWorker
-from rollq.buffer.replies import Claimed, PutOutcome, SalvageOutcome, TrainerEpoch
+from rollq.buffer.replies import Claimed, Offer, Offered, PutOutcome, SalvageOutcome, TrainerEpoch
 from rollq.buffer.rollouts import GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.steering import GroupOrder, Refusal
 from rollq.buffer.store.keys import task_keys
@@ -59,6 +59,21 @@ class ModelGroup:
     salvaged: dict[int, Salvaged] = field(default_factory=dict)  # by the index of the sample
     parts: int = 0
     sent: list[SamplePart] = field(default_factory=list)  # with its lease
+    offered: set[int] = field(default_factory=set)
+    offer_calls: int = 0
+    loans: dict[str, Lease] = field(default_factory=dict)  # by nonce
+    lent_parts: dict[str, list[SamplePart]] = field(
+        default_factory=dict
+    )  # by nonce, those of loans that have ended too
+
+    @property
+    def lent(self) -> set[int]:
+        """The indices of the samples that are lent."""
+        return {index for loan in self.loans.values() for index in loan.borrowed}
+
+    def end_lease(self) -> None:
+        """Its worker has put it, or has lost it: offers and loans end with the lease."""
+        self.lease, self.sent, self.offered, self.offer_calls, self.loans, self.lent_parts = None, [], set(), 0, {}, {}
 
 
 @dataclass
@@ -118,7 +133,8 @@ class Model:
     def requeue(self, group_id: int) -> None:
         """A lease ends without a result. What was salvaged and is too old is dropped."""
         group = self.groups[group_id]
-        group.status, group.lease, group.sent = Status.PENDING, None, []
+        group.status = Status.PENDING
+        group.end_lease()
         group.salvaged = {
             index: sample for index, sample in group.salvaged.items() if not self.stale(sample.oldest, self.step)
         }
@@ -211,23 +227,30 @@ class BufferMachine(RuleBasedStateMachine):
         """Workers keep more tokens of one sample of each group. Finished samples are sent whole."""
         for group_id in self.model.ids(Status.RUNNING):
             index, finished = data.draw(st.integers(0, 1)), data.draw(st.booleans())
-            self.salvage_one(self.model.groups[group_id], index, max(0, self.model.version - age), finished=finished)
+            group = self.model.groups[group_id]
+            if index not in group.offered | group.lent:
+                self.salvage_one(group, index, max(0, self.model.version - age), finished=finished)
 
-    def salvage_one(self, group: ModelGroup, index: int, version: int, *, finished: bool) -> None:
+    def salvage_one(
+        self, group: ModelGroup, index: int, version: int, *, finished: bool, loan: Lease | None = None
+    ) -> None:
         kept = group.salvaged.get(index, Salvaged([], version, finished=False))
         if kept.finished:
             return
         made = [self.made + 1, self.made + 2]
         self.made += len(made)
         oldest = min(kept.oldest, version)
+        sent = group.lent_parts.setdefault(loan.nonce, []) if loan else group.sent
+        number = len(sent) if loan else group.parts - sum(map(len, group.lent_parts.values()))
         if finished:
             part = self.part(group, index, 0, kept.ids + made, oldest, "c")
         else:
             part = self.part(group, index, len(kept.ids), made, version, "a")
-        sent = [part, *group.sent]  # those before are repeated
-        assert self.buffer.salvage(sent) == [SalvageOutcome.KEPT] * len(sent)
+        part = replace(part, lease=loan or part.lease, number=number)
+        again = [part, *sent]  # those before are repeated
+        assert self.buffer.salvage(again) == [SalvageOutcome.KEPT] * len(again)
         group.salvaged[index] = Salvaged(kept.ids + made, oldest, finished)
-        group.sent.append(part)
+        sent.append(part)
         group.parts += 1
 
     def part(
@@ -239,6 +262,57 @@ class BufferMachine(RuleBasedStateMachine):
         prompt_ids = np.array([] if before else [1, 2], np.int32)
         segment = replace(made.segments[0], prompt_ids=prompt_ids, response_ids=np.array(ids, np.int32))
         return SamplePart(group.lease, group.parts, index, before, replace(made, segments=(segment,)))
+
+    @precondition(lambda self: self.model.ids(Status.RUNNING))
+    @rule(data=st.data())
+    def offer(self, data: st.DataObject) -> None:
+        """Workers offer samples, and take back what others have not borrowed."""
+        for group_id in self.model.ids(Status.RUNNING):
+            group = self.model.groups[group_id]
+            assert group.lease is not None
+            chosen = data.draw(st.sets(st.integers(0, 1)))
+            finished = {index for index, kept in group.salvaged.items() if kept.finished}
+            added, taken_back = chosen - group.offered - group.lent - finished, chosen & group.offered
+            offer = Offer(group.lease, group.offer_calls, tuple(added), tuple(taken_back))
+            group.offered = (group.offered | added) - taken_back
+            group.offer_calls += bool(added or taken_back)
+            self.check_offers(group, offer)
+
+    def check_offers(self, group: ModelGroup, offer: Offer) -> None:
+        assert self.buffer.offer([offer]) == [Offered(frozenset(group.offered), frozenset(group.lent))]
+
+    @rule(n=st.integers(1, 3), age=st.integers(0, 2))
+    def borrow(self, n: int, age: int) -> None:
+        model, version = self.model, self.model.version - age
+        if version < 0:
+            return
+        able = [g for g in model.ids(Status.RUNNING) if model.groups[g].offered and version >= model.groups[g].began]
+        loans = self.buffer.borrow(
+            ["math"], n, worker="another", version=version, epoch=self.world.held.epoch, share=1.0
+        )
+        assert sum(len(loan.borrowed) for loan in loans) == min(n, sum(len(model.groups[g].offered) for g in able))
+        for loan in loans:
+            group = model.groups[loan.group_id]
+            assert loan.group_id in able
+            assert set(loan.borrowed) <= group.offered
+            group.offered -= set(loan.borrowed)
+            group.loans[loan.nonce] = loan
+            for index in loan.borrowed:
+                self.check_salvaged(loan.samples[index], group.salvaged.get(index))
+
+    @precondition(lambda self: any(group.loans for group in self.model.groups.values()))
+    @rule(data=st.data(), age=st.integers(0, 2), finished=st.booleans(), ends=st.booleans())
+    def make_what_was_borrowed(self, data: st.DataObject, age: int, finished: bool, ends: bool) -> None:
+        groups = [group for group in self.model.groups.values() if group.loans]
+        group = data.draw(st.sampled_from(groups))
+        loan = data.draw(st.sampled_from(list(group.loans.values())))
+        index = data.draw(st.sampled_from(loan.borrowed))
+        assert self.buffer.renew([loan]) == []
+        self.salvage_one(group, index, max(0, self.model.version - age), finished=finished, loan=loan)
+        if ends:
+            assert self.buffer.end_loans([loan]) == 1
+            del group.loans[loan.nonce]
+            self.old_leases.append(loan)
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
     @rule(data=st.data(), age=st.integers(0, 3), letter=st.sampled_from("ccca"))
@@ -262,7 +336,8 @@ class BufferMachine(RuleBasedStateMachine):
             group.status = Status.COMPLETED if letter == "c" else Status.ABORTED
         assert outcome.value == group.status.value
         self.old_leases.append(group.lease)
-        group.lease, group.salvaged, group.parts, group.sent = None, {}, 0, []
+        group.end_lease()
+        group.salvaged, group.parts = {}, 0
 
     @rule(n=st.integers(2, 4))
     def produce(self, n: int) -> None:
@@ -384,7 +459,8 @@ class BufferMachine(RuleBasedStateMachine):
             model.drop([group_id])
             return
         group.status = Status.PENDING if order is GroupOrder.REQUEUE else Status.FAILED
-        group.lease, group.salvaged, group.parts, group.sent = None, {}, 0, []
+        group.end_lease()
+        group.salvaged, group.parts = {}, 0
 
     # -- the trainer ------------------------------------------------------------------------------------------------
 

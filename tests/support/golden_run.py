@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollq.buffer.replies import Claimed, Control
+from rollq.buffer.replies import Claimed, Control, Offer
 from rollq.buffer.rollouts import Prompt, SamplePart
 from rollq.buffer.steering import GroupOrder, Order
 from support.buffer_run import World, make_sample
@@ -39,6 +39,16 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     buffer.salvage([SamplePart(leases[3], 1, 1, 0, make_sample(0, status="a"))])
     buffer.record([SamplePart(leases[3], 2, 1, 0, make_sample(0, status="a"))])
     yield "salvage"
+    buffer.offer([Offer(leases[3], 0, (0, 1))])
+    yield "offer"
+    loans = buffer.borrow(["math"], 1, worker="another", version=0, epoch=1, share=1.0)
+    yield "borrow"
+    buffer.offer([Offer(leases[3], 1, taken_back=(1,))])
+    buffer.renew(loans)
+    buffer.salvage([SamplePart(loans[0], 0, 0, 0, make_sample(0))])
+    yield "salvage what was borrowed"
+    buffer.end_loans(loans)
+    yield "end the loan"
     buffer.hand_back(leases[3:])
     yield "hand back"
     world.admit(1)

@@ -11,6 +11,8 @@ from rollq.buffer.store.keys import task_keys
 
 FINISHED = {Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED}
 """Statuses of groups whose samples are all stored."""
+OF_A_LEASE = {b"nonce", b"offered", b"offer_calls", b"loans", b"loan_parts"}
+"""Fields that a group has only while it is leased."""
 READ = """
 local sets, groups = {}, {}
 for i, key in ipairs(KEYS) do sets[i] = redis.call('ZRANGE', key, 0, -1) end
@@ -61,7 +63,7 @@ def check_task(buffer: Buffer, task: str) -> None:
     """Assert conservation, one status per group, and indexes that match what is stored."""
     counts = buffer.counts(task)
     assert counts.unaccounted == 0, counts
-    (by_version, generating, suspects, *by_status), stored, total_bytes = _read(buffer, task)
+    (by_version, generating, suspects, offers, *by_status), stored, total_bytes = _read(buffer, task)
     filed: dict[int, Status] = {}
     for status, ids in zip(Status, by_status, strict=True):
         assert not ids & filed.keys(), f"{ids & filed.keys()} are {status} and something else: {filed}"
@@ -72,6 +74,8 @@ def check_task(buffer: Buffer, task: str) -> None:
     assert total_bytes == sum(group.bytes for group in stored.values())
     assert by_version == {id for id, status in filed.items() if status in (Status.COMPLETED, Status.ABORTED)}
     assert generating == {id for id, status in filed.items() if status is Status.RUNNING}
+    assert offers == {id for id, group in stored.items() if b"offered" in group.fields}
+    assert {id for id, group in stored.items() if group.fields.keys() & OF_A_LEASE} <= generating
     assert suspects <= {id for id, status in filed.items() if status is Status.PENDING}
 
 
@@ -79,7 +83,7 @@ def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored],
     """Group ids by version, generating, suspect and of each status; every group that has a key; and the bytes that the
     task counts: of one instant, because roles may be at work."""
     keys = task_keys(buffer.run, task)
-    names = [keys.by_version, keys.generating, keys.suspects, *map(keys.status, Status)]
+    names = [keys.by_version, keys.generating, keys.suspects, keys.offers, *map(keys.status, Status)]
     prefixes = [keys.group(0)[:-1], keys.rollout(0)[:-1], f"{keys.prefix}payload:*"]
     client: Any = buffer.servers.of(
         keys.progress

@@ -1,5 +1,6 @@
 """Copies of calls that arrive late: the network delivers a call a second time, after its caller has moved on."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
         if kind == b"hash":
             fields = {name.decode(): value for name, value in zip(content[::2], content[1::2], strict=True)}
             found[key] = {name: value for name, value in fields.items() if name not in DEADLINES | COUNTERS | REVISIONS}
+            if loans := found[key].get("loans"):
+                found[key]["loans"] = re.sub(rb"(?m)^(\w+) \d+ ", rb"\1 ", loans)  # without their deadlines
         elif key.endswith(":running"):  # the score is a deadline
             found[key] = sorted(content[::2])
         elif not key.endswith(":garbage") and ":grant:" not in key:  # garbage: payloads that may be collected again

@@ -70,8 +70,8 @@ class Counts:
     that were leased for the first time, and queued_ms, how long these had waited since they were admitted; worked_ms,
     how long the attempts that were put took; staleness, the sum of that of the groups that were trained, of each one's
     oldest token when it was claimed; outlived, deaths of workers with groups that were finished later; quarantined,
-    groups that a worker died of alone. Two of them fall, too: failed_in_a_row, and bytes, what the frames of its
-    groups take now.
+    groups that a worker died of alone; lent, samples that workers have borrowed. Two of them fall, too:
+    failed_in_a_row, and bytes, what the frames of its groups take now.
     """
 
     task: str

@@ -108,7 +108,7 @@ def fill(world: World) -> None:
 
 def lasting(found: Dump) -> Dump:
     """What of a dump a restore brings back: not leases, nor sums for people. What was running is pending."""
-    passing = ("clock", "running", "generating", "window", "timings", "grant", "suspects")
+    passing = ("clock", "running", "generating", "window", "timings", "grant", "suspects", "offers")
     kept = {name: value for name, value in found.items() if name.partition(":")[0] not in passing}
     pending = {int(group_id): score for group_id, score in found.get("pending", [])}
     for group_id in groups_in(found, "running"):

@@ -1,12 +1,13 @@
 """Workers that make samples of each other's groups."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Status
-from rollq.workers.groups import loans
+from rollq.workers.groups import lender, loans
 from rollq.workers.groups.borrower import Borrower
 from rollq.workers.run import Worker
 from support.worker_run import Script, WorkerWorld
@@ -94,3 +95,46 @@ def test_samples_that_nobody_takes_are_made_where_their_group_is(world: WorkerWo
     ((_, samples),) = world.results(1)
     assert len({sample.extra["worker"] for sample in samples}) == 1
     world.world.check()
+
+
+def test_running_samples_move_to_faster_workers_with_their_tokens(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lender, "ratio_elsewhere", lambda *_: 2.0)
+
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        script.abort_after = 1
+        world.admit(1)
+        await world.until(lambda: sorted(taken(workers)) == [4, 4])
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+        assert sum(request.prefix_ids is not None for request in script.requests) == 4
+
+    play(world, scene, *[{"samples_in_flight": 8}] * 2)
+    ((_, samples),) = world.results(1)
+    made_by = [sample.extra["worker"] for sample in samples]
+    assert sorted(made_by.count(worker) for worker in set(made_by)) == [4, 4]
+    assert {sample.text for sample in samples} == {"42"}
+    assert {len(sample.segments[0].response_ids) for sample in samples} == {3}
+    assert world.buffer.counts("math").progress["tokens"] == 8 * 3
+    world.world.check()
+
+
+@pytest.mark.parametrize("rules", [{"partial_rollout": False}, {"spread": "never"}])
+def test_what_cannot_be_continued_elsewhere_stays(
+    buffer: Buffer, server_url: str, rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lender, "ratio_elsewhere", lambda *_: 2.0)
+    world = WorkerWorld(buffer, server_url, {"group_size": 8, "max_tokens": 2000, **rules})
+
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        world.admit(1)
+        await world.until(lambda: sorted(taken(workers)) == [0, 8])
+        for worker in workers:
+            await worker.fleet.refresh()
+            await worker.lender.look()
+        assert sorted(taken(workers)) == [0, 8]
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+
+    play(world, scene, *[{"samples_in_flight": 8}] * 2)

@@ -169,3 +169,24 @@ def test_only_tasks_with_a_free_place_are_leased_and_no_more_groups_than_fit() -
     engine.enter(lease(3), 8)
     assert places.with_room(["math", "agent"]) == ((), 0)
     assert places.capacity == 80
+
+
+def test_samples_that_are_given_up_wait_no_longer_and_count_no_longer() -> None:
+    async def scene() -> None:
+        samples = Play(2)
+        held = lease(1, samples=5)
+        samples.enter(held)
+        await settle()
+        assert (samples.places.taken, samples.places.open) == (2, 5)
+        assert samples.places.give_up(held, 2) == 2
+        await settle()
+        assert (samples.places.taken, samples.places.open, held.open) == (2, 3, 3)
+        await samples.end(1)
+        assert samples.places.taken == 2, "the one that still waits has its turn"
+        assert samples.places.give_up(held, 2) == 0
+        samples.places.enter(held, 2)  # they are back
+        assert samples.places.open == held.open == 4
+        samples.places.leave(held)
+        assert (samples.places.open, samples.places.behind) == (0, 0)
+
+    play(scene)

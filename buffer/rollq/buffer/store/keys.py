@@ -199,6 +199,10 @@ class TaskKeys:
     def suspects(self) -> str:
         return self._key("suspects")
 
+    @property
+    def offers(self) -> str:
+        return self._key("offers")
+
     def status(self, status: Status) -> str:
         return self._key(status.value)
 
