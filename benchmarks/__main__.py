@@ -25,6 +25,7 @@ from benchmarks import (
     salvage,
     scaling,
     slots,
+    spread,
     stores,
     streaming,
     sustained,
@@ -61,11 +62,12 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "scaling": scaling.measure,
     "membership": membership.measure,
     "slots": slots.measure,
+    "spread": spread.measure,
     "wanted": wanted.measure,
 }
 BY_NAME = frozenset(
-    {"archive", "bystanders", "cluster", "dashboard", "gateway", "membership", "salvage", "scaling", "slots", "stores"}
-    | {"sustained", "throughput", "wanted"}
+    {"archive", "bystanders", "cluster", "dashboard", "gateway", "membership", "salvage", "scaling", "slots", "spread"}
+    | {"stores", "sustained", "throughput", "wanted"}
 )
 """Benchmarks that run only with `--only`: they take ten minutes, or need a browser or vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")

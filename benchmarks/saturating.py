@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RUN_SEED = 0
 GROUP_SIZE = 8
-MAX_GROUPS = 4000
+MAX_SAMPLES = 32_000
 MAX_ATTEMPTS = 50
 ENGINES = Path(__file__).parents[1] / "workers" / "rollq" / "workers" / "engines"
 
@@ -75,7 +75,8 @@ class _RecordedSpeed(shared_speed.SharedSpeed):
 class SampleNumbers:
     """Finds the group and the index of a sample by its seed."""
 
-    def __init__(self) -> None:
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
         self._known: dict[int, tuple[int, int]] = {}
         self._attempts = 0
 
@@ -83,8 +84,8 @@ class SampleNumbers:
         """The id of the group, and the index of the sample in it."""
         while seed not in self._known and self._attempts < MAX_ATTEMPTS:
             self._attempts += 1
-            for group_id in range(1, MAX_GROUPS + 1):
-                for index in range(GROUP_SIZE):
+            for group_id in range(1, MAX_SAMPLES // self._group_size + 1):
+                for index in range(self._group_size):
                     self._known[sample_seed(RUN_SEED, TASK, group_id, index, self._attempts)] = group_id, index
         return self._known[seed]
 
@@ -92,12 +93,12 @@ class SampleNumbers:
 class SaturatingEngine(simulated.SimulatedEngine):
     """`SimulatedEngine` with lengths by sample, and with a record of what it does in the file `record`."""
 
-    def __init__(self, record: str, **options: Any) -> None:
+    def __init__(self, record: str, group_size: int = GROUP_SIZE, **options: Any) -> None:
         settings = simulated.SimulatedSettings(**options)
         super().__init__(settings)
         self._record = Path(record).open("a", buffering=1)  # noqa: SIM115 - until the process ends
         self._speed = _RecordedSpeed(settings.tokens_per_s, settings.most_tokens_per_s, self._record)
-        self._numbers = SampleNumbers()
+        self._numbers = SampleNumbers(group_size)
 
     async def generate(self, request: "Request") -> "Completion":
         """As `SimulatedEngine.generate`; the record has the group and the index."""

@@ -82,6 +82,8 @@ class Plan:
     batch_groups: int = BATCH_GROUPS
     train_s: float = 0.0
     groups_in_flight: int | None = None
+    group_size: int = GROUP_SIZE
+    partial_rollout: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +102,13 @@ class Step:
 
 @dataclass(slots=True)
 class Roles:
-    """The processes of a run. `steps` grows while they train."""
+    """The processes of a run. `steps` grows while they train. `spread`: the task's setting; None leaves it out."""
 
     plan: Plan
     folder: Path
     url: str
     tree: Path
+    spread: str | None = None
     steps: list[Step] = field(default_factory=list)
     workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
     others: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
@@ -125,6 +128,7 @@ class Roles:
             "most_tokens_per_s": gpu.most_tokens_per_s,
             "max_sequences": gpu.slots,
             "lengths": list(self.plan.lengths),
+            "group_size": self.plan.group_size,
         }
         by_hand = self.plan.groups_in_flight
         lines = [
@@ -203,9 +207,11 @@ class Roles:
             "answer_field": "",
             "judge": "benchmarks.saturating.judge",
             "batch_groups": self.plan.batch_groups,
-            "group_size": GROUP_SIZE,
+            "group_size": self.plan.group_size,
             "max_staleness": self.plan.max_staleness,
             "max_tokens": max(self.plan.lengths),
+            "partial_rollout": self.plan.partial_rollout,
+            **({} if self.spread is None else {"spread": self.spread}),
         }
         head = [f'run = "{RUN}"', "[redis]", f'buffer_url = "{self.url}"', f"[tasks.{TASK}]"]
         path.write_text("\n".join([*head, *(f"{key} = {json.dumps(value)}" for key, value in task.items()), *lines]))
@@ -223,7 +229,7 @@ class Roles:
 
 
 @contextmanager
-def started(plan: Plan, tree: Path, workers: int | None = None) -> Iterator[Roles]:
+def started(plan: Plan, tree: Path, workers: int | None = None, *, spread: str | None = None) -> Iterator[Roles]:
     """The first `workers` workers of a plan, or all, on a new server; they wait for the trainer."""
     with ExitStack() as stack:
         running = stack.enter_context(server())
@@ -232,7 +238,7 @@ def started(plan: Plan, tree: Path, workers: int | None = None) -> Iterator[Role
         (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
         (folder / "model").mkdir()
         save_file({"weight": np.zeros(8, np.float32)}, folder / "model" / "model.safetensors")
-        roles = Roles(plan, folder, running.url, tree)
+        roles = Roles(plan, folder, running.url, tree, spread)
         stack.callback(roles.end)
         roles.create_run()
         for _ in range(len(plan.gpus) if workers is None else workers):

@@ -2,7 +2,7 @@
 
 import pytest
 from benchmarks.engine_record import EngineRecord, busy_share, repeated_groups
-from benchmarks.saturating import SampleNumbers, sample_length
+from benchmarks.saturating import GROUP_SIZE, SampleNumbers, sample_length
 from benchmarks.scaled_run import Gpu, Step, rate
 from benchmarks.scaling import SPEEDS, fastest_s, heavy_tail, step_bound_s
 from benchmarks.world import TASK
@@ -35,7 +35,7 @@ def test_groups_with_a_sample_that_was_asked_for_twice_are_found_across_workers(
 
 
 def test_a_sample_is_as_long_in_every_attempt_and_siblings_differ() -> None:
-    numbers = SampleNumbers()
+    numbers = SampleNumbers(GROUP_SIZE)
     for attempt in (2, 1):
         assert numbers.of(sample_seed(0, TASK, 17, 3, attempt)) == (17, 3)
     lengths = range(1, 100_000)

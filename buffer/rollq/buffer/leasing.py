@@ -297,7 +297,7 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
 
 
 def fences(leases: Iterable[Lease]) -> list[Any]:
-    """What proves that leases are the caller's, as arguments of a function."""
+    """Arguments of a function that prove that leases are the caller's."""
     return [item for lease in leases for item in (lease.group_id, lease.attempt, lease.nonce)]
 
 

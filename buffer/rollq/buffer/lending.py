@@ -65,7 +65,7 @@ class Lending(BufferCore):
         return sum(int(self.call_task("end_loan", task, *fences(mine))) for task, mine in leases_by_task(loans).items())
 
     def kept(self, lease: Lease) -> tuple[Sample, ...]:
-        """What the buffer has of the samples of a leased group by now."""
+        """The samples of a leased group as the buffer has them now."""
         keys, group_id = task_keys(self.run, lease.task), lease.group_id
         (letters, payload), frames = self.send_all(
             [("HMGET", keys.group(group_id), "letters", "payload"), ("HGETALL", keys.rollout(group_id))]

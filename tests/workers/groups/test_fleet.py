@@ -74,7 +74,7 @@ def test_with_nothing_set_workers_share_the_groups_equally(world: WorkerWorld) -
         world.admit(16)
         await until_held(world, workers, 16)
         assert [len(worker.table) for worker in workers] == [4, 4, 4, 4]
-        assert script.running == 32  # every sample has its place
+        await world.until(lambda: script.running == 32)  # every sample has its place
 
     play(world, scene, *[{}] * 4)
 

@@ -7,8 +7,11 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Status
+from rollq.workers.engines.speed import EngineSpeed
 from rollq.workers.groups import lender, loans
 from rollq.workers.groups.borrower import Borrower
+from rollq.workers.groups.fleet_share import FleetShare
+from rollq.workers.groups.samples import SampleMaker
 from rollq.workers.run import Worker
 from support.worker_run import Script, WorkerWorld
 
@@ -94,6 +97,22 @@ def test_samples_that_nobody_takes_are_made_where_their_group_is(world: WorkerWo
     play(world, scene, *[{"samples_in_flight": 4}] * 2)
     ((_, samples),) = world.results(1)
     assert len({sample.extra["worker"] for sample in samples}) == 1
+    world.world.check()
+
+
+def test_few_groups_are_spread_before_they_start(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SampleMaker, "mean_sample_s", 30.0)
+    monkeypatch.setattr(FleetShare, "gain", 0.0)
+    monkeypatch.setattr(EngineSpeed, "gain", lambda *_: 0.0)
+
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        world.admit(1)
+        await world.until(lambda: taken(workers) == [2, 2, 2, 2])
+        assert len(script.requests) == 8, "none has been started twice"
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+
+    play(world, scene, *[{}] * 4)
     world.world.check()
 
 

@@ -354,7 +354,7 @@ def test_a_lease_that_came_too_late_to_be_begun_is_handed_back(world: WorkerWorl
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: worker.host.published.is_set())
         (lease,) = world.world.lease(1)
-        worker.intake._start(lease, time.monotonic() - world.task.lease_s)
+        worker.intake.start(lease, time.monotonic() - world.task.lease_s)
         worker.table._cut_off(time.monotonic())
         await world.until_count(Status.PENDING, 1)
 

@@ -2,9 +2,18 @@
 
 import pytest
 
+from rollq.buffer.replies import UnderWay
 from rollq.buffer.steering import Fleet
 from rollq.workers.engines.speed import EngineSpeed
-from rollq.workers.groups.spread import Spare, borrowed_share, chosen, ratio_elsewhere, surplus
+from rollq.workers.groups.spread import (
+    Spare,
+    beforehand,
+    borrowed_share,
+    chosen,
+    part_of,
+    ratio_elsewhere,
+    surplus,
+)
 
 
 def fleet(workers: int, places: int, open_samples: int, tokens_per_s: int = 0) -> Fleet:
@@ -66,6 +75,17 @@ def test_nothing_is_known_of_a_new_worker() -> None:
     assert ratio_elsewhere(fleet(4, 256, 8, 1000), EngineSpeed(), 0.0, 8) == 0.0
     assert ratio_elsewhere(fleet(2, 256, 8, 1000), engine(64, 10.0, 64), 1000.0, 8) == 0.0
     assert ratio_elsewhere(Fleet(), engine(64, 10.0, 64), 1000.0, 8) == 0.0
+
+
+def test_a_worker_leaves_what_is_beyond_its_part_of_few_groups_to_others() -> None:
+    part = part_of(UnderWay(1, 1), 0.25, 256)
+    assert part == 128
+    assert beforehand(256, part, gain=0.1, sample_s=30.0) == 128
+
+
+@pytest.mark.parametrize(("open_samples", "gain", "sample_s"), [(140, 0.1, 30.0), (256, 0.9, 30.0), (256, 0.1, 0.2)])
+def test_it_does_not_for_a_few_nor_where_nothing_is_gained(open_samples: int, gain: float, sample_s: float) -> None:
+    assert beforehand(open_samples, 128, gain, sample_s) == 0
 
 
 def test_those_with_the_fewest_tokens_go_first() -> None:

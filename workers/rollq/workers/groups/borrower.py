@@ -10,7 +10,7 @@ from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
 from rollq.workers.groups.places import AllPlaces
-from rollq.workers.groups.spread import borrowed_share
+from rollq.workers.groups.spread import borrowed_share, part_of
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.signals import Signals
 
@@ -65,15 +65,20 @@ class Borrower:
         """Borrow samples that are offered, and make them; returns whether there were any."""
         found = False
         for task in self._control.open_tasks:
-            version, free = self._host.version, self._places.of(task).free
-            if version is None or free <= 0 or self._fleet.fleet.workers < 2 or not self._intake.may_take():
+            if self._fleet.fleet.workers < 2 or not self._intake.may_take():
+                continue
+            under_way = await self._calls(self._calls.buffer.under_way, [task])
+            version, places = self._host.version, self._places.of(task)
+            part = part_of(under_way, self._fleet.share, self._places.group_size(task))
+            most = min(places.free, part - places.open)
+            if version is None or most <= 0:
                 continue
             asked_s = monotonic()
             with self._table.expecting():
                 loans = await self._calls(
                     self._calls.buffer.borrow,
                     [task],
-                    free,
+                    most,
                     worker=self._worker,
                     version=version.version,
                     epoch=version.epoch,

@@ -30,7 +30,7 @@ class FleetShare:
         self.tokens_per_s = 0.0
         """How fast this worker is with as many samples as the others have in the mean; 0.0 while it is not known."""
         self.fleet = Fleet()
-        """What all workers can do and have to do, as this one has last heard."""
+        """The places, speed and work of all workers, as this one has last heard."""
         self.counted_tokens_per_s = 0.0
         """The speed of this worker that the fleet counts."""
         self._calls = calls

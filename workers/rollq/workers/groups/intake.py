@@ -7,7 +7,7 @@ workers died while running it, has the engine to itself.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from time import monotonic
 
@@ -21,6 +21,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.fair_share import allowance, denied_for_s
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.leases import HeldLease, LeaseTable
+from rollq.workers.groups.lender import Lender
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.runner import GroupRunner
 from rollq.workers.groups.samples import UNFINISHED
@@ -78,6 +79,7 @@ class Intake:
         *,
         places: AllPlaces,
         fleet: FleetShare,
+        lender: Lender,
         signals: Signals,
         worker: str,
     ) -> None:
@@ -89,11 +91,13 @@ class Intake:
         self._control = control
         self._places = places
         self._fleet = fleet
+        self._lender = lender
         self._signals = signals
         self._worker = worker
         self._draining = False
         self._allowed = 0
         self._pending = False
+        self._under_way = UnderWay(0, 0)
         self._denied_since_s: float | None = None
         self._stale_versions = LogOnce(log)
 
@@ -129,7 +133,7 @@ class Intake:
             self._allowed = min(free, MAX_TAKE)
             return self._allowed, 0.0
         under_way = await self._calls(self._calls.buffer.under_way, tasks)
-        self._pending = under_way.pending > 0
+        self._pending, self._under_way = under_way.pending > 0, under_way
         if not self._pending:
             self._denied_since_s = None
             return int(all_have_room), POLL_S
@@ -162,11 +166,13 @@ class Intake:
         if self.stopped and leases:
             await self._runner.hand_back(leases)
             leases = ()
+        given_up = self._lender.beforehand(leases, self._under_way)
+        held = [self.start(lease, asked_s, others) for lease, others in zip(leases, given_up, strict=True)]
         orders, at = [], 0
         for ticket in tickets:
-            share = leases[at : at + ticket.groups]
+            share = held[at : at + ticket.groups]
             at += len(share)
-            orders.append(TicketGroups([self.start(lease, asked_s) for lease in share]))
+            orders.append(TicketGroups(share))
         # tickets of which nothing is pending are surplus: put back, they would go around among the workers
         return Taken(orders, unused=asked - wanted if self._pending and len(leases) == wanted else 0)
 
@@ -220,9 +226,11 @@ class Intake:
                 return asked_s, wanted, leased.leases
         return 0.0, 0, ()
 
-    def start(self, lease: Lease, asked_s: float) -> HeldLease:
-        """Make the samples of a lease or of a loan, which was asked for at `asked_s` (monotonic)."""
+    def start(self, lease: Lease, asked_s: float, given_up: Collection[int] = ()) -> HeldLease:
+        """Make the samples of a lease or of a loan, which was asked for at `asked_s` (monotonic), but leave those that
+        are `given_up` to others."""
         held = self._table.add(lease, asked_s)
+        held.given_up.update(given_up)
         mine = lease.borrowed or range(len(lease.samples))
         self._places.of(lease.task).enter(held, sum(lease.samples[index].status in UNFINISHED for index in mine))
         held.task = asyncio.create_task(self._runner.run(held))

@@ -1,19 +1,31 @@
 """Gives samples of this worker's groups up to workers of the fleet that have less to do."""
 
+from collections.abc import Sequence
 from time import monotonic
 
+from rollq.buffer.replies import UnderWay
+from rollq.buffer.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.samples import SampleMaker
-from rollq.workers.groups.spread import AGAIN_S, LEAST_RATIO, Spare, chosen, ratio_elsewhere, surplus
+from rollq.workers.groups.samples import UNFINISHED, SampleMaker
+from rollq.workers.groups.spread import (
+    AGAIN_S,
+    LEAST_RATIO,
+    Spare,
+    beforehand,
+    chosen,
+    part_of,
+    ratio_elsewhere,
+    surplus,
+)
 from rollq.workers.groups.task_control import TaskControl
 
 
 class Lender:
-    """Looks, after each report to the fleet, whether others have less to do."""
+    """Looks, at each lease and after each report to the fleet, whether others have less to do."""
 
     def __init__(
         self,
@@ -33,8 +45,25 @@ class Lender:
         self._fleet = fleet
         self._recipes = recipes
 
+    def beforehand(self, leases: Sequence[Lease], under_way: UnderWay) -> list[frozenset[int]]:
+        """The samples of each of these new leases that are for others, by index; `under_way`: when they were leased."""
+        given_up: list[frozenset[int]] = []
+        spare = 0
+        if leases and 0 < self._fleet.share < 1:
+            new = [sum(sample.status in UNFINISHED for sample in lease.samples) for lease in leases]
+            part = part_of(under_way, self._fleet.share, len(leases[0].samples))
+            open_samples = self._places.open + sum(new)
+            gain, sample_s = self._maker.speed.gain(open_samples), self._maker.mean_sample_s
+            spare = beforehand(open_samples, part, gain, sample_s)
+        for lease in leases:
+            unmade = [index for index, sample in enumerate(lease.samples) if sample.status in UNFINISHED]
+            mine = unmade[-spare:] if spare > 0 and self._is_lent(lease) else []
+            given_up.append(frozenset(mine))
+            spare -= len(mine)
+        return given_up
+
     async def look(self) -> None:
-        """Give samples up, if that pays. Raises `StoreLost`."""
+        """Give up samples that others would make sooner. Raises `StoreLost`."""
         spare = surplus(self._fleet.fleet, self._fleet.share, self._places.open, self._places.capacity)
         held = [entry for entry in self._table if self._may_lend(entry)]
         if not spare or not held or not self._control.open_tasks:
@@ -51,9 +80,11 @@ class Lender:
             await self._give_up_running(held, spare)
 
     def _may_lend(self, held: HeldLease) -> bool:
-        lease = held.lease
+        return not held.finished and self._is_lent(held.lease)
+
+    def _is_lent(self, lease: Lease) -> bool:
         is_odd = lease.suspect or lease.alone or lease.evaluation or lease.borrowed
-        return not (is_odd or held.finished) and self._recipes[lease.task].settings.spread == "tail"
+        return not is_odd and self._recipes[lease.task].settings.spread == "tail"
 
     async def _give_up_running(self, held: list[HeldLease], most: int) -> None:
         now_s = monotonic()

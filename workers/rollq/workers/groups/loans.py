@@ -23,7 +23,7 @@ OFFER_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Away:
-    """A sample that is for others to make since `since_s` (monotonic). `back` gets what has become of it."""
+    """A sample that is for others to make since `since_s` (monotonic). `back` gets it, as it is then."""
 
     sample: Sample
     since_s: float

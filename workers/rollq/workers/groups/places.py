@@ -59,8 +59,7 @@ class Places:
     async def place(self, held: HeldLease) -> AsyncIterator[bool]:
         """A place for one sample of a lease. Waits for the sample's turn; False if it was given up before it came."""
         if not await self._take(held):
-            if held.open:
-                self._close(held)
+            self.skip(held)
             yield False
             return
         try:
@@ -68,14 +67,16 @@ class Places:
         finally:
             self.taken -= 1
             if held.open:  # else the lease has ended
-                self._close(held)
+                self.skip(held)
                 held.behind += 1
                 self.behind += 1
             self.look()
 
-    def _close(self, held: HeldLease) -> None:
-        held.open -= 1
-        self.open -= 1
+    def skip(self, held: HeldLease) -> None:
+        """Expect one sample less of a lease."""
+        if held.open:
+            held.open -= 1
+            self.open -= 1
 
     def give_up(self, held: HeldLease, samples: int) -> int:
         """Have up to this many samples of a lease wait for a place no longer; returns how many did."""
@@ -161,6 +162,10 @@ class AllPlaces:
     def of(self, task: str) -> Places:
         """The places of a task's samples."""
         return self._sessions.get(task, self.engine)
+
+    def group_size(self, task: str) -> int:
+        """How many samples a group of a task has."""
+        return self._group_sizes[task]
 
     def with_room(self, tasks: Collection[str]) -> tuple[tuple[str, ...], int]:
         """Those of `tasks` of which a group may be leased, and how many groups, of whichever of them."""

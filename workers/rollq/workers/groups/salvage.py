@@ -90,7 +90,7 @@ class SampleSalvage:
         return self._salvage.send(held, part, recorded=self._recorded)
 
     async def hand_over(self, sample: Sample) -> bool:
-        """Keep what there is of a sample that another worker goes on with, or puts; returns whether it is kept."""
+        """Keep what there is of a sample that another worker continues, or puts; returns whether it is kept."""
         held = self._held
         if sample.status is SampleStatus.PENDING:
             return True

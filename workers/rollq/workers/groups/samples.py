@@ -127,6 +127,11 @@ class SampleMaker:
         """How fast the engine has been."""
         return self._clock.speed
 
+    @property
+    def mean_sample_s(self) -> float:
+        """How long a sample has taken to generate, in the mean; 0.0 before the first."""
+        return self._generate_s / self._generated if self._generated else 0.0
+
     def let_go(self, held: HeldLease) -> None:
         """Have the samples of a stopped group wait no longer, neither for their places nor for other workers."""
         self._places.of(held.lease.task).look()
@@ -188,7 +193,11 @@ class SampleMaker:
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: ExitStack
     ) -> bool:
         """Make one sample; True if another worker is to make the rest of it."""
-        lease = held.lease
+        lease, places = held.lease, self._places.of(held.lease.task)
+        if index in held.given_up:
+            held.given_up.discard(index)
+            places.skip(held)
+            return True
         resumes = recipe.resumes(lease)
         previous = samples[index] if resumes else EMPTY_SAMPLE
         salvage = None
@@ -209,7 +218,6 @@ class SampleMaker:
             is_stopped=lambda: held.finished or index in held.given_up,
             at_end=ends.callback,
         )
-        places = self._places.of(lease.task)
         async with places.place(held) as is_here:
             if not is_here:
                 return True

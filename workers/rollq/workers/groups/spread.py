@@ -1,18 +1,25 @@
 """Which samples a worker leaves to others of its fleet that have less to do. Pure.
 
-A worker gives samples up when nothing waits for a worker, and it has more than its part of what all have to generate: a
-group that is larger than its places, fewer groups than workers, or the last long answers on the slowest machine. Those
-that wait for a place are always better off elsewhere. One that runs must be told apart: elsewhere its tokens are
-computed once more, so it is given up only where each token would be much faster.
+Groups are shared as a whole. With fewer groups than workers, a worker gives the samples beyond its part up before it
+starts them, if it is fully used. Later, when no group waits for a worker, it gives up those for which it has no place,
+which are always better off elsewhere. One that runs costs its prompt and its tokens once more, so it is given up only
+where each token would be much faster: at the end of a batch, on a slow machine.
 """
 
 from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
+from rollq.buffer.replies import UnderWay
 from rollq.buffer.steering import Fleet
 from rollq.workers.engines.speed import EngineSpeed
 
+LEAST_PART = 0.2
+"""The part of its samples that a worker gives up at least before it starts them: a few less make nothing faster."""
+MOST_GAIN = 0.5
+"""A worker of which more samples make more than this keeps them; see `EngineSpeed.gain`."""
+LEAST_SAMPLE_S = 1.0
+"""Samples that take less are made before another worker would have them."""
 LEAST_RATIO = 1.5
 """How much faster a running sample must be elsewhere."""
 AGAIN_S = 10.0
@@ -27,9 +34,24 @@ class Spare(NamedTuple):
     tokens: int
 
 
+def part_of(under_way: UnderWay, share: float, group_size: int) -> int:
+    """How many samples are for a worker with this share of the groups under way, of this size."""
+    return ceil(share * (under_way.pending + under_way.running) * group_size)
+
+
+def beforehand(open_samples: int, part: int, gain: float, sample_s: float) -> int:
+    """How many of its `open_samples` a worker gives up before it starts them.
+
+    `gain`: see `EngineSpeed.gain`. `sample_s`: how long a sample has taken in the mean, 0.0 while that is not known.
+    """
+    spare = open_samples - part
+    pays = spare >= LEAST_PART * open_samples and gain <= MOST_GAIN and sample_s >= LEAST_SAMPLE_S
+    return spare if pays else 0
+
+
 def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
-    """How many of its `open_samples` a worker with these places has beyond its part, `share`, of what all workers have to
-    generate; not more than the others have places for."""
+    """How many of its `open_samples` a worker with these places has beyond its part, `share`, of what all workers have
+    to generate; not more than the others have places for."""
     if fleet.workers < 2 or not share:
         return 0
     others = max(0, fleet.open - open_samples)

@@ -1,4 +1,4 @@
--- What workers are told about the groups that they make.
+-- Facts about a group for the worker that makes it.
 
 -- The mean length of earlier answers to the prompt of a group, as text; '' when it is not known.
 local function expected_tokens(clock, id)

@@ -1,5 +1,5 @@
--- Offers samples of leased groups to workers that have less to do, takes offers back, and says what has become of those
--- that were made before. What is neither offered nor lent any more is its worker's again. Loans that have run out end.
+-- Offers samples of leased groups to workers that have less to do, takes offers back, and says which are lent. A sample
+-- that is neither offered nor lent any more is its worker's again. Loans that have run out end.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then per group: id, attempt, nonce, number, offered, taken_back
@@ -7,7 +7,7 @@
 --   offered, taken_back: indices of samples, 'index,index'
 -- Returns: per group: held 0|1, the samples that are offered now, those that are lent; 0 when the lease is gone
 -- Caller: Lending.offer; workers that others could help
--- Repeat: finds that a call with this number was there, and only says what has become of the samples
+-- Repeat: finds that a call with this number was there, and changes no offer
 local function check_indices(clock, text)
   check_given(text)
   for _, index in ipairs(split(text)) do
