@@ -193,6 +193,7 @@ METRICS = (
     _counted("rollq_filtered_groups_total", "Groups that were not worth training", "filtered"),
     _counted("rollq_failed_groups_total", "Groups that failed", "failed"),
     _counted("rollq_requeued_groups_total", "Leases that ran out", "requeued"),
+    _counted("rollq_lent_samples_total", "Samples that workers have borrowed from each other", "lent"),
     _counted("rollq_refused_results_total", "Results of leases that had ended", "refused"),
     _in_tasks("rollq_dropped_groups_total", "Groups that left, by reason; `trained` once a checkpoint covers them",
               "reason", lambda task: task.dropped),
