@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 MAX_TAKE = 256
 """Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 
+FRESH_S = 0.05
+"""After less than this, a worker may take what it was allowed when it asked for tickets."""
+
 
 class TicketGroups:
     """The groups that were leased for one ticket, while they run."""
@@ -96,6 +99,7 @@ class Intake:
         self._worker = worker
         self._draining = False
         self._allowed = 0
+        self._allowed_s = self._allowed_share = 0.0
         self._pending = False
         self._under_way = UnderWay(0, 0)
         self._denied_since_s: float | None = None
@@ -120,7 +124,7 @@ class Intake:
 
         When nothing is pending, one ticket may be waited for, unless groups of some task have no room.
         """
-        self._allowed = 0
+        self._allowed, self._allowed_s, self._allowed_share = 0, monotonic(), self._fleet.share
         tasks, free = self._places.with_room(self._control.open_tasks)
         self._pending = True  # as far as is known
         if not tasks:
@@ -142,6 +146,11 @@ class Intake:
         self._allowed = min(free, share, MAX_TAKE)
         return self._allowed, wait_s
 
+    @property
+    def _is_fresh(self) -> bool:
+        share = self._fleet.share
+        return share == self._allowed_share and (share == 1.0 or monotonic() - self._allowed_s < FRESH_S)
+
     def _share_of(self, under_way: UnderWay, held: int, now_s: float) -> tuple[int, float]:
         """How many of the pending groups this worker may take, and if none, how soon to ask again."""
         share = self._fleet.share
@@ -157,7 +166,7 @@ class Intake:
     async def take(self, tickets: Sequence[Ticket]) -> Taken:
         """Lease groups for all tickets in one call and start them."""
         asked = sum(ticket.groups for ticket in tickets)
-        if asked > self._allowed or self._fleet.share < 1.0:  # a large ticket, or one that came after a while
+        if asked > self._allowed or not self._is_fresh:  # a large ticket, or one that came after a while
             await self._allow()
         asked_s, wanted = 0.0, 0
         leases: Sequence[Lease] = ()
