@@ -7,6 +7,7 @@ that runs 64 sequences at full speed: more share it, up to 256. Training takes n
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 
@@ -26,6 +27,8 @@ TAIL_SEQUENCE_S = 4.0
 WORKERS = {1: 2, 2: 4, 4: 4, 8: 6}
 """Number of workers, and of steps that are measured with them: even, as two batches may end together."""
 SPEEDS = (2.0, 1.0, 1.0, 0.5)
+LEARNING_STEPS = 2
+"""Steps until workers know how fast they are, which are not measured where speeds are unequal."""
 KINDS: Mapping[str, int] = {"synchronous": 0, "asynchronous": 1}
 Score = Callable[[Roles], dict[str, float]]
 
@@ -87,8 +90,9 @@ def speed_up(kind: str, max_staleness: int, step_s: float, workers: Mapping[int,
 def unequal_speeds(kind: str, max_staleness: int, step_s: float, steps: int) -> Result:
     """Tokens per second of workers of unequal speed, as a share of the sum of their speeds."""
     gpus = tuple(Gpu(speed * EQUAL_TOKENS / step_s) for speed in SPEEDS)
-    plan = Plan(gpus, (EQUAL_TOKENS,), max_staleness, warm_up(max_staleness) + steps)
-    sides = run_sides(plan, tokens_per_s)
+    skipped = warm_up(max_staleness) + LEARNING_STEPS
+    plan = Plan(gpus, (EQUAL_TOKENS,), max_staleness, skipped + steps)
+    sides = run_sides(plan, partial(tokens_per_s, skipped=skipped))
     best_s = fastest_s(SAMPLES, EQUAL_TOKENS, gpus)
     for details in sides.values():
         # One batch at a time cannot use a slow worker whose first answers end after the others' last ones.
@@ -134,9 +138,9 @@ def run_sides(plan: Plan, score: Score, by_group: int | None = None) -> dict[str
     return sides
 
 
-def tokens_per_s(roles: Roles) -> dict[str, float]:
-    """Speed, its share of the speeds of all engines, and the share of busy slots at full speed."""
-    plan, skipped = roles.plan, warm_up(roles.plan.max_staleness)
+def tokens_per_s(roles: Roles, skipped: int | None = None) -> dict[str, float]:
+    """Speed after the first steps, its share of all engines' speeds, and the share of busy slots at full speed."""
+    plan, skipped = roles.plan, skipped or warm_up(roles.plan.max_staleness)
     possible = sum(gpu.most_tokens_per_s for gpu in plan.gpus)
     measured = rate(roles.steps, skipped)
     start_s, end_s = roles.steps[skipped - 1].at_s, roles.steps[-1].at_s
