@@ -34,7 +34,7 @@ def borrow(world: World, n: int = 8, *, worker: str = "other", version: int = 0,
 
 
 def is_(answer: Offered | None, offered: Sequence[int], lent: Sequence[int]) -> bool:
-    return answer == Offered(frozenset(offered), frozenset(lent))
+    return answer is not None and (answer.offered, answer.lent) == (set(offered), set(lent))
 
 
 def deliver(world: World, loan: Lease, *indices: int, first: int = 0) -> None:
@@ -57,7 +57,7 @@ def test_a_sample_is_offered_lent_made_and_put_by_the_worker_with_the_lease(lent
     deliver(lent, loan, 2, 3)
     assert buffer.end_loans([loan]) == 1
     assert is_(offer(buffer, lease, 1), [], [])
-    kept = buffer.kept(lease)
+    kept = list(buffer.kept(lease, range(4)).values())
     assert [sample.response_tokens for sample in kept] == [0, 0, 7, 8]
     samples = (make_sample(0), make_sample(0), *kept[2:])
     assert buffer.put([GroupResult(lease, samples)]) == [PutOutcome.COMPLETED]
@@ -90,7 +90,7 @@ def test_parts_of_both_workers_are_counted_apart(lent: World) -> None:
     assert lent.buffer.salvage([theirs, theirs]) == [KEPT, KEPT]
     assert lent.buffer.salvage(mine) == [KEPT] * 3, "the first is a repeat"
     assert lent.buffer.salvage([theirs]) == [KEPT]
-    kept = lent.buffer.kept(lease)
+    kept = list(lent.buffer.kept(lease, range(4)).values())
     assert [sample.response_tokens for sample in kept] == [6, 4, 0, 0]
 
 
@@ -128,7 +128,7 @@ def test_a_loan_that_runs_out_gives_its_samples_back(lent: World) -> None:
     assert is_(offer(lent.buffer, lease, 1), [], [])
     assert lent.buffer.renew([loan]) == [loan]
     assert lent.buffer.salvage([SamplePart(loan, 1, 1, 0, make_sample(0))]) == [REFUSED]
-    kept = lent.buffer.kept(lease)
+    kept = list(lent.buffer.kept(lease, range(4)).values())
     assert [sample.status.value for sample in kept] == ["c", "p", "p", "p"]
 
 
@@ -210,5 +210,38 @@ def test_samples_that_failed_are_given_back_as_such(lent: World) -> None:
     failed = replace(EMPTY_SAMPLE, status=SampleStatus.FAILED, error="the tool broke")
     assert lent.buffer.salvage([SamplePart(loan, 0, 1, 0, failed)]) == [KEPT]
     lent.buffer.end_loans([loan])
-    kept = lent.buffer.kept(lease)
+    kept = list(lent.buffer.kept(lease, range(4)).values())
     assert (kept[1].status, kept[1].error) == (SampleStatus.FAILED, "the tool broke")
+
+
+def test_of_two_loans_of_one_group_only_the_one_that_has_ended_is_gone(lent: World) -> None:
+    (lease,) = lent.lease(1)
+    offer(lent.buffer, lease, 0, 0, 1)
+    (first,), (second,) = borrow(lent, 1), borrow(lent, 1)
+    lent.buffer.end_loans([first])
+    assert lent.buffer.renew([first, second]) == [first]
+    assert lent.buffer.renew([lease, second]) == []
+
+
+def test_only_parts_that_came_after_the_offer_are_read(lent: World) -> None:
+    (lease,) = lent.lease(1)
+    mine = SamplePart(lease, 0, 0, 0, make_sample(0, tokens=9))
+    assert lent.buffer.salvage([mine]) == [KEPT]
+    answer = offer(lent.buffer, lease, 0, 2, 3)
+    assert answer is not None
+    (loan,) = borrow(lent)
+    deliver(lent, loan, 2, 3)
+    found = lent.buffer.kept(lease, [2, 3], after=answer.parts)
+    assert [sample.response_tokens for sample in found.values()] == [7, 8]
+    assert lent.buffer.kept(lease, [0], after=answer.parts)[0].response_tokens == 0, "it came before"
+    assert lent.buffer.kept(lease, [0])[0].response_tokens == 9
+
+
+def test_a_loan_whose_reply_was_lost_does_not_hold_for_long(lent: World) -> None:
+    (lease,) = lent.lease(1)
+    offer(lent.buffer, lease, 0, 0)
+    lent.buffer.call_task("borrow", "math", "other", "nonce", 1, 0, 1, 1)
+    key = task_keys(lent.buffer.run, "math").group(lease.group_id)
+    loans = lent.buffer.client.hget(key, "loans")
+    assert isinstance(loans, bytes)
+    assert 0 < int(loans.split()[1]) - lent.buffer.server_ms() <= 5000

@@ -279,7 +279,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.check_offers(group, offer)
 
     def check_offers(self, group: ModelGroup, offer: Offer) -> None:
-        assert self.buffer.offer([offer]) == [Offered(frozenset(group.offered), frozenset(group.lent))]
+        assert self.buffer.offer([offer]) == [Offered(frozenset(group.offered), frozenset(group.lent), group.parts)]
 
     @rule(n=st.integers(1, 3), age=st.integers(0, 2))
     def borrow(self, n: int, age: int) -> None:

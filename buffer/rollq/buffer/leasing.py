@@ -115,7 +115,7 @@ class Leasing(BufferCore):
             for task, mine in by_task.items()
         ]
         lost = zip(by_task.values(), self.call_all(calls), strict=True)
-        return [lease for mine, ids in lost for lease in mine if lease.group_id in ids]
+        return [mine[place] for mine, places in lost for place in places]
 
     def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
         """Give groups back unfinished. `counted`: the try was spent, `error` says on what; out of tries, they fail.

@@ -1,18 +1,18 @@
 """The calls of workers that lend samples of their groups to each other."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from rollq.buffer.core import BufferCore, pairs
-from rollq.buffer.leasing import decode_lease, fences, leases_by_task
+from rollq.buffer.core import pairs
+from rollq.buffer.leasing import Leasing, decode_lease, fences, leases_by_task
 from rollq.buffer.replies import Offer, Offered
 from rollq.buffer.rollouts import WHOLE, Lease, Sample, SampleStatus
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.payload import decode_kept
 
 
-class Lending(BufferCore):
+class Lending(Leasing):
     """Samples of a leased group, made by another worker than the one that has the lease.
 
     What is made of them is salvaged like that of other samples. The result of the group is put by the worker that has
@@ -30,8 +30,8 @@ class Lending(BufferCore):
             mine = [index for index, offer in enumerate(offers) if offer.lease.task == task]
             rows = [item for index in mine for item in _row(offers[index])]
             replies = self.call_task("offer", task, *rows)
-            for index, (held, offered, lent) in zip(mine, replies, strict=True):
-                answers[index] = Offered(_indices(offered), _indices(lent)) if held else None
+            for index, (held, offered, lent, parts) in zip(mine, replies, strict=True):
+                answers[index] = Offered(_indices(offered), _indices(lent), parts) if held else None
         return [answers[index] for index in range(len(offers))]
 
     def borrow(
@@ -55,7 +55,12 @@ class Lending(BufferCore):
                 # parts are counted for each loan alone
                 loans.append(replace(lease, parts=0, borrowed=tuple(sorted(_indices(borrowed)))))
                 n -= len(loans[-1].borrowed)
-        return loans
+        gone = self.renew(loans)  # confirms that they have arrived
+        return [loan for loan in loans if loan not in gone]
+
+    def offered(self, task: str) -> bool:
+        """Whether samples of any group of a task are offered."""
+        return bool(self.send("ZCARD", task_keys(self.run, task).offers))
 
     def end_loans(self, loans: Sequence[Lease]) -> int:
         """Give the samples of loans back, finished or not, with all that was salvaged of them.
@@ -64,18 +69,30 @@ class Lending(BufferCore):
         """
         return sum(int(self.call_task("end_loan", task, *fences(mine))) for task, mine in leases_by_task(loans).items())
 
-    def kept(self, lease: Lease) -> tuple[Sample, ...]:
-        """The samples of a leased group as the buffer has them now."""
-        keys, group_id = task_keys(self.run, lease.task), lease.group_id
-        (letters, payload), frames = self.send_all(
-            [("HMGET", keys.group(group_id), "letters", "payload"), ("HGETALL", keys.rollout(group_id))]
-        )
-        stored = {field.decode(errors="replace"): frame for field, frame in pairs(frames)}
-        named = {group_id: payload.decode()} if payload else {}
+    def kept(self, lease: Lease, indices: Collection[int], after: int = 0) -> dict[int, Sample]:
+        """Samples of a leased group as the buffer has them now, by index.
+
+        `after`: they are all in parts after these first ones; the others are not read.
+        """
+        keys, group_id, size = task_keys(self.run, lease.task), lease.group_id, len(lease.samples)
+        group = keys.group(group_id)
+        letters, parts, payload = self.send("HMGET", group, "letters", "parts", "payload")
+        stored = self._stored(keys.rollout(group_id), range(size + after, size + int(parts or 0)) if after else None)
+        named = {group_id: payload.decode()} if payload and not after else {}
         for frame in self.read_payloads(lease.task, named).values():
             stored[WHOLE] = frame
-        known = letters.decode() if letters else SampleStatus.PENDING * len(lease.samples)
-        return decode_kept(stored, known, f"group {group_id} of task {lease.task!r}")
+        known = letters.decode() if letters else SampleStatus.PENDING * size
+        wanted = "".join(letter if i in indices else SampleStatus.PENDING for i, letter in enumerate(known))
+        samples = decode_kept(stored, wanted, f"group {group_id} of task {lease.task!r}")
+        return {index: samples[index] for index in indices}
+
+    def _stored(self, rollout: str, fields: range | None) -> dict[str, bytes]:
+        """These fields of a group's frames, or all of them."""
+        if fields is None:
+            (frames,) = self.send_all([("HGETALL", rollout)])
+            return {field.decode(errors="replace"): frame for field, frame in pairs(frames)}
+        found = self.send("HMGET", rollout, *fields) if fields else []
+        return {str(field): frame for field, frame in zip(fields, found, strict=True) if frame is not None}
 
 
 def _row(offer: Offer) -> list[str | int]:

@@ -272,10 +272,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The samples of a leased group that are offered to other workers, and those that are lent to one, by index."""
+    """The samples of a leased group that are offered to other workers, and those that are lent to one, by index.
+
+    `parts`: how many parts of its samples the buffer has.
+    """
 
     offered: frozenset[int]
     lent: frozenset[int]
+    parts: int = 0
 
 
 class PutOutcome(StrEnum):

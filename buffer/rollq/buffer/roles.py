@@ -12,7 +12,6 @@ from rollq.buffer.coordination import Coordination
 from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.insertion import Insertion
 from rollq.buffer.inspection import Inspection
-from rollq.buffer.leasing import Leasing
 from rollq.buffer.lending import Lending
 from rollq.buffer.query.pages import Paging
 from rollq.buffer.training import Training
@@ -26,7 +25,7 @@ class CoordinatorBuffer(Coordination, Collecting, Inspection):
     """Runs batches as a whole, and sweeps while it waits."""
 
 
-class WorkerBuffer(Lending, Leasing):
+class WorkerBuffer(Lending):
     """Leases groups and puts results, and lends samples of them."""
 
 

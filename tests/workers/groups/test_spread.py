@@ -10,6 +10,7 @@ from rollq.workers.groups.spread import (
     beforehand,
     borrowed_share,
     chosen,
+    may_pay,
     part_of,
     ratio_elsewhere,
     surplus,
@@ -80,12 +81,14 @@ def test_nothing_is_known_of_a_new_worker() -> None:
 def test_a_worker_leaves_what_is_beyond_its_part_of_few_groups_to_others() -> None:
     part = part_of(UnderWay(1, 1), 0.25, 256)
     assert part == 128
-    assert beforehand(256, part, gain=0.1, sample_s=30.0) == 128
+    assert beforehand(256, part) == 128
+    assert beforehand(140, part) == 0
 
 
-@pytest.mark.parametrize(("open_samples", "gain", "sample_s"), [(140, 0.1, 30.0), (256, 0.9, 30.0), (256, 0.1, 0.2)])
-def test_it_does_not_for_a_few_nor_where_nothing_is_gained(open_samples: int, gain: float, sample_s: float) -> None:
-    assert beforehand(open_samples, 128, gain, sample_s) == 0
+def test_it_does_not_where_nothing_is_gained() -> None:
+    assert may_pay(gain=0.1, sample_s=30.0)
+    assert not may_pay(gain=0.9, sample_s=30.0)
+    assert not may_pay(gain=0.1, sample_s=0.2)
 
 
 def test_those_with_the_fewest_tokens_go_first() -> None:

@@ -11,8 +11,9 @@ from rollq.buffer.roles import WorkerBuffer
 P = ParamSpec("P")
 T = TypeVar("T")
 
-THREADS = 12
-"""Calls under way: two puts, lease, hand back, salvage, renew, report, live model, controls, wake-ups; two to spare."""
+THREADS = 16
+"""Calls under way: two puts, lease, hand back, salvage, record, renew, report, live model, controls, wake-ups, offer,
+borrow, the end of loans; two to spare."""
 
 
 class BufferCalls:

@@ -117,13 +117,15 @@ class Worker:
             calls, self.host, self.table, self.follower, signals, tasks=tuple(tasks), settings=settings
         )
         self.fleet = FleetShare(calls, self.host, self.control, self.places, self.maker, worker=name)
-        self.lender = Lender(calls, self.table, self.places, self.control, self.maker, self.fleet, self.recipes)
+        self.lender = Lender(
+            calls, self.table, self.places, self.control, self.maker, self.loans, self.fleet, self.recipes
+        )
         self.intake = Intake(
             calls, self.host, self.table, self.runner, self.control,
             places=self.places, fleet=self.fleet, lender=self.lender, signals=signals, worker=name,
         )  # fmt: skip
         self.borrower = Borrower(
-            calls, self.host, self.table, self.control, self.intake,
+            calls, self.host, self.table, self.control, self.intake, self.recipes,
             places=self.places, fleet=self.fleet, signals=signals, worker=name,
         )  # fmt: skip
         shared = buffer.is_on(queue.connection)

@@ -10,6 +10,8 @@ POLL_S = 1.0
 """How often a part looks without a signal."""
 REST_S = 0.05
 """Minimum pause between two reactions to wake-ups from Redis."""
+OFFERS_REST_S = 0.1
+"""Likewise, to offers of samples, which wake all workers with nothing to do."""
 
 
 class Signal:
@@ -46,7 +48,7 @@ class Signals:
         """Whether groups may be leased: for the intake."""
         self.loans = Signal(REST_S)
         """Whether samples that were lent are back: for the loans."""
-        self.offers = Signal(REST_S)
+        self.offers = Signal(OFFERS_REST_S)
         """Whether other workers offer samples: for the borrower."""
         self.state = Signal()
         """The state that monitors see: for the report."""

@@ -35,8 +35,9 @@ class Wakeups:
         stop = threading.Event()
         loop = asyncio.get_running_loop()
         wake = partial(loop.call_soon_threadsafe, self._wake)
-        lending = self._calls.buffer.event_channel(EventKind.LEND)
-        self._others[lending] = lambda _: loop.call_soon_threadsafe(self._wake_for_loans)
+        for kind, signal in ((EventKind.LEND, self._signals.offers), (EventKind.RETURNED, self._signals.loans)):
+            channel = self._calls.buffer.event_channel(kind)
+            self._others[channel] = lambda _, signal=signal: loop.call_soon_threadsafe(signal.set)
         listening = asyncio.create_task(self._calls(self._listen, stop, wake))
         try:
             await asyncio.shield(listening)
@@ -47,10 +48,6 @@ class Wakeups:
     def _wake(self) -> None:
         self._signals.weights.set()
         self._signals.control.set()
-
-    def _wake_for_loans(self) -> None:
-        self._signals.loans.set()
-        self._signals.offers.set()
 
     def _listen(self, stop: threading.Event, wake: Callable[[], object]) -> None:
         """Call `wake` at every wake-up until `stop`. The subscription lives and dies in this one thread."""

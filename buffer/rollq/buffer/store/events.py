@@ -27,10 +27,11 @@ class EventKind(StrEnum):
     COMPLETED = "completed"  # results were put, all of them as completed
     CONTROL = "control"  # a task's control or sleep changed
     EXPIRE = "expire"
-    LEND = "lend"  # samples were offered to other workers, or a loan of samples ended
+    LEND = "lend"  # samples were offered to other workers
     PUBLISH = "publish"  # other weights are live
     PUT = "put"  # results were put, not all of them as completed
     RELEASE = "release"
+    RETURNED = "returned"  # a loan of samples ended
     WORKER = "worker"  # a worker's state changed
 
 

@@ -1,6 +1,7 @@
 """Makes samples of other workers' groups, while this worker has places for them."""
 
 import asyncio
+from collections.abc import Mapping
 from time import monotonic
 
 from rollq.buffer.rollouts import Lease
@@ -8,10 +9,12 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.intake import Intake
-from rollq.workers.groups.leases import LeaseTable
+from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.places import AllPlaces
+from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.spread import borrowed_share, part_of
 from rollq.workers.groups.task_control import TaskControl
+from rollq.workers.rq.in_flight import HAND_BACK_S
 from rollq.workers.signals import Signals
 
 POLL_S = 10.0
@@ -28,6 +31,7 @@ class Borrower:
         table: LeaseTable,
         control: TaskControl,
         intake: Intake,
+        recipes: Mapping[str, Recipe],
         *,
         places: AllPlaces,
         fleet: FleetShare,
@@ -39,11 +43,12 @@ class Borrower:
         self._table = table
         self._control = control
         self._intake = intake
+        self._recipes = recipes
         self._places = places
         self._fleet = fleet
         self._signals = signals
         self._worker = worker
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], HeldLease] = {}
 
     async def run(self) -> None:
         """Borrow until cancelled; then what is unfinished is given back with its tokens. Raises `StoreLost`."""
@@ -53,43 +58,55 @@ class Borrower:
                     self._signals.offers.set()  # there may be more
                 await self._signals.offers.wait(POLL_S)
                 for task in [task for task in self._running if task.done()]:
-                    self._running.discard(task)
+                    del self._running[task]
                     task.result()
         finally:
-            for task in self._running:
+            unfinished = [task for task, held in self._running.items() if not held.finished]
+            for task in unfinished:
                 task.cancel()
             if self._running:
-                await asyncio.wait(self._running)
+                await asyncio.wait(self._running, timeout=HAND_BACK_S)
 
     async def _borrow(self) -> bool:
         """Borrow samples that are offered, and make them; returns whether there were any."""
         found = False
         for task in self._control.open_tasks:
-            if self._fleet.fleet.workers < 2 or not self._intake.may_take():
-                continue
-            under_way = await self._calls(self._calls.buffer.under_way, [task])
-            version, places = self._host.version, self._places.of(task)
-            part = part_of(under_way, self._fleet.share, self._places.group_size(task))
-            most = min(places.free, part - places.open)
-            if version is None or most <= 0:
-                continue
-            asked_s = monotonic()
-            with self._table.expecting():
-                loans = await self._calls(
-                    self._calls.buffer.borrow,
-                    [task],
-                    most,
-                    worker=self._worker,
-                    version=version.version,
-                    epoch=version.epoch,
-                    share=borrowed_share(self._fleet.fleet, self._fleet.share),
-                )
-                self._running.update(self._started(loan, asked_s) for loan in loans)
-            found = found or bool(loans)
+            settings = self._recipes[task].settings
+            if settings.kind == "train" and settings.spread == "tail" and await self._is_wanted(task):
+                async with self._intake.taking:
+                    found = await self._borrow_of(task) or found
         return found
 
-    def _started(self, loan: Lease, asked_s: float) -> "asyncio.Task[None]":
-        task = self._intake.start(loan, asked_s).task
-        assert task is not None
-        task.add_done_callback(lambda _: self._signals.offers.set())
-        return task
+    async def _is_wanted(self, task: str) -> bool:
+        """Whether this worker could make samples of a task, and some are offered."""
+        has_others = self._fleet.fleet.workers > 1 and self._fleet.share > 0
+        could = has_others and self._places.of(task).free > 0 and self._intake.may_borrow
+        return could and await self._calls(self._calls.buffer.offered, task)
+
+    async def _borrow_of(self, task: str) -> bool:
+        under_way = await self._calls(self._calls.buffer.under_way, [task])
+        version, places = self._host.version, self._places.of(task)
+        part = part_of(under_way, self._fleet.share, self._places.group_size(task))
+        most = min(places.free, part - places.open)
+        if version is None or most <= 0 or not self._intake.may_borrow:
+            return False
+        asked_s = monotonic()
+        with self._table.expecting():
+            loans = await self._calls(
+                self._calls.buffer.borrow,
+                [task],
+                most,
+                worker=self._worker,
+                version=version.version,
+                epoch=version.epoch,
+                share=borrowed_share(self._fleet.fleet, self._fleet.share),
+            )
+            for loan in loans:
+                self._start(loan, asked_s)
+        return bool(loans)
+
+    def _start(self, loan: Lease, asked_s: float) -> None:
+        held = self._intake.start(loan, asked_s)
+        assert held.task is not None
+        self._running[held.task] = held
+        held.task.add_done_callback(lambda _: self._signals.offers.set())

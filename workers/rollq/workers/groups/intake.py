@@ -87,6 +87,9 @@ class Intake:
         worker: str,
     ) -> None:
         self.stopped = False
+        self.taking = asyncio.Lock()
+        """The turn to ask for groups or samples, until they have started: a group that must be alone in its engine
+        comes only to a worker that asks for nothing else."""
         self._calls = calls
         self._runner = runner
         self._table = table
@@ -101,7 +104,6 @@ class Intake:
         self._allowed = 0
         self._allowed_s = self._allowed_share = 0.0
         self._pending = False
-        self._under_way = UnderWay(0, 0)
         self._denied_since_s: float | None = None
         self._stale_versions = LogOnce(log)
 
@@ -137,7 +139,7 @@ class Intake:
             self._allowed = min(free, MAX_TAKE)
             return self._allowed, 0.0
         under_way = await self._calls(self._calls.buffer.under_way, tasks)
-        self._pending, self._under_way = under_way.pending > 0, under_way
+        self._pending = under_way.pending > 0
         if not self._pending:
             self._denied_since_s = None
             return int(all_have_room), POLL_S
@@ -168,28 +170,33 @@ class Intake:
         asked = sum(ticket.groups for ticket in tickets)
         if asked > self._allowed or not self._is_fresh:  # a large ticket, or one that came after a while
             await self._allow()
-        asked_s, wanted = 0.0, 0
-        leases: Sequence[Lease] = ()
+        wanted, held = 0, list[HeldLease]()
         if self._allowed:
-            asked_s, wanted, leases = await self._lease(min(asked, self._allowed))
-        if self.stopped and leases:
-            await self._runner.hand_back(leases)
-            leases = ()
-        given_up = self._lender.beforehand(leases, self._under_way)
-        held = [self.start(lease, asked_s, others) for lease, others in zip(leases, given_up, strict=True)]
+            async with self.taking:
+                asked_s, wanted, leases = await self._lease(min(asked, self._allowed))
+                given_up = await self._lender.beforehand(leases)
+                if self.stopped and leases:
+                    await self._runner.hand_back(leases)
+                    leases = ()
+                held = [self.start(lease, asked_s, others) for lease, others in zip(leases, given_up, strict=False)]
         orders, at = [], 0
         for ticket in tickets:
             share = held[at : at + ticket.groups]
             at += len(share)
             orders.append(TicketGroups(share))
         # tickets of which nothing is pending are surplus: put back, they would go around among the workers
-        return Taken(orders, unused=asked - wanted if self._pending and len(leases) == wanted else 0)
+        return Taken(orders, unused=asked - wanted if self._pending and len(held) == wanted else 0)
 
     def stop(self) -> None:
         """Lease nothing from now on."""
         self.stopped = self._fleet.draining = True
         self._signals.state.set()
         self._signals.room.set()
+
+    @property
+    def may_borrow(self) -> bool:
+        """Whether samples of other workers may be made now."""
+        return self.may_take() and not self._draining
 
     def may_take(self) -> bool:
         """Whether more samples may be made now."""
@@ -237,7 +244,7 @@ class Intake:
 
     def start(self, lease: Lease, asked_s: float, given_up: Collection[int] = ()) -> HeldLease:
         """Make the samples of a lease or of a loan, which was asked for at `asked_s` (monotonic), but leave those that
-        are `given_up` to others."""
+        are `given_up` to others. The caller has the turn, `taking`."""
         held = self._table.add(lease, asked_s)
         held.given_up.update(given_up)
         mine = lease.borrowed or range(len(lease.samples))

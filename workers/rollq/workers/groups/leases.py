@@ -32,6 +32,7 @@ class StopReason(StrEnum):
     CUT_OFF = "its lease could not be renewed in time"
     TIMEOUT = "the attempt took too long"
     PAUSED = "its task is paused"
+    UNKEPT = "nothing more of it can be kept"
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +46,9 @@ class HeldLease:
     samples were salvaged; `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too
     many; `kept`: each sample as it was last to be salvaged.
 
-    `given_up`: samples that are to be lent to another worker, which this one has not let go yet; `given_up_s`: when
-    each was given up last (monotonic); `offer_calls`: how many calls have offered some, or taken some back.
+    `given_up`: samples that are to be lent to another worker, which this one has not let go yet; `away`: those that are
+    offered or lent; `staying`: those that came back unfinished, which are not lent again; `offer_calls`: how many calls
+    have offered some, or taken some back.
     """
 
     lease: Lease
@@ -58,7 +60,8 @@ class HeldLease:
     cut: StopReason | None = None
     requests: dict[Request, int] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
-    given_up_s: dict[int, float] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
+    staying: set[int] = field(default_factory=set)
     offer_calls: int = 0
     looping: set[int] = field(default_factory=set)
     open: int = 0

@@ -1,22 +1,23 @@
 """Gives samples of this worker's groups up to workers of the fleet that have less to do."""
 
-from collections.abc import Sequence
-from time import monotonic
+from collections.abc import Mapping, Sequence
 
-from rollq.buffer.replies import UnderWay
 from rollq.buffer.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.leases import HeldLease, LeaseTable
+from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.samples import UNFINISHED, SampleMaker
 from rollq.workers.groups.spread import (
-    AGAIN_S,
+    FEW_GROUPS,
     LEAST_RATIO,
+    MOST_KEPT_TOKENS,
     Spare,
     beforehand,
     chosen,
+    may_pay,
     part_of,
     ratio_elsewhere,
     surplus,
@@ -34,75 +35,84 @@ class Lender:
         places: AllPlaces,
         control: TaskControl,
         maker: SampleMaker,
+        loans: Loans,
         fleet: FleetShare,
-        recipes: dict[str, Recipe],
+        recipes: Mapping[str, Recipe],
     ) -> None:
         self._calls = calls
         self._table = table
         self._places = places
         self._control = control
         self._maker = maker
+        self._loans = loans
         self._fleet = fleet
         self._recipes = recipes
 
-    def beforehand(self, leases: Sequence[Lease], under_way: UnderWay) -> list[frozenset[int]]:
-        """The samples of each of these new leases that are for others, by index; `under_way`: when they were leased."""
-        given_up: list[frozenset[int]] = []
-        spare = 0
-        if leases and 0 < self._fleet.share < 1:
-            new = [sum(sample.status in UNFINISHED for sample in lease.samples) for lease in leases]
-            part = part_of(under_way, self._fleet.share, len(leases[0].samples))
-            open_samples = self._places.open + sum(new)
-            gain, sample_s = self._maker.speed.gain(open_samples), self._maker.mean_sample_s
-            spare = beforehand(open_samples, part, gain, sample_s)
-        for lease in leases:
-            unmade = [index for index, sample in enumerate(lease.samples) if sample.status in UNFINISHED]
-            mine = unmade[-spare:] if spare > 0 and self._is_lent(lease) else []
-            given_up.append(frozenset(mine))
-            spare -= len(mine)
+    async def beforehand(self, leases: Sequence[Lease]) -> list[frozenset[int]]:
+        """The samples of each of these new leases that are for others, by index. Raises `StoreLost`."""
+        given_up: dict[int, frozenset[int]] = {}
+        few = 0 < len(leases) <= FEW_GROUPS - len(self._table)
+        gain = self._maker.speed.gain(self._places.open + sum(len(lease.samples) for lease in leases))
+        if few and 0 < self._fleet.share < 1 and may_pay(gain, self._maker.mean_sample_s):
+            for task in dict.fromkeys(lease.task for lease in leases):
+                mine = {at: lease for at, lease in enumerate(leases) if lease.task == task and self._is_lent(lease)}
+                given_up |= await self._beyond_part(task, mine)
+        return [given_up.get(at, frozenset()) for at in range(len(leases))]
+
+    async def _beyond_part(self, task: str, leases: Mapping[int, Lease]) -> dict[int, frozenset[int]]:
+        with self._table.expecting():
+            under_way = await self._calls(self._calls.buffer.under_way, [task])
+        unmade = {
+            at: [index for index, sample in enumerate(lease.samples) if sample.status in UNFINISHED]
+            for at, lease in leases.items()
+        }
+        open_samples = sum(map(len, unmade.values())) + sum(
+            held.open for held in self._table if held.lease.task == task
+        )
+        spare = beforehand(open_samples, part_of(under_way, self._fleet.share, self._places.group_size(task)))
+        given_up = {}
+        for at, indices in unmade.items():
+            given_up[at] = frozenset(indices[-spare:] if spare > 0 else ())
+            spare -= len(given_up[at])
         return given_up
 
     async def look(self) -> None:
         """Give up samples that others would make sooner. Raises `StoreLost`."""
-        spare = surplus(self._fleet.fleet, self._fleet.share, self._places.open, self._places.capacity)
+        fleet = self._fleet.fleet
+        spare = surplus(fleet, self._fleet.share, self._places.open, self._places.capacity) - self._loans.offered
         held = [entry for entry in self._table if self._may_lend(entry)]
-        if not spare or not held or not self._control.open_tasks:
+        if spare <= 0 or not held or not self._control.open_tasks:
             return
         under_way = await self._calls.poll(self._calls.buffer.under_way, self._control.open_tasks)
         if under_way.pending:
             return
         for entry in sorted(held, key=lambda entry: entry.placed):
             spare -= self._places.of(entry.lease.task).give_up(entry, spare)
-        ratio = ratio_elsewhere(
-            self._fleet.fleet, self._maker.speed, self._fleet.counted_tokens_per_s, self._places.taken
-        )
+        ratio = ratio_elsewhere(fleet, self._maker.speed, self._fleet.counted_tokens_per_s, self._places.taken)
         if spare > 0 and ratio >= LEAST_RATIO:
-            await self._give_up_running(held, spare)
+            await self._give_up_running([entry for entry in held if self._can_move(entry)], spare)
 
     def _may_lend(self, held: HeldLease) -> bool:
         return not held.finished and self._is_lent(held.lease)
 
     def _is_lent(self, lease: Lease) -> bool:
         is_odd = lease.suspect or lease.alone or lease.evaluation or lease.borrowed
-        return not is_odd and self._recipes[lease.task].settings.spread == "tail"
+        return not is_odd and self._recipes[lease.task].settings.spread == "tail" and not self._loans.rests(lease.task)
 
-    async def _give_up_running(self, held: list[HeldLease], most: int) -> None:
-        now_s = monotonic()
+    async def _give_up_running(self, held: Sequence[HeldLease], most: int) -> None:
         spare = [
             Spare(group, index, entry.kept[index].response_tokens if index in entry.kept else 0)
             for group, entry in enumerate(held)
-            if self._can_move(entry)
             for index in entry.requests.values()
-            if now_s - entry.given_up_s.get(index, -AGAIN_S) >= AGAIN_S
+            if index not in entry.staying
         ]
-        by_group: dict[int, set[int]] = {}
+        by_group: dict[HeldLease, set[int]] = {}
         for one in chosen(spare, most):
-            by_group.setdefault(one.group, set()).add(one.sample)
-            held[one.group].given_up_s[one.sample] = now_s
-        for group, indices in by_group.items():
-            await self._maker.give_up(held[group], indices)
+            by_group.setdefault(held[one.group], set()).add(one.sample)
+        await self._maker.give_up(by_group)
 
     def _can_move(self, held: HeldLease) -> bool:
         """Whether a running sample of a group can be continued by another worker from its tokens."""
         recipe, lease = self._recipes[held.lease.task], held.lease
-        return recipe.resumes(lease) and recipe.salvages(lease) and not recipe.records and held.salvages
+        can_continue = recipe.resumes(lease) and recipe.salvages(lease) and not recipe.records and held.salvages
+        return can_continue and sum(sample.response_tokens for sample in held.kept.values()) <= MOST_KEPT_TOKENS

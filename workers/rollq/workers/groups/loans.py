@@ -5,30 +5,34 @@ again only when the buffer says that it is neither offered nor lent.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from time import monotonic
 
 from rollq.buffer.replies import Offer, Offered
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.rollouts import Sample, SampleStatus
 from rollq.workers.buffer_calls import BufferCalls
-from rollq.workers.groups.leases import HeldLease
+from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.signals import Signals
 
 GATHER_S = 0.02
 """Samples that are given up at about the same time are offered together, so that one worker gets siblings."""
 OFFER_S = 2.0
 """How long a sample is offered: when no worker has taken it by then, it is made here."""
+LEAST_REST_S, MOST_REST_S = 10.0, 600.0
+"""How long a task offers nothing more after an offer that nobody has taken: twice as long after each further one."""
 
 
 @dataclass(slots=True, eq=False)
 class Away:
-    """A sample that is for others to make since `since_s` (monotonic). `back` gets it, as it is then."""
+    """A sample that is for others to make since `since_s` (monotonic). `back` gets it, as it is then. `parts`: how many
+    parts of its group the buffer had when it was offered; None before."""
 
     sample: Sample
     since_s: float
     back: "asyncio.Future[Sample]"
-    is_offered: bool = False
+    parts: int | None = None
     is_lent: bool = False
 
 
@@ -39,22 +43,39 @@ class Loans:
         self._calls = calls
         self._signals = signals
         self._away: dict[HeldLease, dict[int, Away]] = {}
+        self._in_vain: dict[str, int] = {}
+        self._rests_until_s: dict[str, float] = {}
+
+    def rests(self, task: str) -> bool:
+        """Whether nothing of a task is to be offered now, since no worker has wanted it."""
+        return monotonic() < self._rests_until_s.get(task, 0.0)
+
+    @property
+    def offered(self) -> int:
+        """How many samples are offered, and not lent yet."""
+        return sum(not away.is_lent for samples in self._away.values() for away in samples.values())
 
     async def lend(self, held: HeldLease, index: int, sample: Sample) -> Sample:
         """Have another worker make the rest of a sample; returns it as it is when it is this worker's again: as it was
-        when no worker wanted it, or when its group is stopped."""
+        when no worker wanted it, or when its group is stopped. In the latter case `held.away` still has its index."""
         if held.finished:
             return sample
         away = Away(sample, monotonic(), asyncio.get_running_loop().create_future())
         self._away.setdefault(held, {})[index] = away
+        held.away.add(index)
         self._signals.loans.set()
         try:
-            return await away.back
+            sample = await away.back
         finally:
-            mine = self._away.get(held, {})
-            mine.pop(index, None)
+            mine = self._away[held]
+            del mine[index]
             if not mine:
-                self._away.pop(held, None)
+                del self._away[held]
+        if not held.finished:
+            held.away.discard(index)
+        if away.is_lent:
+            held.staying.add(index)
+        return sample
 
     def let_go(self, held: HeldLease) -> None:
         """Wait for the samples of a stopped group no longer."""
@@ -77,33 +98,47 @@ class Loans:
             if offer.added or offer.taken_back:
                 held.offer_calls += 1
             if answer is None:
-                self.let_go(held)
-                continue
-            back = self._note(samples, answer)
-            if back:
-                kept = await self._calls(self._calls.buffer.kept, held.lease)
-                for index, away in back.items():
-                    _end(away, kept[index])
+                LeaseTable.stop(held, StopReason.GONE)
+            elif back := self._note(offer, samples, answer):
+                await self._fetch(held, back)
 
-    def _note(self, samples: Mapping[int, Away], answer: Offered) -> dict[int, Away]:
-        """Note which samples are lent; returns those that are back."""
-        back = {}
+    def _note(self, offer: Offer, samples: Mapping[int, Away], answer: Offered) -> dict[int, Away]:
+        """Note which samples have been lent; returns those that are back."""
+        task, back = offer.lease.task, {}
         for index, away in samples.items():
-            away.is_offered = True
-            away.is_lent = index in answer.lent
-            if index not in answer.lent and index not in answer.offered:
+            if away.parts is None:
+                away.parts = answer.parts
+            if index not in answer.offered and index not in offer.taken_back:
+                away.is_lent = True
+                self._in_vain.pop(task, None)
+            if index not in answer.offered and index not in answer.lent:
                 back[index] = away
+        if any(not away.is_lent for away in back.values()):
+            times = self._in_vain[task] = self._in_vain.get(task, 0) + 1
+            self._rests_until_s[task] = monotonic() + min(LEAST_REST_S * 2.0 ** (times - 1), MOST_REST_S)
         return back
+
+    async def _fetch(self, held: HeldLease, back: Mapping[int, Away]) -> None:
+        """Read the samples that are back; of those that were not begun when they were offered, only the parts since."""
+        for after, indices in groupby(sorted(back, key=lambda index: _after(back[index])), lambda i: _after(back[i])):
+            kept = await self._calls(self._calls.buffer.kept, held.lease, list(indices), after)
+            for index, sample in kept.items():
+                _end(back[index], sample)
 
 
 def _offer(held: HeldLease, samples: Mapping[int, Away], now_s: float) -> Offer:
-    added = tuple(index for index, away in samples.items() if not away.is_offered)
-    late = (
+    added = tuple(index for index, away in samples.items() if away.parts is None)
+    late: Iterable[int] = (
         index
         for index, away in samples.items()
-        if away.is_offered and not away.is_lent and now_s - away.since_s >= OFFER_S
+        if away.parts is not None and not away.is_lent and now_s - away.since_s >= OFFER_S
     )
     return Offer(held.lease, held.offer_calls, added, tuple(late))
+
+
+def _after(away: Away) -> int:
+    """After how many parts of its group those of a sample come."""
+    return (away.parts or 0) if away.sample.status is SampleStatus.PENDING else 0
 
 
 def _end(away: Away, sample: Sample) -> None:

@@ -30,6 +30,7 @@ class Places:
         self.open = self.taken = self.behind = 0
         self._capacity = capacity
         self._signals = signals
+        self._staying: set[asyncio.Future[bool]] = set()
         self._waiting: dict[HeldLease, deque[asyncio.Future[bool]]] = {}
 
     @property
@@ -56,9 +57,12 @@ class Places:
         self.look()
 
     @asynccontextmanager
-    async def place(self, held: HeldLease) -> AsyncIterator[bool]:
-        """A place for one sample of a lease. Waits for the sample's turn; False if it was given up before it came."""
-        if not await self._take(held):
+    async def place(self, held: HeldLease, *, stays: bool = False) -> AsyncIterator[bool]:
+        """A place for one sample of a lease. Waits for the sample's turn; False if it was given up before it came.
+
+        One that `stays` is never given up.
+        """
+        if not await self._take(held, stays=stays):
             self.skip(held)
             yield False
             return
@@ -81,17 +85,14 @@ class Places:
     def give_up(self, held: HeldLease, samples: int) -> int:
         """Have up to this many samples of a lease wait for a place no longer; returns how many did."""
         turns = self._waiting.get(held, deque())
-        waiting = [turn for turn in turns if not turn.done()][-samples:] if samples > 0 else []
-        for turn in waiting:
+        leaving = [turn for turn in turns if not turn.done() and turn not in self._staying]
+        leaving = leaving[-samples:] if samples > 0 else []
+        for turn in leaving:
             turns.remove(turn)
             turn.set_result(False)
         if not turns:
             self._waiting.pop(held, None)
-        return len(waiting)
-
-    def waiting(self, held: HeldLease) -> int:
-        """How many samples of a lease wait for a place."""
-        return sum(not turn.done() for turn in self._waiting.get(held, ()))
+        return len(leaving)
 
     def note_judged(self, held: HeldLease) -> None:
         """A sample has been judged."""
@@ -105,8 +106,11 @@ class Places:
             self.behind -= 1
             self.look()
 
-    async def _take(self, held: HeldLease) -> bool:
+    async def _take(self, held: HeldLease, *, stays: bool) -> bool:
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if stays:
+            self._staying.add(turn)
+            turn.add_done_callback(self._staying.discard)
         self._waiting.setdefault(held, deque()).append(turn)
         self.look()
         try:

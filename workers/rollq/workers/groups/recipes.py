@@ -17,7 +17,7 @@ from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.seeds import sample_seed
+from rollq.workers.seeds import sample_seed, turn_seed
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import WorkerTask
 
@@ -58,10 +58,14 @@ class Recipe:
         """How many samples of a group must complete."""
         return self.settings.min_valid_samples or self.settings.group_size
 
-    def sampling(self, lease: Lease, index: int) -> Sampling:
-        """Every sampling parameter of one sample in this attempt, its seed included."""
+    def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
+        """Every sampling parameter of one sample in this attempt, its seed included.
+
+        `made_tokens`: how many tokens of it this attempt has made already. An engine draws the first token after them
+        with the same random numbers as that of a new sample, so the seed is another one then.
+        """
         seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
-        return self.settings.sampling(seed)
+        return self.settings.sampling(turn_seed(seed, made_tokens) if made_tokens else seed)
 
 
 def make_recipes(

@@ -225,6 +225,7 @@ class GroupRunner:
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
         """Put partial results if there are any, else hand the group back; with `error`, the try counts."""
+        samples = await self._with_away(held, samples)
         if self._worth_keeping(held.lease, samples):
             try:
                 async with asyncio.timeout(ABORT_S):
@@ -235,6 +236,16 @@ class GroupRunner:
                 await self._put(held, result)
                 return
         await self._hand_back(held, error)
+
+    async def _with_away(self, held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """The samples of a stopped attempt, with what other workers have made of those that they have borrowed: `put`
+        replaces what the buffer has of it."""
+        if not held.away:
+            return samples
+        kept = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._buffer.kept, held.lease, tuple(held.away)
+        )
+        return [kept.get(index, sample) for index, sample in enumerate(samples)]
 
     def _end_loans(self, loans: Sequence[Lease]) -> Sequence[None]:
         self._buffer.end_loans(loans)

@@ -100,7 +100,10 @@ class SampleSalvage:
         tokens_again = 0
         if sample.status is not SampleStatus.ABORTED:  # its loss mask and arrays may have changed
             tokens_again, self.tokens = self.tokens, 0
-        return await asyncio.shield(self._send(sample, tokens_again)) is SalvageOutcome.KEPT
+        try:
+            return await asyncio.shield(self._send(sample, tokens_again)) is SalvageOutcome.KEPT
+        except RollqError:  # logged where it was sent
+            return False
 
     def keep_whole(self, sample: Sample) -> None:
         """Keep all of a finished sample, whose loss mask and arrays may have changed, instead of what was kept."""

@@ -25,7 +25,7 @@ from rollq.workers.agents.loops import PromptTooLong, Rollout, failed, prompt_to
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
-from rollq.workers.groups.leases import HeldLease, LeaseTable
+from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.places import AllPlaces
@@ -137,11 +137,14 @@ class SampleMaker:
         self._places.of(held.lease.task).look()
         self._loans.let_go(held)
 
-    async def give_up(self, held: HeldLease, indices: Collection[int]) -> None:
-        """Have running samples of a group made by another worker, as soon as they have returned their tokens."""
-        held.given_up.update(indices)
-        with suppress(EngineDead):  # it gives them up, too
-            await self._host.abort([request for request, index in held.requests.items() if index in indices])
+    async def give_up(self, chosen: Mapping[HeldLease, Collection[int]]) -> None:
+        """Have running samples of groups made by other workers, as soon as they have returned their tokens."""
+        requests: list[Request] = []
+        for held, indices in chosen.items():
+            held.given_up.update(indices)
+            requests += [request for request, index in held.requests.items() if index in indices]
+        with suppress(EngineDead):  # it ends them, too
+            await self._host.abort(requests)
 
     def times(self) -> Mapping[str, float]:
         """Totals so far: tokens, samples generated and judged, and the seconds that each took, added up."""
@@ -207,7 +210,7 @@ class SampleMaker:
             prompt=lease.prompt,
             prompt_ids=prompt.ids,
             previous=previous,
-            sampling=recipe.sampling(lease, index),
+            sampling=recipe.sampling(lease, index, made_tokens(lease, index, previous)),
             max_prompt_tokens=recipe.settings.max_prompt_tokens,
             priority=priority(lease),
             tokenizer=prompt.tokenizer,
@@ -218,7 +221,7 @@ class SampleMaker:
             is_stopped=lambda: held.finished or index in held.given_up,
             at_end=ends.callback,
         )
-        async with places.place(held) as is_here:
+        async with places.place(held, stays=index in held.staying) as is_here:
             if not is_here:
                 return True
             started_s = monotonic()
@@ -256,7 +259,8 @@ class SampleMaker:
         samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
         held.expected_tokens = expected_tokens(lease, samples)
         if salvage and lease.borrowed:
-            await salvage.hand_over(samples[index])
+            if not await salvage.hand_over(samples[index]):
+                self._table.stop(held, StopReason.UNKEPT)
         elif salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
         return False
@@ -336,6 +340,13 @@ class SampleMaker:
         """Pass unfinished tokens on, unless their weights may turn out wrong."""
         if self._host.trusts(so_far.versions):
             report(so_far)
+
+
+def made_tokens(lease: Lease, index: int, previous: Sample) -> int:
+    """How many tokens of a sample were made in this attempt, by another worker or before another one had it."""
+    if lease.borrowed:
+        return previous.response_tokens
+    return previous.response_tokens - lease.samples[index].response_tokens
 
 
 def recomputed(request: Request, completion: Completion) -> int:

@@ -22,8 +22,10 @@ LEAST_SAMPLE_S = 1.0
 """Samples that take less are made before another worker would have them."""
 LEAST_RATIO = 1.5
 """How much faster a running sample must be elsewhere."""
-AGAIN_S = 10.0
-"""How long a sample that no worker wanted is not offered again."""
+FEW_GROUPS = 10
+"""With more groups, what is beyond a worker's part is a small part of its samples."""
+MOST_KEPT_TOKENS = 250_000
+"""Of a group with more tokens than this in the buffer, running samples stay: whoever borrows them reads them all."""
 
 
 class Spare(NamedTuple):
@@ -39,14 +41,18 @@ def part_of(under_way: UnderWay, share: float, group_size: int) -> int:
     return ceil(share * (under_way.pending + under_way.running) * group_size)
 
 
-def beforehand(open_samples: int, part: int, gain: float, sample_s: float) -> int:
-    """How many of its `open_samples` a worker gives up before it starts them.
+def may_pay(gain: float, sample_s: float) -> bool:
+    """Whether samples may be sooner made elsewhere, though this worker has places for them.
 
     `gain`: see `EngineSpeed.gain`. `sample_s`: how long a sample has taken in the mean, 0.0 while that is not known.
     """
+    return gain <= MOST_GAIN and sample_s >= LEAST_SAMPLE_S
+
+
+def beforehand(open_samples: int, part: int) -> int:
+    """How many of its `open_samples` a worker gives up before it starts them."""
     spare = open_samples - part
-    pays = spare >= LEAST_PART * open_samples and gain <= MOST_GAIN and sample_s >= LEAST_SAMPLE_S
-    return spare if pays else 0
+    return spare if spare >= LEAST_PART * open_samples else 0
 
 
 def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:

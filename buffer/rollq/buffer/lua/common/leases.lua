@@ -7,15 +7,16 @@ local function expected_tokens(clock, id)
   return known and string.match(known, '[^,]+$') or ''
 end
 
--- What a worker needs to know of a group that it has leased, or of which it has borrowed samples: see `lease`.
-local function describe_lease_of(clock, id)
+-- What a worker needs to know of a group that it has leased: see `lease`. `bare`: without the samples that it has.
+local function describe_lease_of(clock, id, bare)
   -- stylua: ignore
   local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload = group_fields(
     clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions', 'parts',
     'payload')
   local suspect = tonumber(deaths) > 0 and 1 or 0
   local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
-  local kept = has_samples(letters) and redis.call('HGETALL', rollout_key(clock.prefix, id)) or {}
+  if bare then parts, payload = nil, nil end
+  local kept = not bare and has_samples(letters) and redis.call('HGETALL', rollout_key(clock.prefix, id)) or {}
   -- stylua: ignore
   return {
     tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),

@@ -12,6 +12,8 @@
 -- older then. The oldest groups come first.
 local LOOKED_AT = 32 -- groups
 
+local UNCONFIRMED_MS = 5000 -- how long a loan holds at most that its worker has not renewed yet
+
 local function lend_samples(clock, id, request, most)
   local key = group_key(clock.prefix, id)
   local offered, lent = fields(key, 'offered', 'loans')
@@ -23,7 +25,7 @@ local function lend_samples(clock, id, request, most)
   local all = loans.read(lent)
   -- stylua: ignore
   all[#all + 1] = {
-    nonce = request.nonce, until_ms = request.now + clock.lease_ms, parts = 0, indices = table.concat(taken, ','),
+    nonce = request.nonce, until_ms = request.until_ms, parts = 0, indices = table.concat(taken, ','),
   }
   loans.write(key, all)
   loans.write_offered(clock, id, left)
@@ -43,12 +45,21 @@ local function find_offers(clock, request)
   return ids, count
 end
 
+-- Whether none of these samples has tokens yet: then nothing of the group has to be read, which may be large.
+local function are_new(letters, indices)
+  for _, index in ipairs(split(indices)) do
+    if string.sub(letters, index + 1, index + 1) ~= SAMPLE.pending then return false end
+  end
+  return true
+end
+
 local function describe_loans(clock, ids, nonce)
   local reply = {}
   for _, id in ipairs(ids) do
-    local loan = loans.find(loans.read(group_fields(clock, id, 'loans')), nonce)
+    local lent, letters = group_fields(clock, id, 'loans', 'letters')
+    local loan = loans.find(loans.read(lent), nonce)
     if loan then
-      local described = describe_lease_of(clock, id)
+      local described = describe_lease_of(clock, id, are_new(letters, loan.indices))
       described[#described + 1] = loan.indices
       reply[#reply + 1] = described
     end
@@ -70,7 +81,8 @@ local function borrow(keys, args)
   local runs = clock.control == 'run' or clock.control == 'done'
   if not runs or clock.sleep or clock.kind ~= 'train' then return {} end
   version = math.min(tonumber(version), newest_of(clock, tonumber(epoch)))
-  local request = { worker = worker, nonce = nonce, version = version, now = now_ms() }
+  local until_ms = now_ms() + math.min(clock.lease_ms, UNCONFIRMED_MS)
+  local request = { worker = worker, nonce = nonce, version = version, until_ms = until_ms }
   local ids, offered = find_offers(clock, request)
   local most, taken, lent = math.min(tonumber(want), math.ceil(offered * tonumber(share))), 0, {}
   for _, id in ipairs(ids) do

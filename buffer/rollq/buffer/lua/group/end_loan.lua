@@ -22,6 +22,6 @@ local function end_loan(keys, args)
       ended = ended + 1
     end
   end
-  if ended > 0 then wake(clock, EVENT.lend) end
+  if ended > 0 then wake(clock, EVENT.returned) end
   return ended
 end

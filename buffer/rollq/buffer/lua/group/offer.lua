@@ -5,7 +5,8 @@
 -- ARGV: incarnation, then per group: id, attempt, nonce, number, offered, taken_back
 --   number: how many calls before this one have offered samples of this lease, or have taken some back
 --   offered, taken_back: indices of samples, 'index,index'
--- Returns: per group: held 0|1, the samples that are offered now, those that are lent; 0 when the lease is gone
+-- Returns: per group: held 0|1, the samples that are offered now, those that are lent, how many parts of its samples were
+--   salvaged; 0 when the lease is gone
 -- Caller: Lending.offer; workers that others could help
 -- Repeat: finds that a call with this number was there, and changes no offer
 local function check_indices(clock, text)
@@ -43,14 +44,15 @@ end
 local function offer_samples(clock, args, at, now)
   local id, attempt, nonce, number, added, taken_back = unpack(args, at, at + 5)
   local key = group_key(clock.prefix, id)
-  local live_attempt, live_nonce, offered, calls, lent = fields(key, 'attempt', 'nonce', 'offered', 'offer_calls', 'loans')
-  if live_attempt ~= attempt or live_nonce ~= nonce then return { 0, '', '' } end
+  local live_attempt, live_nonce, offered, calls, lent, parts =
+    fields(key, 'attempt', 'nonce', 'offered', 'offer_calls', 'loans', 'parts')
+  if live_attempt ~= attempt or live_nonce ~= nonce then return { 0, '', '', 0 } end
   offered = offered or ''
   if tonumber(number) == tonumber(calls or '0') and added .. taken_back ~= '' then
     offered = change_offer(clock, id, offered, added, taken_back)
     redis.call('HSET', key, 'offer_calls', number + 1)
   end
-  return { 1, offered, check_loans(key, lent, now) }
+  return { 1, offered, check_loans(key, lent, now), tonumber(parts or '0') }
 end
 
 local function offer(keys, args)

@@ -3,7 +3,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then per lease or loan: id, attempt, nonce
--- Returns: the ids whose lease or loan is gone
+-- Returns: which of the leases and loans are gone, by place, from 0
 -- Caller: Leasing.renew; workers, as soon as they have leased groups, then every third of a lease
 -- Repeat: moves the deadline again
 
@@ -32,7 +32,7 @@ local function renew(keys, args)
       redis.call('HSET', key, 'confirmed', 1)
       redis.call('ZADD', clock.prefix .. 'running', 'XX', deadline, id)
     elseif live_attempt ~= attempt or not renew_loan(key, nonce, deadline) then
-      gone[#gone + 1] = tonumber(id)
+      gone[#gone + 1] = (at - 2) / 3
     end
   end
   return gone
