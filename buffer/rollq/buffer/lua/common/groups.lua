@@ -2,9 +2,10 @@
 
 -- Takes a group out of its status set and out of every index.
 local function withdraw(clock, id, status)
-  for _, set in ipairs({ status, 'suspects', 'generating', 'by_version', 'offers' }) do
+  for _, set in ipairs({ status, 'suspects', 'generating', 'by_version' }) do
     redis.call('ZREM', clock.prefix .. set, id)
   end
+  if group_fields(clock, id, 'offered') then redis.call('ZREM', clock.prefix .. 'offers', id) end
 end
 
 local function forget_lease(key)

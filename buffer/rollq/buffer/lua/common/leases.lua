@@ -15,7 +15,9 @@ local function describe_lease_of(clock, id, bare)
     'payload')
   local suspect = tonumber(deaths) > 0 and 1 or 0
   local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
-  if bare then parts, payload = nil, nil end
+  if bare then
+    parts, payload = nil, nil
+  end
   local kept = not bare and has_samples(letters) and redis.call('HGETALL', rollout_key(clock.prefix, id)) or {}
   -- stylua: ignore
   return {

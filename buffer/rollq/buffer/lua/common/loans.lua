@@ -1,9 +1,9 @@
--- Samples of a running group that its worker offers to other workers, and loans of such samples. All of them end with the
--- lease of the group, and `put` takes its result from nobody but the worker that has this lease.
+-- Samples of a running group that its worker offers to other workers, and loans of such samples. All of them end with
+-- the lease of the group, and `put` takes its result from nobody but the worker that has this lease.
 --
 -- The group's field `offered` has the indices of the samples that are offered, and `loans` a line for each loan: its
--- nonce, until when it holds (ms), how many parts were salvaged with it, and the indices of its samples. `loan_parts` has
--- how many parts were salvaged with any loan. The sorted set `offers` has the groups of which samples are offered.
+-- nonce, until when it holds (ms), how many parts were salvaged with it, and the indices of its samples. `loan_parts`
+-- has how many parts were salvaged with any loan. The sorted set `offers` has the groups of which samples are offered.
 local loans = {}
 
 -- The loans of a group by its field `loans`.

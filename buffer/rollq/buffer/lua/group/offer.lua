@@ -2,11 +2,11 @@
 -- that is neither offered nor lent any more is its worker's again. Loans that have run out end.
 -- Moves: nothing
 -- KEYS: clock
--- ARGV: incarnation, then per group: id, attempt, nonce, number, offered, taken_back
+-- ARGV: incarnation, then per group: id, attempt, nonce, number, added, taken_back
 --   number: how many calls before this one have offered samples of this lease, or have taken some back
---   offered, taken_back: indices of samples, 'index,index'
--- Returns: per group: held 0|1, the samples that are offered now, those that are lent, how many parts of its samples were
---   salvaged; 0 when the lease is gone
+--   added, taken_back: indices of samples, 'index,index'
+-- Returns: per group: held 0|1, the samples that are offered now, those that are lent, how many parts of its samples
+--   were salvaged; 0 when the lease is gone
 -- Caller: Lending.offer; workers that others could help
 -- Repeat: finds that a call with this number was there, and changes no offer
 local function check_indices(clock, text)

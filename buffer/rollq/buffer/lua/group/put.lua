@@ -145,8 +145,9 @@ end
 -- What is stored of the group.
 local function read_group(key)
   -- stylua: ignore
-  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, letters, parts, bytes = fields(
-    key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row', 'letters', 'parts', 'bytes')
+  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, letters, parts, bytes, offered = fields(
+    key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row', 'letters', 'parts', 'bytes',
+    'offered')
   return {
     attempt = attempt,
     nonce = nonce,
@@ -159,6 +160,7 @@ local function read_group(key)
     has_samples = letters and has_samples(letters),
     parts = tonumber(parts or '0'),
     bytes = bytes,
+    offered = offered,
   }
 end
 
@@ -294,7 +296,7 @@ local function write_totals(clock, totals)
   if totals.produced == 0 then return end
   call_many('ZREM', prefix .. 'running', totals.left)
   call_many('ZREM', prefix .. 'generating', totals.left)
-  call_many('ZREM', prefix .. 'offers', totals.left)
+  call_many('ZREM', prefix .. 'offers', totals.offered)
   for status, scored in pairs(totals.filed) do
     call_many('ZADD', prefix .. status, scored)
   end
@@ -321,6 +323,7 @@ local function new_totals()
     reward_sum = 0,
     reward_count = 0,
     left = {}, -- ids that leave running
+    offered = {}, -- ids of those of which samples are offered
     by_version = {}, -- scores and ids
     filed = { completed = {}, aborted = {}, gathered = {} }, -- scores and ids by status
     window = {}, -- groups by status
@@ -336,6 +339,7 @@ local function put_result(clock, group, result, totals, now)
   local stale = stale_version(clock, clock.step)
   local status = classify(clock, group, result, stale)
   totals.left[#totals.left + 1] = result.id
+  if group.offered then totals.offered[#totals.offered + 1] = result.id end
   reset_samples(clock, group, result, status, stale)
   store_group(clock, group, result, status, totals, now)
   local word = file(clock, group, result, status, totals)
