@@ -124,7 +124,7 @@ def test_a_loan_that_runs_out_gives_its_samples_back(lent: World) -> None:
     (loan,) = borrow(lent)
     deliver(lent, loan, 0)
     assert lent.buffer.renew([loan]) == []
-    run_out(lent, lease)
+    end_loans_at(lent, lease, 1)
     assert is_(offer(lent.buffer, lease, 1), [], [])
     assert lent.buffer.renew([loan]) == [loan]
     assert lent.buffer.salvage([SamplePart(loan, 1, 1, 0, make_sample(0))]) == [REFUSED]
@@ -132,13 +132,23 @@ def test_a_loan_that_runs_out_gives_its_samples_back(lent: World) -> None:
     assert [sample.status.value for sample in kept] == ["c", "p", "p", "p"]
 
 
-def run_out(world: World, lease: Lease) -> None:
-    """Let all loans of a group run out."""
+def test_no_loan_outlives_a_server_whose_clock_is_set_back(lent: World) -> None:
+    (lease,) = lent.lease(1)
+    offer(lent.buffer, lease, 0, 0, 1)
+    borrow(lent)
+    end_loans_at(lent, lease, lent.buffer.server_ms() + 3_600_000)
+    assert is_(offer(lent.buffer, lease, 1), [], [])
+
+
+def end_loans_at(world: World, lease: Lease, until_ms: int) -> None:
+    """Move the deadline of all loans of a group."""
     key = task_keys(world.buffer.run, "math").group(lease.group_id)
     loans = world.buffer.client.hget(key, "loans")
     assert isinstance(loans, bytes)
     lines = [line.split() for line in loans.decode().splitlines()]
-    world.buffer.client.hset(key, "loans", "\n".join(f"{nonce} 1 {parts} {of}" for nonce, _, parts, of in lines))
+    world.buffer.client.hset(
+        key, "loans", "\n".join(f"{nonce} {until_ms} {parts} {of}" for nonce, _, parts, of in lines)
+    )
 
 
 def test_an_offer_that_is_taken_back_is_lent_to_nobody(lent: World) -> None:

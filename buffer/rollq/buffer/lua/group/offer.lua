@@ -18,10 +18,10 @@ local function check_indices(clock, text)
 end
 
 -- Drops the loans that have run out; returns the indices of the samples of the others.
-local function check_loans(key, lent, now)
+local function check_loans(clock, key, lent, now)
   local all, left, indices = loans.read(lent), {}, {}
   for _, loan in ipairs(all) do
-    if loan.until_ms > now then
+    if is_ahead(loan.until_ms, clock.lease_ms, now) then
       left[#left + 1], indices[#indices + 1] = loan, loan.indices
     end
   end
@@ -52,7 +52,7 @@ local function offer_samples(clock, args, at, now)
     offered = change_offer(clock, id, offered, added, taken_back)
     redis.call('HSET', key, 'offer_calls', number + 1)
   end
-  return { 1, offered, check_loans(key, lent, now), tonumber(parts or '0') }
+  return { 1, offered, check_loans(clock, key, lent, now), tonumber(parts or '0') }
 end
 
 local function offer(keys, args)
