@@ -119,7 +119,7 @@ class Loans:
         return back
 
     async def _fetch(self, held: HeldLease, back: Mapping[int, Away]) -> None:
-        """Read the samples that are back; of those that were not begun when they were offered, only the parts since."""
+        """Read the samples that are back; of those that were offered before they started, only later parts."""
         for after, indices in groupby(sorted(back, key=lambda index: _after(back[index])), lambda i: _after(back[i])):
             kept = await self._calls(self._calls.buffer.kept, held.lease, list(indices), after)
             for index, sample in kept.items():

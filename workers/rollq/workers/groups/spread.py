@@ -25,7 +25,7 @@ LEAST_RATIO = 1.5
 FEW_GROUPS = 10
 """With more groups, what is beyond a worker's part is a small part of its samples."""
 MOST_KEPT_TOKENS = 250_000
-"""Of a group with more tokens than this in the buffer, running samples stay: whoever borrows them reads them all."""
+"""Of a group with more tokens than this in the buffer, running samples stay: a borrower would read them all."""
 
 
 class Spare(NamedTuple):
