@@ -34,7 +34,7 @@ def borrow(world: World, n: int = 8, *, worker: str = "other", version: int = 0,
 
 
 def is_(answer: Offered | None, offered: Sequence[int], lent: Sequence[int]) -> bool:
-    return answer is not None and (answer.offered, answer.lent) == (set(offered), set(lent))
+    return answer is not None and (answer.offered, answer.lent) == (frozenset(offered), frozenset(lent))
 
 
 def deliver(world: World, loan: Lease, *indices: int, first: int = 0) -> None:

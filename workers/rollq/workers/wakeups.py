@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from rollq.buffer.errors import ServerError
 from rollq.buffer.store.events import EventKind
 from rollq.workers.buffer_calls import BufferCalls
-from rollq.workers.signals import Signals
+from rollq.workers.signals import Signal, Signals
 
 LISTEN_S = 0.25
 """How soon the listening thread notices that it should end."""
@@ -37,7 +37,7 @@ class Wakeups:
         wake = partial(loop.call_soon_threadsafe, self._wake)
         for kind, signal in ((EventKind.LEND, self._signals.offers), (EventKind.RETURNED, self._signals.loans)):
             channel = self._calls.buffer.event_channel(kind)
-            self._others[channel] = lambda _, signal=signal: loop.call_soon_threadsafe(signal.set)
+            self._others[channel] = partial(_set, loop, signal)
         listening = asyncio.create_task(self._calls(self._listen, stop, wake))
         try:
             await asyncio.shield(listening)
@@ -59,3 +59,7 @@ class Wakeups:
                             wake()
             except (RedisError, ServerError, OSError):
                 stop.wait(LISTEN_S)
+
+
+def _set(loop: asyncio.AbstractEventLoop, signal: Signal, _: object) -> None:
+    loop.call_soon_threadsafe(signal.set)
