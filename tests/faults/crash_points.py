@@ -8,7 +8,7 @@ import itertools
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -30,19 +30,26 @@ SIDES: tuple[Side, ...] = ("before", "after")
 
 
 class Fuse:
-    """A proxy's judge that kills `role` at one command, before or after the server runs it."""
+    """A proxy's judge that kills `role` at one command, before or after the server runs it.
 
-    def __init__(self, at: int, side: Side) -> None:
+    `only`: the functions whose calls count; every command without any.
+    """
+
+    def __init__(self, at: int, side: Side, only: Collection[str] = ()) -> None:
         self.role: Role | None = None
         self.blown_at = ""
         self.seen: list[str] = []
         self._at = at
+        self._only = only
         self._fate = Fate.LOSE if side == "before" else Fate.DROP
 
     def __call__(self, command: bytes) -> Verdict:
         if self.blown_at:
             return Verdict(Fate.LOSE)  # sent by a process that is dead by now
-        self.seen.append(function_of(command) or name_of(command).decode())
+        name = function_of(command) or name_of(command).decode()
+        if self._only and name not in self._only:
+            return PASS
+        self.seen.append(name)
         if len(self.seen) <= self._at:
             return PASS
         self.blown_at = self.seen[-1]
@@ -89,7 +96,8 @@ class Scenario:
     """A role in a situation. `start` starts it behind a proxy's URL, with those that it needs; the fused role is first.
 
     `prepare` makes the situation. `finish` does what the others do after the crash, until nothing is left to do, and
-    returns what it finds wrong. `ended`: whether an unharmed role has done its part and may be stopped.
+    returns what it finds wrong. `ended`: whether an unharmed role has done its part and may be stopped. `only`: the
+    functions at whose calls the role dies; all of its commands without any.
     """
 
     name: str
@@ -98,6 +106,7 @@ class Scenario:
     finish: Callable[[Stage], list[str]]
     ended: Callable[[Stage], bool] | None = None
     threshold: int = 2
+    only: Collection[str] = ()
 
 
 class Point(NamedTuple):
@@ -135,7 +144,7 @@ def crash_everywhere(
     coverage = Coverage(scenario.name)
     for number in numbers:
         for side in SIDES:
-            fuse = Fuse(number, side)
+            fuse = Fuse(number, side, scenario.only)
             problems = _crash(scenario, stage, fuse)
             coverage.commands |= set(fuse.seen)
             if fuse.blown_at or problems:

@@ -49,9 +49,24 @@ class Load:
     max_staleness: int = MAX_STALENESS
     partial_rollout: bool = False
 
+    @property
+    def lends(self) -> bool:
+        """Whether a group has more samples than a worker has places, so that others make some of them."""
+        return self.group_size > self.samples_in_flight
+
 
 LIGHT = Load(lengths=(2, 4, 6, 10, 400), tokens_per_s=2000.0, partial_rollout=True)
 """Its longest answers are salvaged."""
+
+LENDING = Load(
+    batch={"math": 1},
+    group_size=8,
+    samples_in_flight=3,
+    lengths=(2, 40, 300, 600, 900),
+    tokens_per_s=1500.0,
+    partial_rollout=True,
+)
+"""There are fewer groups than workers, and a group is larger than a worker's places: its samples are lent."""
 
 
 def write_settings(
@@ -181,6 +196,18 @@ def work(folder: Path, url: str, name: str, queue_url: str = "") -> None:
     payload.MOST_INLINE_BYTES = INLINE_BYTES
     record_worker(History(folder / "history", name))
     _run_command(["work", str(folder / SETTINGS_FILE), "--name", name], url, queue_url)
+
+
+def work_for_others(folder: Path, url: str, name: str) -> None:
+    """`rollq work` that leases no groups: it makes samples of other workers' groups."""
+    from rollq.workers.groups.intake import Intake
+    from rollq.workers.signals import POLL_S
+
+    async def nothing(_: Intake) -> tuple[int, float]:
+        return 0, POLL_S
+
+    Intake._allow = nothing  # type: ignore[assignment,method-assign]
+    work(folder, url, name)
 
 
 def train(launch: Launch, rank: int) -> None:

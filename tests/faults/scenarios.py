@@ -1,19 +1,22 @@
 """The situations in which each role is killed at every one of its Redis calls."""
 
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 from rq import Queue
 
 from faults import processes
 from faults.crash_points import Scenario, Stage
-from faults.processes import BATCH, SETTINGS_FILE, Role, write_settings
+from faults.processes import BATCH, LENDING, SETTINGS_FILE, Role, write_settings
 from faults.stand_ins import StandIns
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import open_queue
+from support.buffer_run import set_clock
 from support.waiting import PATIENCE_S, wait_until
 
 STEPS_BEFORE, STEPS = 3, 5
@@ -21,6 +24,10 @@ SPARE_STEPS = 4
 """Batches beyond those of all steps, for a restart that has groups sampled again."""
 LONG_STALENESS = 20
 PRODUCER_TICKS = 3
+HOLDER, BORROWER = "holder", "borrower"
+LENT = replace(LENDING, samples_in_flight=4, lengths=(1000,), tokens_per_s=700.0, lease_s=2.0)
+LONGEST_S = 20.0
+"""How long two workers may take to start, and to make one group, on a slow machine."""
 
 
 def _stand_ins(stage: Stage) -> StandIns:
@@ -171,6 +178,89 @@ def _finish_work(stage: Stage) -> list[str]:
     return [] if completed == sum(BATCH.values()) else [f"only {completed} groups were completed"]
 
 
+# -- workers that lend samples to each other --------------------------------------------------------------------------
+
+
+class Lending:
+    """A group of which one worker makes some samples for another. The one in `role` dies; the other one lives on."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._others: list[Role] = []
+
+    def prepare(self, stage: Stage) -> None:
+        """One group is pending, and its ticket is queued."""
+        write_settings(stage.folder, stage.run, LENT, prompts=200)
+        stand_ins = _stand_ins(stage)
+        with closing(stand_ins.buffer):
+            stand_ins.create()
+            stand_ins.begin()
+            assert stand_ins.world.admit(1) == 1
+            stand_ins.buffer.enqueue_missing_tickets(_queue(stage), 1, 1)
+
+    def start(self, stage: Stage, url: str) -> list[Role]:
+        """Only the holder leases groups."""
+        urls = {role: url if role == self._role else stage.url for role in (HOLDER, BORROWER)}
+        roles = {
+            HOLDER: Role(HOLDER, processes.work, stage.folder, urls[HOLDER], HOLDER),
+            BORROWER: Role(BORROWER, processes.work_for_others, stage.folder, urls[BORROWER], BORROWER),
+        }
+        for role in roles.values():
+            role.start()
+        fused = roles.pop(self._role)
+        self._others = list(roles.values())
+        return [fused]
+
+    def ended(self, stage: Stage) -> bool:
+        """Whether the group is completed."""
+        stand_ins = _stand_ins(stage)
+        with closing(stand_ins.buffer):
+            return stand_ins.count(Status.COMPLETED) == 1
+
+    def finish(self, stage: Stage) -> list[str]:
+        """What the dead worker had is free after a lease. The other one, and a new holder, make the rest of it."""
+        stand_ins = _stand_ins(stage)
+        with closing(stand_ins.buffer):
+            if self._role == HOLDER:
+                self._others += _start_work(stage, stage.url)
+            set_clock(stand_ins.buffer, "math", reaped_ms=stand_ins.buffer.server_ms(), hold_until_ms=0)
+            deadline_s = time.monotonic() + LENT.lease_s + LONGEST_S
+            while stand_ins.count(Status.COMPLETED) == 0 and time.monotonic() < deadline_s:
+                stand_ins.sweep()
+                _top_up(stand_ins, _queue(stage))
+                time.sleep(0.05)
+            for role in self._others:
+                role.send(signal.SIGKILL)
+                role.wait(PATIENCE_S)
+            if stand_ins.count(Status.COMPLETED) == 0:
+                return [f"the group is not completed {LENT.lease_s + LONGEST_S:g} s after the crash"]
+            return list(_wrong_samples(stand_ins))
+
+
+def _wrong_samples(stand_ins: StandIns) -> Iterator[str]:
+    """Each sample of the only group was made once, from its first token to its last."""
+    produced = stand_ins.buffer.counts("math").progress["produced"]
+    if produced != 1:
+        yield f"{produced} results were filed"
+    (group,) = stand_ins.buffer.fetch(stand_ins.buffer.preview(1, {"math": 1}))
+    made = [sample.segments[0].response_ids.tolist() if sample.segments else [] for sample in group.samples]
+    lengths = [len(ids) for ids in made]
+    if lengths != [LENT.lengths[0]] * LENT.group_size:
+        yield f"the samples have {lengths} tokens"
+    if len(set(map(tuple, made))) < len(made):
+        yield "two samples have the same tokens"
+    letters = "".join(sample.status.value for sample in group.samples)
+    if letters != "c" * LENT.group_size:
+        yield f"the samples are {letters!r}"
+
+
+def _lending(role: str, *functions: str) -> Scenario:
+    lending = Lending(role)
+    return Scenario(
+        f"lending, {role}", lending.prepare, lending.start, lending.finish, ended=lending.ended, only=functions
+    )
+
+
 # -- the sweeper ------------------------------------------------------------------------------------------------------
 
 
@@ -216,5 +306,7 @@ def scenarios() -> list[Scenario]:
         _training("replay", rank=1),
         Scenario("producer", _prepare_production, _start_production, _finish_production),
         Scenario("worker", _prepare_work, _start_work, _finish_work, ended=_all_completed),
+        _lending(HOLDER, "offer", "salvage", "renew", "put"),
+        _lending(BORROWER, "borrow", "salvage", "renew", "end_loan"),
         Scenario("sweeper", _prepare_sweep, _start_sweep, _finish_sweep),
     ]

@@ -8,7 +8,14 @@ from faults.crash_points import Scenario, crash_everywhere
 from faults.scenarios import scenarios
 from rollq.buffer.store.server import EmbeddedServer
 
-CALLS = {"sweeper": 15, "producer": 70, "worker": 60, "trainer, rank 1, replay": 45}
+CALLS = {
+    "sweeper": 15,
+    "producer": 70,
+    "worker": 60,
+    "trainer, rank 1, replay": 45,
+    "lending, holder": 5,
+    "lending, borrower": 5,
+}
 """The call at which a role crashes here; the trainer's rank 0 crashes while it takes over the run."""
 
 
