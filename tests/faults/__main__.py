@@ -26,7 +26,7 @@ from faults.payloads import in_bucket
 from faults.plain_queues import KINDS, drill
 from faults.plan import CALM, make_failover_plan, make_recovery_plan
 from faults.poison import run_poison
-from faults.processes import LEASE_S
+from faults.processes import LEASE_S, LENDING, LIGHT
 from faults.races import trainer_races, zombie_puts
 from faults.random_runs import broken_promise
 from faults.recovery import percentile, trainer_recoveries_s, worker_recoveries_s
@@ -38,7 +38,13 @@ from rollq.monitor.tables import aligned
 from support.buffer_machine import run_machine
 from support.forks import FORKS, ROLES
 
-INVARIANTS = {"lost": ("I1", "I2", "I6"), "twice": ("I3",), "too old": ("I5",), "ranks": ("ranks", "replay")}
+INVARIANTS = {
+    "lost": ("I1", "I2", "I6"),
+    "twice": ("I3",),
+    "too old": ("I5",),
+    "ranks": ("ranks", "replay"),
+    "made twice": ("lent",),
+}
 """Columns of the table, and the invariants that they count violations of; `other` counts all others."""
 FAULTS_PER_RUN = 100
 VERDICTS = ("refused", "accepted", "crash", "wrongly accepted", "half done", "hangs")
@@ -68,13 +74,16 @@ def main() -> None:
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
 @click.option("--cluster", is_flag=True, help="The buffer is on a cluster, whose nodes break.")
 @click.option("--bucket", is_flag=True, help="The largest payloads are in an S3 bucket, not in a folder.")
+@click.option("--lending", is_flag=True, help="Groups are larger than a worker's places, and samples are lent.")
 @click.option("--only", default="", help="Break only this role: server, producer, worker or trainer.")
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
 def chaos(
-    seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, bucket: bool, only: str, keep: bool
-) -> None:
+    seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, bucket: bool, lending: bool, only: str,
+    keep: bool,
+) -> None:  # fmt: skip
     """Kill, stop and cut off roles and server at random while a run trains."""
-    scene = partial(Scene, fsync=fsync, binary=_binary(server), only=only, gap_s=gap, cluster=cluster)
+    load = LENDING if lending else LIGHT
+    scene = partial(Scene, fsync=fsync, binary=_binary(server), only=only, gap_s=gap, cluster=cluster, load=load)
     scenes = [
         scene(seed + index, min(FAULTS_PER_RUN, faults - at))
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))
@@ -82,7 +91,7 @@ def chaos(
     with in_bucket() if bucket else nullcontext():
         outcomes = [_run(scene, keep=keep) for scene in _progress(scenes, "run")]
     rows: list[Row] = [[str(outcome.scene.seed), outcome.scene.fsync, *_numbers(outcome)] for outcome in outcomes]
-    columns = ("seed", "fsync", "faults", "kills", "stops", "zombies", "partitions", "copies", "steps")
+    columns = ("seed", "fsync", "faults", "kills", "stops", "zombies", "partitions", "copies", "lent", "steps")
     _print([*columns, *INVARIANTS, "other"], rows)
     sys.exit(any(outcome.violations for outcome in outcomes))
 
@@ -110,7 +119,7 @@ def _run(scene: Scene, *, keep: bool) -> Outcome:
 
 def _numbers(outcome: Outcome) -> list[int]:
     kinds = [outcome.done[kind] for kind in ("kill", "stop", "zombie", "partition")]
-    return [outcome.done.total(), *kinds, outcome.copies, outcome.steps, *_violations(outcome)]
+    return [outcome.done.total(), *kinds, outcome.copies, outcome.lent, outcome.steps, *_violations(outcome)]
 
 
 def _violations(outcome: Outcome) -> list[int]:

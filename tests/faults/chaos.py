@@ -15,7 +15,7 @@ from pathlib import Path
 import redis
 
 from faults import processes
-from faults.checker import Rules, Violation, check
+from faults.checker import Rules, Violation, check, samples_lent
 from faults.dump import dump_run
 from faults.history import OK, Event, History, read_histories
 from faults.payloads import collect, payload_folder
@@ -95,6 +95,11 @@ class Outcome:
         """Committed steps, those that were committed again after a restart included."""
         return sum(event.what == "commit" and event.end == OK for event in self.events)
 
+    @property
+    def lent(self) -> int:
+        """Samples that one worker has lent to another."""
+        return samples_lent(self.events)
+
 
 class Chaos:
     """The roles of one run. Use it in `with`."""
@@ -165,6 +170,8 @@ class Chaos:
         collect(self._buffer_url, self._run, self._folder)
         dump = dump_run(self._buffer_url, self._run, payload_folder(self._folder))
         violations += check(events, dump, Rules(scene.load.max_staleness + 1))
+        if scene.load.lends and not samples_lent(events):
+            violations.append(Violation("lent", "no sample was lent"))
         copies = sum(proxy.copies for proxy in self._proxies.values())
         return Outcome(self._scene, violations, self._done, events, copies)
 

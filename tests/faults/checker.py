@@ -37,7 +37,7 @@ class Rules(NamedTuple):
 
 
 def check(events: Sequence[Event], dump: Dump, rules: Rules) -> list[Violation]:
-    """Every violation of I1 to I6 that the histories and the final store show."""
+    """Every violation that the histories and the final store show."""
     found: list[Violation] = []
     for name, task in dump.tasks.items():
         found += [Violation("I1", f"task {name}: {message}") for message in check_conservation(task)]
@@ -47,6 +47,7 @@ def check(events: Sequence[Event], dump: Dump, rules: Rules) -> list[Violation]:
     checks: Mapping[str, Callable[[Sequence[Event], Dump, Rules], Iterable[str]]] = {
         "I2": check_acknowledged,
         "I3": check_trained_once,
+        "lent": check_given_back,
         "I4": check_steps,
         "I5": check_staleness,
         "fence": check_fence,
@@ -141,12 +142,14 @@ def check_settled(task: TaskDump) -> Iterator[str]:
 
 
 class Put(NamedTuple):
-    """One result that a worker sent."""
+    """One result that a worker sent: its digest, and those of its samples."""
 
     event: Event
     digest: str
     oldest: int | None
     outcome: str | None
+    attempt: int
+    samples: Sequence[str]
 
 
 def puts_by_group(events: Sequence[Event]) -> dict[GroupKey, list[Put]]:
@@ -154,8 +157,9 @@ def puts_by_group(events: Sequence[Event]) -> dict[GroupKey, list[Put]]:
     found: dict[GroupKey, list[Put]] = defaultdict(list)
     for event in _calls(events, "put"):
         outcomes = event.facts.get("outcomes") or [None] * len(event["results"])
-        for (task, group_id, digest, oldest), outcome in zip(event["results"], outcomes, strict=True):
-            found[task, group_id].append(Put(event, digest, oldest, outcome))
+        results = zip(event["results"], event["made"], outcomes, strict=True)
+        for (task, group_id, digest, oldest), (attempt, samples), outcome in results:
+            found[task, group_id].append(Put(event, digest, oldest, outcome, attempt, samples))
     return found
 
 
@@ -184,6 +188,26 @@ def _may_be_stale(put: Put, events: Sequence[Event], last_step: int, rules: Rule
         return True
     oldest = min([put.oldest, *(event["from_step"] for event in later)])
     return bool(last_step - oldest - 1 >= rules.threshold)
+
+
+def check_given_back(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterator[str]:
+    """A sample that a borrower has given back is in the result of its lease: nobody else has made it too."""
+    given_back: dict[tuple[str, int, int], dict[int, str]] = defaultdict(dict)
+    for event in _calls(events, "give back"):
+        outcomes = event.facts.get("outcomes") or [None] * len(event["samples"])
+        for (task, group_id, attempt, index, digest), outcome in zip(event["samples"], outcomes, strict=True):
+            if outcome == "kept":
+                given_back[task, group_id, attempt][index] = digest
+    for (task, group_id), puts in puts_by_group(events).items():
+        for put in (put for put in puts if put.outcome == "completed"):
+            for index, digest in given_back[task, group_id, put.attempt].items():
+                if put.samples[index] != digest:
+                    yield f"sample {index} of group {group_id} of {task} was lent, given back, and made once more"
+
+
+def samples_lent(events: Sequence[Event]) -> int:
+    """How many samples were lent, as far as borrowers have heard of it."""
+    return sum(len(indices) for event in _calls(events, "borrow") for *_, indices in event.facts.get("loans", ()))
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

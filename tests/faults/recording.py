@@ -9,8 +9,9 @@ from faults.digests import samples_digest, versions_of
 from faults.history import Call, History
 from rollq.buffer.errors import RollqError, ServerError
 from rollq.buffer.leasing import Leasing
-from rollq.buffer.replies import Leased, PutOutcome
-from rollq.buffer.rollouts import GroupResult
+from rollq.buffer.lending import Lending
+from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
+from rollq.buffer.rollouts import GroupResult, Lease, SamplePart, SampleStatus
 
 
 @contextmanager
@@ -27,8 +28,8 @@ def recorded(history: History, what: str, **facts: Any) -> Iterator[Call]:
 
 
 def record_worker(history: History) -> None:
-    """Record what this process leases and puts from now on."""
-    lease, put = Leasing.lease, Leasing.put
+    """Record what this process leases, borrows, gives back and puts from now on."""
+    lease, put, borrow, salvage = Leasing.lease, Leasing.put, Lending.borrow, Leasing.salvage
 
     def recorded_lease(self: Leasing, *args: Any, **options: Any) -> Leased:
         with recorded(history, "lease") as call:
@@ -39,8 +40,33 @@ def record_worker(history: History) -> None:
     def recorded_put(self: Leasing, results: Sequence[GroupResult]) -> list[PutOutcome]:
         return put_recorded(history, partial(put, self), results)
 
+    def recorded_borrow(self: Lending, *args: Any, **options: Any) -> list[Lease]:
+        with recorded(history, "borrow") as call:
+            loans = borrow(self, *args, **options)
+            call.ok(loans=[(loan.task, loan.group_id, loan.borrowed) for loan in loans])
+            return loans
+
+    def recorded_salvage(self: Leasing, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
+        given_back = {place: part for place, part in enumerate(parts) if _ends_a_borrowed_sample(part)}
+        if not given_back:
+            return salvage(self, parts)
+        described = [
+            (part.lease.task, part.lease.group_id, part.lease.attempt, part.index, samples_digest([part.sample]))
+            for part in given_back.values()
+        ]
+        with recorded(history, "give back", samples=described) as call:
+            outcomes = salvage(self, parts)
+            call.ok(outcomes=[outcomes[place].value for place in given_back])
+            return outcomes
+
+    Lending.borrow = recorded_borrow  # type: ignore[method-assign]
+    Leasing.salvage = recorded_salvage  # type: ignore[method-assign]
     Leasing.lease = recorded_lease  # type: ignore[method-assign]
     Leasing.put = recorded_put  # type: ignore[method-assign]
+
+
+def _ends_a_borrowed_sample(part: SamplePart) -> bool:
+    return bool(part.lease.borrowed) and part.sample.status is not SampleStatus.ABORTED
 
 
 def put_recorded(
@@ -51,7 +77,8 @@ def put_recorded(
         (result.lease.task, result.lease.group_id, samples_digest(result.samples), _oldest(result))
         for result in results
     ]
-    with recorded(history, "put", results=described) as call:
+    made = [(result.lease.attempt, [samples_digest([sample]) for sample in result.samples]) for result in results]
+    with recorded(history, "put", results=described, made=made) as call:
         outcomes = put(results)
         call.ok(outcomes=[outcome.value for outcome in outcomes])
         return outcomes

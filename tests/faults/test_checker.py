@@ -44,7 +44,13 @@ def claim(at: int, *, epoch: int, role: str = "trainer0") -> Event:
 
 def put(at: int, *group_ids: int, outcome: str = "completed", oldest: int = 0) -> Event:
     results = [("math", group_id, f"bytes {group_id}", oldest) for group_id in group_ids]
-    return event("put", at=at, role="worker0", results=results, outcomes=[outcome] * len(group_ids))
+    made = [(1, [f"sample {index} of {group_id}" for index in range(2)]) for group_id in group_ids]
+    return event("put", at=at, role="worker0", results=results, made=made, outcomes=[outcome] * len(group_ids))
+
+
+def give_back(at: int, group_id: int, index: int, digest: str, outcome: str = "kept") -> Event:
+    samples = [("math", group_id, 1, index, digest)]
+    return event("give back", at=at, role="worker1", samples=samples, outcomes=[outcome])
 
 
 def begin(at: int, *, epoch: int = 1, from_step: int = 0, mode: str = "replay") -> Event:
@@ -125,6 +131,10 @@ def trained_twice(story: Story) -> Story:
 
 def trained_from_nowhere(story: Story) -> Story:
     return with_events(story, *step(3, 80, 8))
+
+
+def made_by_two_workers(story: Story) -> Story:
+    return with_events(story, give_back(55, 5, 1, "another sample"))
 
 
 def step_left_out(story: Story) -> Story:
@@ -216,6 +226,7 @@ def replay_apart(story: Story) -> Story:
         ("I1", filed_without_group),
         ("I3", trained_twice),
         ("I3", trained_from_nowhere),
+        ("lent", made_by_two_workers),
         ("I4", step_left_out),
         ("I4", version_that_falls),
         ("I4", commit_that_is_gone),
@@ -236,6 +247,11 @@ def replay_apart(story: Story) -> Story:
 def test_each_broken_promise_is_found(invariant: str, breaks: Callable[[Story], Story]) -> None:
     found = check(*breaks(sound_story()), RULES)
     assert invariant in {violation.invariant for violation in found}, found
+
+
+def test_samples_that_were_given_back_or_refused_are_no_violations() -> None:
+    back, late = give_back(55, 5, 1, "sample 1 of 5"), give_back(58, 5, 0, "another sample", "refused")
+    assert check(*with_events(sound_story(), back, late), RULES) == []
 
 
 def test_a_refused_call_of_a_zombie_and_a_lost_reply_are_no_violations() -> None:
