@@ -46,8 +46,20 @@ BUGS = (
     ),
     Bug(
         "tokens are salvaged without their lease",
-        "local is_mine = live_attempt == attempt and live_nonce == nonce",
-        "local is_mine = true",
+        "local is_mine = live_attempt == attempt and (",
+        "local is_mine = true or (",
+        by_model,
+    ),
+    Bug(
+        "a late offer lends a sample that its worker makes",
+        "  if tonumber(number) == tonumber(calls or '0') and added .. taken_back ~= '' then\n",
+        "  if added .. taken_back ~= '' then\n",
+        by_model,
+    ),
+    Bug(
+        "a sample is lent to two workers",
+        "  loans.write_offered(clock, id, left)\n  return #taken\n",
+        "  return #taken\n",
         by_model,
     ),
     Bug("a step is committed twice", "  if step <= clock.committed then return 0 end\n", "", by_copies),
