@@ -60,10 +60,10 @@ LIGHT = Load(lengths=(2, 4, 6, 10, 400), tokens_per_s=2000.0, partial_rollout=Tr
 
 LENDING = Load(
     batch={"math": 1},
-    group_size=8,
+    group_size=12,
     samples_in_flight=3,
-    lengths=(2, 40, 300, 600, 900),
-    tokens_per_s=1500.0,
+    lengths=(2, 40, 150, 300, 400),
+    tokens_per_s=400.0,
     partial_rollout=True,
 )
 """There are fewer groups than workers, and a group is larger than a worker's places: its samples are lent."""

@@ -25,7 +25,7 @@ SPARE_STEPS = 4
 LONG_STALENESS = 20
 PRODUCER_TICKS = 3
 HOLDER, BORROWER = "holder", "borrower"
-LENT = replace(LENDING, samples_in_flight=4, lengths=(1000,), tokens_per_s=700.0, lease_s=2.0)
+LENT = replace(LENDING, group_size=8, samples_in_flight=4, lengths=(1000,), tokens_per_s=700.0, lease_s=2.0)
 LONGEST_S = 20.0
 """How long two workers may take to start, and to make one group, on a slow machine."""
 
