@@ -54,7 +54,7 @@ BUGS = (
         "a late offer lends a sample that its worker makes",
         "  if tonumber(number) == tonumber(calls or '0') and added .. taken_back ~= '' then\n",
         "  if added .. taken_back ~= '' then\n",
-        by_model,
+        by_copies,
     ),
     Bug(
         "a sample is lent to two workers",

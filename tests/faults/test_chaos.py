@@ -4,11 +4,18 @@ from pathlib import Path
 
 from faults.chaos import Scene, run_chaos
 from faults.plan import CALM, make_failover_plan
+from faults.processes import LENDING
 
 
 def test_no_promise_is_broken_while_every_role_and_the_server_break(tmp_path: Path) -> None:
     outcome = run_chaos(Scene(seed=5, faults=8, gap_s=0.1, longest_s=1.0), tmp_path)
     assert not outcome.violations, outcome.violations
+
+
+def test_no_promise_is_broken_while_workers_that_lend_samples_to_each_other_break(tmp_path: Path) -> None:
+    outcome = run_chaos(Scene(seed=1, faults=6, gap_s=0.5, longest_s=1.0, load=LENDING), tmp_path)
+    assert not outcome.violations, outcome.violations
+    assert outcome.lent > 0
 
 
 def test_a_failover_to_a_replica_that_has_everything_breaks_no_promise(tmp_path: Path) -> None:
