@@ -27,6 +27,10 @@ from rollq.buffer.claiming import ReleaseMode
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 
 RANKS = 2
+STREAM_EVERY = 2
+"""Every second batch is taken in parts."""
+PART_TOKENS = 1
+"""Parts are as small as can be."""
 INITIAL_WEIGHTS = "initial"
 
 
@@ -152,10 +156,17 @@ class _Rank:
     def _claim(self) -> Batch | None:
         step = self._consumer.step
         with self._call("claim", step=step, weights=self._weights, again=step == self._released) as call:
-            batch = next(self._consumer, None)
+            batch = self._streamed() if step % STREAM_EVERY == 0 else next(self._consumer, None)
             if batch is not None:
                 call.ok(digest=digest_of(batch))
             return batch
+
+    def _streamed(self) -> Batch | None:
+        """The step's batch, taken part by part while it fills."""
+        stream = self._consumer.stream(PART_TOKENS)
+        for _ in stream.parts():
+            self._peer.meet()
+        return stream.batch
 
     def _release(self, batch: Batch) -> None:
         """Give up the batch: return its groups or quarantine them, in turns. The step then gets another one."""
