@@ -93,12 +93,14 @@ class SampleNumbers:
 class SaturatingEngine(simulated.SimulatedEngine):
     """`SimulatedEngine` with lengths by sample, and with a record of what it does in the file `record`."""
 
-    def __init__(self, record: str, group_size: int = GROUP_SIZE, **options: Any) -> None:
+    def __init__(self, record: str, group_size: int = GROUP_SIZE, by_row: bool = False, **options: Any) -> None:
+        """`by_row`: the row of the prompt decides the length of all its answers."""
         settings = simulated.SimulatedSettings(**options)
         super().__init__(settings)
         self._record = Path(record).open("a", buffering=1)  # noqa: SIM115 - until the process ends
         self._speed = _RecordedSpeed(settings.tokens_per_s, settings.most_tokens_per_s, self._record)
         self._numbers = SampleNumbers(group_size)
+        self._by_row = by_row
 
     async def generate(self, request: "Request") -> "Completion":
         """As `SimulatedEngine.generate`; the record has the group and the index."""
@@ -109,7 +111,19 @@ class SaturatingEngine(simulated.SimulatedEngine):
 
     def _length_of(self, request: "Request") -> int:
         assert request.sampling.seed is not None
+        if self._by_row:
+            return sample_length(row_of(request.prompt_ids), 0, self._settings.lengths)
         return sample_length(*self._numbers.of(request.sampling.seed), self._settings.lengths)
+
+
+def prompt_ids(row: int) -> list[int]:
+    """The tokens of the prompt of a row."""
+    return [row // 1000, row % 1000]
+
+
+def row_of(ids: Sequence[int]) -> int:
+    """The row of the prompt with these tokens."""
+    return int(ids[0]) * 1000 + int(ids[1])
 
 
 def sample_length(group_id: int, index: int, lengths: Sequence[int]) -> int:

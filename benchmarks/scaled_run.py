@@ -22,7 +22,7 @@ import orjson
 from safetensors.numpy import save_file
 
 from benchmarks.engine_record import EngineRecord
-from benchmarks.saturating import GROUP_SIZE
+from benchmarks.saturating import GROUP_SIZE, prompt_ids
 from benchmarks.world import TASK, server
 from rollq.buffer.buffer import Buffer
 
@@ -72,7 +72,8 @@ class Gpu:
 class Plan:
     """The workers, the task and the trainer. `lengths` in tokens; each sample draws one.
 
-    `groups_in_flight` is the setting of a tree that admits by group; None leaves it out.
+    `known_prompts`: there are so many prompts, whose answers all have the length of their row, and their statistics are
+    kept. `groups_in_flight` is the setting of a tree that admits by group; None leaves it out.
     """
 
     gpus: tuple[Gpu, ...]
@@ -84,6 +85,7 @@ class Plan:
     groups_in_flight: int | None = None
     group_size: int = GROUP_SIZE
     partial_rollout: bool = False
+    known_prompts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Roles:
             "max_sequences": gpu.slots,
             "lengths": list(self.plan.lengths),
             "group_size": self.plan.group_size,
+            "by_row": self.plan.known_prompts is not None,
         }
         by_hand = self.plan.groups_in_flight
         lines = [
@@ -211,6 +214,7 @@ class Roles:
             "max_staleness": self.plan.max_staleness,
             "max_tokens": max(self.plan.lengths),
             "partial_rollout": self.plan.partial_rollout,
+            "prompt_stats": self.plan.known_prompts is not None,
             **({} if self.spread is None else {"spread": self.spread}),
         }
         head = [f'run = "{RUN}"', "[redis]", f'buffer_url = "{self.url}"', f"[tasks.{TASK}]"]
@@ -234,7 +238,8 @@ def started(plan: Plan, tree: Path, workers: int | None = None, *, spread: str |
     with ExitStack() as stack:
         running = stack.enter_context(server())
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="rollq-bench-")))
-        prompts = [orjson.dumps({"prompt": "?", "prompt_ids": [i // 1000, i % 1000]}) for i in range(PROMPTS)]
+        rows = range(plan.known_prompts or PROMPTS)
+        prompts = [orjson.dumps({"prompt": "?", "prompt_ids": prompt_ids(row)}) for row in rows]
         (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
         (folder / "model").mkdir()
         save_file({"weight": np.zeros(8, np.float32)}, folder / "model" / "model.safetensors")

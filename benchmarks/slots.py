@@ -6,6 +6,7 @@ One worker with a simulated engine that runs 64 sequences (128 for the ten batch
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -22,6 +23,8 @@ TEN = 10
 BUSY_STALENESS = {"trace": 2, "tail": 6}
 """Bounds that leave work while the longest answers of a batch run."""
 GENERATION_S = 4.0
+KNOWN_PROMPTS = 192
+"""Three batches: after so many, statistics of all prompts are known."""
 
 
 def measure(quick: bool) -> list[Result]:
@@ -51,10 +54,23 @@ def busy(name: str, lengths: Sequence[int], steps: int) -> Result:
 
 def overlap(lengths: Sequence[int], steps: int, generation_s: float) -> list[Result]:
     """Asynchronous production, training as long as generation: its closeness to the bound, and its length bias."""
-    gpu = Gpu(SAMPLES * float(np.mean(lengths)) / SLOTS / generation_s, full=SLOTS, slots=SLOTS)
+    known_lengths = [sample_length(row, 0, lengths) for row in range(KNOWN_PROMPTS)]
+    gpu, known_gpu = (
+        Gpu(SAMPLES * float(np.mean(drawn)) / SLOTS / generation_s, full=SLOTS, slots=SLOTS)
+        for drawn in (lengths, known_lengths)
+    )
     plan = Plan((gpu,), lengths, 1, warm_up(1) + steps, train_s=generation_s)
     sides = run_sides(plan, of_longer_side, by_group=SLOTS // GROUP_SIZE)
+    known_steps = plan.steps + KNOWN_PROMPTS // plan.batch_groups
+    known = replace(plan, gpus=(known_gpu,), known_prompts=KNOWN_PROMPTS, steps=known_steps)
     return [
+        compared(
+            "slots-overlap-known",
+            "the same where prompts come again, whose answers are as long as before, and statistics of them are kept",
+            0.97,
+            run_sides(known, known_overlap, by_group=SLOTS // GROUP_SIZE),
+            lambda details: details["closeness"],
+        ),
         compared(
             "slots-overlap",
             "asynchronous production, training as long as generation: the larger of both over what a step takes",
@@ -126,3 +142,8 @@ def of_longer_side(roles: Roles) -> dict[str, float]:
     generation_s = float(np.mean(tokens)) / roles.plan.gpus[0].most_tokens_per_s
     bound_s = max(generation_s, roles.plan.train_s)
     return {**figures, "generation_s": generation_s, "closeness": bound_s / figures["step_s"]}
+
+
+def known_overlap(roles: Roles) -> dict[str, float]:
+    """Like `of_longer_side`, without lengths: they are those of a few prompts."""
+    return {name: figure for name, figure in of_longer_side(roles).items() if not name.endswith("percent")}
