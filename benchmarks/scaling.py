@@ -28,7 +28,7 @@ WORKERS = {1: 2, 2: 4, 4: 4, 8: 6}
 """Number of workers, and of steps that are measured with them: even, as two batches may end together."""
 SPEEDS = (2.0, 1.0, 1.0, 0.5)
 LEARNING_STEPS = 2
-"""Steps until workers know how fast they are, which are not measured where speeds are unequal."""
+"""Steps until workers know how fast they are, after a first one that goes to those that start first: not measured."""
 KINDS: Mapping[str, int] = {"synchronous": 0, "asynchronous": 1}
 Score = Callable[[Roles], dict[str, float]]
 
@@ -70,8 +70,9 @@ def speed_up(kind: str, max_staleness: int, step_s: float, workers: Mapping[int,
     gpu = Gpu(EQUAL_TOKENS / step_s)
     alone: dict[str, float] = {}
     for count, steps in workers.items():
-        plan = Plan((gpu,) * count, (EQUAL_TOKENS,), max_staleness, warm_up(max_staleness) + steps)
-        sides = run_sides(plan, tokens_per_s)
+        skipped = warm_up(max_staleness) + (LEARNING_STEPS if count > 1 else 0)
+        plan = Plan((gpu,) * count, (EQUAL_TOKENS,), max_staleness, skipped + steps)
+        sides = run_sides(plan, partial(tokens_per_s, skipped=skipped))
         if count == 1:
             alone = {name: details["tokens_per_s"] for name, details in sides.items()}
             continue
@@ -138,9 +139,9 @@ def run_sides(plan: Plan, score: Score, by_group: int | None = None) -> dict[str
     return sides
 
 
-def tokens_per_s(roles: Roles, skipped: int | None = None) -> dict[str, float]:
+def tokens_per_s(roles: Roles, skipped: int) -> dict[str, float]:
     """Speed after the first steps, its share of all engines' speeds, and the share of busy slots at full speed."""
-    plan, skipped = roles.plan, skipped or warm_up(roles.plan.max_staleness)
+    plan = roles.plan
     possible = sum(gpu.most_tokens_per_s for gpu in plan.gpus)
     measured = rate(roles.steps, skipped)
     start_s, end_s = roles.steps[skipped - 1].at_s, roles.steps[-1].at_s
@@ -164,7 +165,7 @@ def of_bound(roles: Roles) -> dict[str, float]:
     at_once = 1 + plan.max_staleness
     bound_s = sum(max(alone_s / at_once, all_s) for alone_s, all_s in zip(bounds_s, tokens_s, strict=True))
     took_s = roles.steps[-1].at_s - roles.steps[skipped - 1].at_s
-    figures = tokens_per_s(roles)
+    figures = tokens_per_s(roles, skipped)
     return {
         **figures,
         "step_s": took_s / len(measured),
