@@ -72,8 +72,8 @@ class Gpu:
 class Plan:
     """The workers, the task and the trainer. `lengths` in tokens; each sample draws one.
 
-    `known_prompts`: there are so many prompts, whose answers all have the length of their row, and their statistics are
-    kept. `groups_in_flight` is the setting of a tree that admits by group; None leaves it out.
+    `known_prompts`: there are only this many prompts, whose answers all have the length of their row, and their
+    statistics are kept. `groups_in_flight` is the setting of a tree that admits by group; None leaves it out.
     """
 
     gpus: tuple[Gpu, ...]

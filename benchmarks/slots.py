@@ -24,7 +24,7 @@ BUSY_STALENESS = {"trace": 2, "tail": 6}
 """Bounds that leave work while the longest answers of a batch run."""
 GENERATION_S = 4.0
 KNOWN_PROMPTS = 192
-"""Three batches: after so many, statistics of all prompts are known."""
+"""Those of three batches, after which statistics of all prompts are known."""
 
 
 def measure(quick: bool) -> list[Result]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-MEMORY_TOKENS = 1_000_000
+MEMORY_TOKENS = 250_000
 """Later tokens count for more: after this many others, tokens count for 1/e of what they did."""
 LEAST_TOKENS = 1_000
 """With fewer tokens, the speed is not known."""
