@@ -112,7 +112,7 @@ class SaturatingEngine(simulated.SimulatedEngine):
     def _length_of(self, request: "Request") -> int:
         assert request.sampling.seed is not None
         if self._by_row:
-            return sample_length(row_of(request.prompt_ids), 0, self._settings.lengths)
+            return sample_length(row_of(request.prompt_ids.tolist()), 0, self._settings.lengths)
         return sample_length(*self._numbers.of(request.sampling.seed), self._settings.lengths)
 
 
