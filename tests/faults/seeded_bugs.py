@@ -56,6 +56,12 @@ BUGS = (
         "  if added .. taken_back ~= '' then\n",
         by_copies,
     ),
+    Bug(
+        "a sample is lent to two workers",
+        "  loans.write_offered(clock, id, left)\n  return #taken\n",
+        "  return #taken\n",
+        by_model,
+    ),
     Bug("a step is committed twice", "  if step <= clock.committed then return 0 end\n", "", by_copies),
     Bug(
         "a batch is filled with stale groups",

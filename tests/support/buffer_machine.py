@@ -300,6 +300,15 @@ class BufferMachine(RuleBasedStateMachine):
             for index in loan.borrowed:
                 self.check_salvaged(loan.samples[index], group.salvaged.get(index))
 
+    @rule(data=st.data())
+    def two_workers_borrow(self, data: st.DataObject) -> None:
+        """A stretch that takes the machine to where a group has several loans."""
+        self.admit(n=1, room=1)
+        self.lease(n=1)
+        self.offer(data=data)
+        self.borrow(n=1, age=0)
+        self.borrow(n=1, age=0)
+
     @precondition(lambda self: any(group.loans for group in self.model.groups.values()))
     @rule(data=st.data(), age=st.integers(0, 2), finished=st.booleans(), ends=st.booleans())
     def make_what_was_borrowed(self, data: st.DataObject, age: int, finished: bool, ends: bool) -> None:
