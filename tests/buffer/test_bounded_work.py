@@ -123,7 +123,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.recycle("math", epoch=1, target=10**9, limit=10**6)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1, suspects_held=10**6, idle=False)
-    yield lambda: buffer.borrow(["math"], 64, worker="w", version=9, epoch=1, share=1.0)
+    yield lambda: buffer.borrow("math", 64, worker="w", version=9, epoch=1, share=1.0)
     yield lambda: world.run_out([Lease("math", 1, 1, "n", 1, Prompt("p"), (), 1, False, False, False, False)])
     yield lambda: buffer.reap("math")
     yield lambda: buffer.publish(held, 9, uri="u", digest="9")

@@ -30,7 +30,7 @@ def offer(buffer: Buffer, lease: Lease, number: int, *added: int, back: tuple[in
 
 def borrow(world: World, n: int = 8, *, worker: str = "other", version: int = 0, share: float = 1.0) -> list[Lease]:
     epoch = world.buffer.clock("math").epoch
-    return world.buffer.borrow(["math"], n, worker=worker, version=version, epoch=epoch, share=share)
+    return world.buffer.borrow("math", n, worker=worker, version=version, epoch=epoch, share=share)
 
 
 def is_(answer: Offered | None, offered: Sequence[int], lent: Sequence[int]) -> bool:

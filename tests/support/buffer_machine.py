@@ -287,9 +287,7 @@ class BufferMachine(RuleBasedStateMachine):
         if version < 0:
             return
         able = [g for g in model.ids(Status.RUNNING) if model.groups[g].offered and version >= model.groups[g].began]
-        loans = self.buffer.borrow(
-            ["math"], n, worker="another", version=version, epoch=self.world.held.epoch, share=1.0
-        )
+        loans = self.buffer.borrow("math", n, worker="another", version=version, epoch=self.world.held.epoch, share=1.0)
         assert sum(len(loan.borrowed) for loan in loans) == min(n, sum(len(model.groups[g].offered) for g in able))
         for loan in loans:
             group = model.groups[loan.group_id]

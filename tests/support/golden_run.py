@@ -41,7 +41,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "salvage"
     buffer.offer([Offer(leases[3], 0, (0, 1))])
     yield "offer"
-    loans = buffer.borrow(["math"], 1, worker="another", version=0, epoch=1, share=1.0)
+    loans = buffer.borrow("math", 1, worker="another", version=0, epoch=1, share=1.0)
     yield "borrow"
     buffer.offer([Offer(leases[3], 1, taken_back=(1,))])
     buffer.renew(loans)

@@ -34,27 +34,19 @@ class Lending(Leasing):
                 answers[index] = Offered(_indices(offered), _indices(lent), parts) if held else None
         return [answers[index] for index in range(len(offers))]
 
-    def borrow(
-        self, tasks: Sequence[str], n: int, *, worker: str, version: int, epoch: int, share: float
-    ) -> list[Lease]:
-        """Borrow up to `n` samples that other workers offer, for weights (`epoch`, `version`), until a deadline.
+    def borrow(self, task: str, n: int, *, worker: str, version: int, epoch: int, share: float) -> list[Lease]:
+        """Borrow up to `n` samples that other workers offer of a task, for weights (`epoch`, `version`), for a while.
 
         `share`: the part of what is offered that is taken at most, from 0 to 1. Each loan is a lease of some samples of
         a group: `renew` and `salvage` it like one, and end it with `end_loans`.
         """
-        loans: list[Lease] = []
-        for task in tasks:
-            if n <= 0:
-                break
-            nonce = secrets.token_hex(8)
-            reply = self.call_task("borrow", task, worker, nonce, epoch, version, n, share)
-            named = {fields[0]: fields[-3].decode() for fields in reply if fields[-3]}
-            payloads = self.read_payloads(task, named)
-            for *fields, borrowed in reply:
-                lease = decode_lease(task, nonce, fields, payloads.get(fields[0]))
-                # parts are counted for each loan alone
-                loans.append(replace(lease, parts=0, borrowed=tuple(sorted(_indices(borrowed)))))
-                n -= len(loans[-1].borrowed)
+        nonce, loans = secrets.token_hex(8), list[Lease]()
+        reply = self.call_task("borrow", task, worker, nonce, epoch, version, n, share)
+        payloads = self.read_payloads(task, {fields[0]: fields[-3].decode() for fields in reply if fields[-3]})
+        for *fields, borrowed in reply:
+            lease = decode_lease(task, nonce, fields, payloads.get(fields[0]))
+            # parts are counted for each loan alone
+            loans.append(replace(lease, parts=0, borrowed=tuple(sorted(_indices(borrowed)))))
         gone = self.renew(loans)  # confirms that they have arrived
         return [loan for loan in loans if loan not in gone]
 

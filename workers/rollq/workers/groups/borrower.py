@@ -94,7 +94,7 @@ class Borrower:
         with self._table.expecting():
             loans = await self._calls(
                 self._calls.buffer.borrow,
-                [task],
+                task,
                 most,
                 worker=self._worker,
                 version=version.version,

@@ -30,7 +30,7 @@ from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.salvage import Salvage
+from rollq.workers.groups.salvage import Salvage, SampleSalvage
 from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
 from rollq.workers.judging.rewards import Verdict
@@ -201,39 +201,16 @@ class SampleMaker:
             held.given_up.discard(index)
             places.skip(held)
             return True
-        resumes = recipe.resumes(lease)
-        previous = samples[index] if resumes else EMPTY_SAMPLE
+        previous = samples[index] if recipe.resumes(lease) else EMPTY_SAMPLE
         salvage = None
         if recipe.salvages(lease) or lease.borrowed:
             salvage = self._salvage.of(held, index, previous, recorded=recipe.records)
-        rollout = Rollout(
-            prompt=lease.prompt,
-            prompt_ids=prompt.ids,
-            previous=previous,
-            sampling=recipe.sampling(lease, index, made_tokens(lease, index, previous)),
-            max_prompt_tokens=recipe.settings.max_prompt_tokens,
-            priority=priority(lease),
-            tokenizer=prompt.tokenizer,
-            generate=partial(self._generate, held, prompt, index),
-            session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
-            keep=salvage.keep if salvage and resumes and recipe.salvages(lease) else None,
-            record=salvage.record if salvage and resumes else None,
-            is_stopped=lambda: held.finished or index in held.given_up,
-            at_end=ends.callback,
-        )
+        rollout = self._rollout(recipe, held, prompt, index, previous, salvage)
+        rollout = replace(rollout, at_end=ends.callback)
         async with places.place(held, stays=index in held.staying) as is_here:
             if not is_here:
                 return True
-            started_s = monotonic()
-            try:
-                made = EMPTY_SAMPLE if held.finished else await contained(recipe.loop.run(rollout))
-            except (EngineDead, PromptTooLong):
-                raise
-            except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
-                self._log_failure(lease, index, error)
-                made = failed(f"agent loop: {type(error).__name__}: {error}")
-            self._generated += 1
-            self._generate_s += monotonic() - started_s
+            made = await self._run_loop(recipe, held, index, rollout)
         if index in held.given_up:
             held.given_up.discard(index)
             if made.status in UNFINISHED and not held.finished and salvage:
@@ -244,26 +221,77 @@ class SampleMaker:
                 places.enter(held, 1)
                 return await self._make_with(recipe, held, prompt, samples, index, ends)
         self._note_generated(held, index)
-        if made.status is SampleStatus.ABORTED and not resumes:
+        if made.status is SampleStatus.ABORTED and not recipe.resumes(lease):
             samples[index] = EMPTY_SAMPLE
             return False
         if made.status is SampleStatus.COMPLETED:
-            started_s, rewarded = monotonic(), made.reward is not None
-            made = await self._judge(recipe, lease, made)
-            judge_s = monotonic() - started_s
-            self._judged += 1
-            self._judge_s += judge_s
-            judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
-            made = replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
+            made = await self._judge_timed(recipe, lease, made)
         places.note_judged(held)
         samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
         held.expected_tokens = expected_tokens(lease, samples)
-        if salvage and lease.borrowed:
-            if not await salvage.hand_over(samples[index]):
-                self._table.stop(held, StopReason.UNKEPT)
-        elif salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
-            salvage.keep_whole(samples[index])
+        await self._keep_made(held, salvage, samples[index])
         return False
+
+    def _rollout(
+        self,
+        recipe: Recipe,
+        held: HeldLease,
+        prompt: ReadPrompt,
+        index: int,
+        previous: Sample,
+        salvage: SampleSalvage | None,
+    ) -> Rollout:
+        """One sample, as its agent loop gets it."""
+        lease = held.lease
+        keeps, resumes = recipe.salvages(lease), recipe.resumes(lease)
+        return Rollout(
+            prompt=lease.prompt,
+            prompt_ids=prompt.ids,
+            previous=previous,
+            sampling=recipe.sampling(lease, index, made_tokens(lease, index, previous)),
+            max_prompt_tokens=recipe.settings.max_prompt_tokens,
+            priority=priority(lease),
+            tokenizer=prompt.tokenizer,
+            generate=partial(self._generate, held, prompt, index),
+            session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
+            keep=salvage.keep if salvage and resumes and keeps else None,
+            record=salvage.record if salvage and resumes else None,
+            is_stopped=lambda: held.finished or index in held.given_up,
+        )
+
+    async def _run_loop(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample:
+        """The sample that the agent loop makes, failed if the loop fails; an empty one of a group that was stopped."""
+        started_s = monotonic()
+        try:
+            made = EMPTY_SAMPLE if held.finished else await contained(recipe.loop.run(rollout))
+        except (EngineDead, PromptTooLong):
+            raise
+        except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
+            self._log_failure(held.lease, index, error)
+            made = failed(f"agent loop: {type(error).__name__}: {error}")
+        self._generated += 1
+        self._generate_s += monotonic() - started_s
+        return made
+
+    async def _judge_timed(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
+        """A completed sample with its reward, or a failed one; it says who judged it, and for how long."""
+        started_s, rewarded = monotonic(), made.reward is not None
+        made = await self._judge(recipe, lease, made)
+        judge_s = monotonic() - started_s
+        self._judged += 1
+        self._judge_s += judge_s
+        judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
+        return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
+
+    async def _keep_made(self, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
+        """Keep a sample that is made in the buffer: for the worker that has its lease, or until its group is."""
+        if salvage is None:
+            return
+        if held.lease.borrowed:
+            if not await salvage.hand_over(made):
+                self._table.stop(held, StopReason.UNKEPT)
+        elif held.looping and made.status is SampleStatus.COMPLETED:
+            salvage.keep_whole(made)
 
     def _note_generated(self, held: HeldLease, index: int) -> None:
         """A sample has been generated, here or elsewhere."""
