@@ -14,7 +14,7 @@ from rollq.buffer.image_processor import open_image
 from rollq.buffer.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.images import inline_image
 from rollq.workers.agents.conversation import Conversation
-from rollq.workers.groups.samples import ReadPrompt, read_prompt
+from rollq.workers.groups.read_prompts import ReadPrompt, read_prompt
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.pictures import picture

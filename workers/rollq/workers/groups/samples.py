@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
 from time import monotonic
@@ -16,12 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.errors import ImageError
-from rollq.buffer.image_processor import PlacedImages
 from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Prompt, Sample, SampleStatus
-from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
-from rollq.workers.agents.loops import PromptTooLong, Rollout, failed, prompt_tokens
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
+from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
@@ -29,13 +26,13 @@ from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.places import AllPlaces
+from rollq.workers.groups.read_prompts import ReadPrompt, read_prompt
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage, SampleSalvage
 from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
-from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.user_code import contained
 
 log = logging.getLogger(__name__)
@@ -44,54 +41,6 @@ OWN_REWARD = "session"
 """In place of the judge's name: the agent said what its sample earned."""
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadPrompt:
-    """A prompt's ids int32 [P], with the tokens of its images, and the tokenizer of its conversation.
-
-    Tokens `reserved` mean an image.
-    """
-
-    ids: Int32Array
-    tokenizer: Tokenizer
-    images: PlacedImages | None = None
-    reserved: frozenset[int] = frozenset()
-
-    def images_in(self, ids: Sequence[int]) -> PlacedImages | None:
-        """The images whose tokens are among `ids`, the prompt and prefix of a request; None if there are none.
-
-        Raises `ImageError` for tokens that mean another image.
-        """
-        if self.reserved.isdisjoint(ids):
-            return None
-        if self.images is None:
-            raise ImageError("the prompt has a place for an image, and names no image: set images_field of the task")
-        self.images.collapse(ids)  # raises unless all images are there
-        return self.images
-
-    def check_response(self, ids: Sequence[int]) -> None:
-        """Raise `ImageError` for a response with tokens that mean an image: a trainer would look for an image there."""
-        if made := self.reserved.intersection(ids):
-            raise ImageError(f"the model made the token {min(made)}, which means an image")
-
-    def extra(self) -> dict[str, Any]:
-        """The class that processed the images, as samples keep it for the trainer."""
-        if self.images is None:
-            return {}
-        return {"image_processor": self.images.processor}
-
-
-async def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:
-    """Tokenise a prompt, and read its images. Raises `ImageError`, and what the tokenizer raises."""
-    if not prompt.images:
-        reserved = tokenizer.reserved if isinstance(tokenizer, HfTokenizer) else frozenset()
-        return ReadPrompt(prompt_tokens(prompt, tokenizer), tokenizer, reserved=reserved)
-    images = await asyncio.to_thread(read_images, prompt, tokenizer)
-    with_images = ImageTokenizer(tokenizer, images)
-    ids = prompt_tokens(prompt, with_images)
-    images.collapse(ids.tolist())  # raises unless all images are there
-    return ReadPrompt(ids, with_images, images, images.reserved)
 
 
 class SampleMaker:

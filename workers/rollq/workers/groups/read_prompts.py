@@ -1,0 +1,62 @@
+"""The prompt of a group as its samples need it: tokens, images, and the tokenizer of its conversation."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.buffer.errors import ImageError
+from rollq.buffer.image_processor import PlacedImages
+from rollq.buffer.rollouts import Int32Array, Prompt
+from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
+from rollq.workers.agents.loops import prompt_tokens
+from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPrompt:
+    """A prompt's ids int32 [P], with the tokens of its images, and the tokenizer of its conversation.
+
+    Tokens `reserved` mean an image.
+    """
+
+    ids: Int32Array
+    tokenizer: Tokenizer
+    images: PlacedImages | None = None
+    reserved: frozenset[int] = frozenset()
+
+    def images_in(self, ids: Sequence[int]) -> PlacedImages | None:
+        """The images whose tokens are among `ids`, the prompt and prefix of a request; None if there are none.
+
+        Raises `ImageError` for tokens that mean another image.
+        """
+        if self.reserved.isdisjoint(ids):
+            return None
+        if self.images is None:
+            raise ImageError("the prompt has a place for an image, and names no image: set images_field of the task")
+        self.images.collapse(ids)  # raises unless all images are there
+        return self.images
+
+    def check_response(self, ids: Sequence[int]) -> None:
+        """Raise `ImageError` for a response with tokens that mean an image: a trainer would look for an image there."""
+        if made := self.reserved.intersection(ids):
+            raise ImageError(f"the model made the token {min(made)}, which means an image")
+
+    def extra(self) -> dict[str, Any]:
+        """The class that processed the images, as samples keep it for the trainer."""
+        if self.images is None:
+            return {}
+        return {"image_processor": self.images.processor}
+
+
+async def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:
+    """Tokenise a prompt, and read its images. Raises `ImageError`, and what the tokenizer raises."""
+    if not prompt.images:
+        reserved = tokenizer.reserved if isinstance(tokenizer, HfTokenizer) else frozenset()
+        return ReadPrompt(prompt_tokens(prompt, tokenizer), tokenizer, reserved=reserved)
+    images = await asyncio.to_thread(read_images, prompt, tokenizer)
+    with_images = ImageTokenizer(tokenizer, images)
+    ids = prompt_tokens(prompt, with_images)
+    images.collapse(ids.tolist())  # raises unless all images are there
+    return ReadPrompt(ids, with_images, images, images.reserved)
