@@ -12,15 +12,17 @@ from support.finished_groups import finished_groups
 GOLDEN_TASKS = ("math", "code", "held_out", "demos")
 SAME_WEIGHTS = "3" * 64
 """Digest of weights that two trainers publish."""
+LEASE_S = 600
+"""The server knows a lease again for as long as it lasts: longer than a slow machine takes for the whole run."""
 
 
 def golden_run(world: World, folder: Path) -> Iterator[str]:
     """A run in which every role makes every call that it can; yields after each move, with its name."""
     buffer = world.buffer
     world.start(
-        math={"max_uses": 2, "max_staleness": 4},
-        code={"archive": True},
-        held_out={"kind": "eval"},
+        math={"max_uses": 2, "max_staleness": 4, "lease_s": LEASE_S},
+        code={"archive": True, "lease_s": LEASE_S},
+        held_out={"kind": "eval", "lease_s": LEASE_S},
         demos={"offline": True},
     )
     buffer.record_prompts("math", "digest", 9, "", "prompts.jsonl")
