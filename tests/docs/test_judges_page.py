@@ -1,6 +1,7 @@
 """docs/guide/judges.md: its own judges judge."""
 
 import asyncio
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
+from rollq.buffer.wire import exact_json
 from rollq.workers.http.pools import ModelPool, PoolSettings
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
@@ -19,6 +21,7 @@ from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.consumer_groups import make_segment
 from support.documented_commands import ROOT, blocks
+from support.judge_doubles import verdicts
 from support.serving import serving
 
 FILES = {block.detail: block.code for block in blocks(ROOT / "docs" / "guide" / "judges.md") if block.mark == "file"}
@@ -32,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for module in ("rewards", "grading", "steps"):
+    for module in ("rewards", "grading", "steps", "scored"):
         sys.modules.pop(module, None)
 
 
@@ -88,3 +91,28 @@ def test_the_grading_of_the_page_asks_its_pool() -> None:
     assert asyncio.run(scene()) == Verdict(0.7)
     assert asked[0]["model"] == "grader"
     assert asked[0]["messages"][0]["content"].endswith("It is 42.")
+
+
+def test_the_facts_of_the_page_do_not_count() -> None:
+    async def scene() -> Verdict:
+        judge = make_judge("scored.compute", {}, JudgeContext(60, JudgePool(1)))
+        return await judge.judge(Prompt("?", answer="42"), replace(SAMPLE, text="Answer: 41"))
+
+    verdict = asyncio.run(scene())
+    assert (verdict.reward, verdict.parts) == (-1.0, {"score": -1.0})
+    assert (verdict.facts, verdict.notes) == ({"acc": 0.0}, {"pred": "41"})
+
+
+def test_what_the_page_says_is_equal_is() -> None:
+    page = (ROOT / "docs" / "guide" / "judges.md").read_text()
+    table = page.partition("| judge | the row's answer |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)`(?:, pattern `(.+?)`)? \| `(.+?)` \| `(.+?)` \| (\d) \|$", table, re.MULTILINE)
+    assert len(rows) == table.count("\n") - 1
+    wrong = []
+    for name, pattern, answer, text, reward in rows:
+        options = {"pattern": pattern} if pattern else {}
+        [verdict] = verdicts(name, options, [(text, exact_json.loads(answer.encode()))])
+        if verdict.reward != float(reward):
+            wrong.append((name, answer, text, verdict))
+    assert {name for name, *_ in rows} == {"exact_match", "last_number", "math", "regex"}
+    assert wrong == []

@@ -21,7 +21,7 @@ from rollq.cli.shared_batch import BatchSettings, share_batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
-from rollq.workers.judging.judges import needs_answer
+from rollq.workers.judging.judges import answer_reader
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import RolloutSettings, WorkerTask
 
@@ -32,7 +32,7 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
     @model_validator(mode="after")
     def _answers_can_be_judged(self) -> Self:
         is_judged = not getattr(self, "offline", False)
-        if is_judged and not self.answer_field and needs_answer(self.judge):
+        if is_judged and not self.answer_field and answer_reader(self.judge, self.judge_options):
             raise ValueError(
                 f'judge = "{self.judge}" compares with the answer of each prompt, but answer_field = "" says that '
                 "there are none; name the column, or choose another judge"

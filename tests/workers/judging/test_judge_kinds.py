@@ -41,7 +41,7 @@ def test_math_compares_what_expressions_mean() -> None:
 
 def test_a_prompt_without_an_answer_that_can_be_compared_cannot_be_judged() -> None:
     empty, none = verdicts("math", {}, [("42", ""), ("42", None)])
-    assert empty.error == "judge 'math': ValueError: the answer '' cannot be read by math-verify as an expression"
+    assert empty.error == "judge 'math': ValueError: the answer '' is empty"
     assert none.error == "judge 'math': ValueError: the prompt has no answer"
     for name, options in (("exact_match", {}), ("last_number", {}), ("regex", {"pattern": ".+"})):
         (none,) = verdicts(name, options, [("None", None)])

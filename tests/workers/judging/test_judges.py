@@ -12,7 +12,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judging.builtin import exact_match, last_number
 from rollq.workers.judging.judge import Judge, JudgeContext
-from rollq.workers.judging.judges import BUILT_IN, make_judge, needs_answer
+from rollq.workers.judging.judges import BUILT_IN, answer_reader, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.user_code import MAX_THREADS
@@ -127,7 +127,7 @@ def test_a_judge_of_ones_own_may_be_blocking_or_async_and_may_name_parts() -> No
     ("name", "message"),
     [
         ("nan_judge", "returned nan; a finite number is needed"),
-        ("nan_part_judge", "returned inf"),
+        ("nan_part_judge", "whose entry 'style' is not a finite number"),
         ("silent_judge", "returned None"),
         ("raising_judge", "KeyError: 'no such rubric'"),
         ("exiting_judge", "SystemExit"),
@@ -223,6 +223,12 @@ def test_a_failure_is_logged_once_and_kept_with_every_sample(caplog: pytest.LogC
 
 
 def test_judges_that_compare_say_that_they_need_an_answer() -> None:
-    comparing = {name for name in BUILT_IN if needs_answer(name)}
-    assert comparing == {"exact_match", "last_number", "math"}
-    assert not needs_answer("my_package.judges.strict")
+    options: dict[str, dict[str, Any]] = {
+        "regex": {"pattern": "x"},
+        "http": {"url": "http://judge"},
+        "weighted": {"parts": {"format": {"judge": "regex", "options": {"pattern": "x", "compare": False}}}},
+    }
+    comparing = {name for name in BUILT_IN if answer_reader(name, options.get(name, {}))}
+    assert comparing == {"exact_match", "last_number", "math", "regex"}
+    assert answer_reader("weighted", {"parts": {"right": {"judge": "math"}}})
+    assert not answer_reader("my_package.judges.strict", {})

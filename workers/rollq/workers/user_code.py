@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from rollq.workers.call_slots import CallSlot, CallSlots
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -53,29 +55,42 @@ class UserFunction:
 
     function: Callable[..., Any]
     timeout_s: float | None
-    threads: asyncio.Semaphore
+    slots: CallSlots
     quick: bool
 
     @classmethod
     def wrap(cls, function: Callable[..., Any], timeout_s: float | None, *, quick: bool) -> "UserFunction":
         """Give a function a separate limit of threads."""
-        return cls(function, timeout_s, asyncio.Semaphore(MAX_THREADS), quick)
+        return cls(function, timeout_s, CallSlots(MAX_THREADS), quick)
 
     async def __call__(self, *args: Any) -> Any:
-        """Call the function. Raises what it raises, and a `TimeoutError` with a message when it takes too long."""
+        """Call the function. Raises what it raises, a `TimeoutError` with a message when it takes too long, and
+        `CallsHang`. Waiting for a thread does not count."""
         if self.quick:
             return self.function(*args)
+        if inspect.iscoroutinefunction(self.function):
+            return await self._within(self.function(*args))
+        slot = await self.slots.take(self.timeout_s)
+        return await called_in_slot(slot, lambda done: self._within(self._in_thread(args, done)))
+
+    async def _in_thread(self, args: tuple[Any, ...], done: Callable[[], None]) -> Any:
+        answer = await in_thread(self.function, *args, done=done)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def _within(self, work: Awaitable[Any]) -> Any:
         try:
-            return await within(self.timeout_s, self._answer(args))
+            return await within(self.timeout_s, work)
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"took longer than {self.timeout_s:g} s") from error
 
-    async def _answer(self, args: tuple[Any, ...]) -> Any:
-        if inspect.iscoroutinefunction(self.function):
-            return await self.function(*args)
-        await self.threads.acquire()
-        answer = await in_thread(self.function, *args, done=self.threads.release)
-        return await answer if inspect.isawaitable(answer) else answer
+
+async def called_in_slot(slot: CallSlot, call: Callable[[Callable[[], None]], Awaitable[T]]) -> T:
+    """Await a call that releases its slot itself, when it has ended."""
+    try:
+        return await call(slot.release)
+    except BaseException:
+        slot.leave()
+        raise
 
 
 async def contained(work: Awaitable[T]) -> T:
@@ -131,6 +146,10 @@ async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[],
             return
         if error is None:
             future.set_result(result)
+        elif isinstance(error, StopIteration):  # a future refuses it, and a coroutine cannot raise it
+            replaced = RuntimeError("the function raised StopIteration")
+            replaced.__cause__ = error
+            future.set_exception(replaced)
         else:
             future.set_exception(error)
 

@@ -16,7 +16,7 @@ from rollq.buffer.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
 from rollq.buffer.samples import Samples
 from rollq.buffer.wire.parts import decode_parts
 from rollq.buffer.wire.pieces import Pieces
-from rollq.buffer.wire.samples import decode_sample, decode_samples, encode_in_pieces, encode_samples
+from rollq.buffer.wire.samples import check_details, decode_sample, decode_samples, encode_in_pieces, encode_samples
 from rollq.buffer.wire.validation import check_group
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,16 @@ def encode_whole(
     frame = encode_in_pieces(samples)
     _check_size(len(frame), max_bytes)
     return frame
+
+
+def sample_problem(sample: Sample) -> str | None:
+    """Why the buffer would refuse a group for one of its samples; None if it would not."""
+    try:
+        check_group([sample], group_size=1)
+        check_details(sample)
+    except (InvalidGroup, TypeError, ValueError) as error:
+        return str(error).removeprefix("sample 0: ")
+    return None
 
 
 def is_whole(samples: Sequence[Sample]) -> bool:

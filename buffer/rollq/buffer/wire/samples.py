@@ -215,8 +215,14 @@ def _encode_details(samples: Sequence[Sample]) -> bytes:
     return orjson.dumps({"shared": shared, "each": each})
 
 
+def check_details(sample: Sample) -> None:
+    """Raise `InvalidGroup`, naming the field, for one that cannot be written as JSON."""
+    for name in _DETAILS:
+        _to_json([sample], 0, name, getattr(sample, name))
+
+
 def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> bytes:
-    if name == "reward_parts":
+    if name == "reward_parts" and isinstance(value, Mapping):
         value = {key: float(part) for key, part in value.items()}
     if not isinstance(value, _DETAILS[name]):
         needed = " or ".join(one.__name__ for one in _DETAILS[name])

@@ -29,6 +29,7 @@ from rollq.workers.agents.environments import (
 from rollq.workers.agents.loops import Rollout, check_length, failed, finish
 from rollq.workers.agents.turns import ChatFormat, Turn, forms
 from rollq.workers.engines.protocol import Completion, ContextFull, Request, Tokenizer, parse_reason
+from rollq.workers.real_numbers import finite
 from rollq.workers.seeds import turn_seed
 
 
@@ -179,7 +180,7 @@ class _Dialogue:
         step = await self.environments.step(self.environment, self.turn, text)
         self.messages.extend(step.messages)
         if step.reward is not None:
-            self.rewards[-1] = float(step.reward)
+            self.rewards[-1] = finite(step.reward, "the reward of a step is a number, which")
         return step
 
     def sample(self, reason: FinishReason) -> Sample:

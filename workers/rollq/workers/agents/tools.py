@@ -1,9 +1,9 @@
 """Tools that a model may call: their settings, their definitions, and how they are called."""
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, get_type_hints
 
 import orjson
@@ -18,7 +18,9 @@ from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.built_in_tools import Lookup, calculator
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import CallError
-from rollq.workers.user_code import in_thread, within
+from rollq.workers.call_slots import CallSlots
+from rollq.workers.errors_in_user_code import what_happened
+from rollq.workers.user_code import called_in_slot, in_thread, within
 
 BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "lookup": Lookup}
 
@@ -50,7 +52,7 @@ class Tool:
     arguments: type[BaseModel]
     definition: Message
     prompt_name: str | None
-    places: asyncio.Semaphore
+    slots: CallSlots
 
     @classmethod
     def from_settings(cls, name: str, settings: ToolSettings) -> "Tool":
@@ -67,7 +69,7 @@ class Tool:
             raise ConfigError(f"tool {name!r} is a function and takes no options: leave them out, or make it a class")
         arguments, prompt_name = _arguments(name, function)
         definition = _definition(name, description or "", arguments)
-        return cls(settings, function, arguments, definition, prompt_name, asyncio.Semaphore(settings.concurrent))
+        return cls(settings, function, arguments, definition, prompt_name, CallSlots(settings.concurrent))
 
     @property
     def name(self) -> str:
@@ -97,15 +99,16 @@ class Tool:
                 f"tool {self.name!r}: {str(error) or f'took longer than {self.settings.timeout_s:g} s'}"
             ) from error
         except Exception as error:
-            raise ToolError(f"tool {self.name!r}: {type(error).__name__}: {error}") from error
+            raise ToolError(f"tool {self.name!r}: {what_happened(error)}") from error
 
     async def _run(self, arguments: Mapping[str, Any]) -> Any:
         """Call the function, in a thread unless it is async. A call that hangs keeps its place until it ends."""
-        await self.places.acquire()
+        limit_s = self.settings.timeout_s
+        slot = await self.slots.take(limit_s)
         if inspect.iscoroutinefunction(self.function):
-            return await within(self.settings.timeout_s, self.function(**arguments), done=self.places.release)
-        async with asyncio.timeout(self.settings.timeout_s):
-            return await in_thread(lambda: self.function(**arguments), done=self.places.release)
+            return await called_in_slot(slot, lambda done: within(limit_s, self.function(**arguments), done=done))
+        call = partial(self.function, **arguments)
+        return await called_in_slot(slot, lambda done: within(limit_s, in_thread(call, done=done)))
 
 
 class _Schema(GenerateJsonSchema):

@@ -18,10 +18,12 @@ import numpy as np
 
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
+from rollq.buffer.wire.payload import sample_problem
 from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
+from rollq.workers.errors_in_user_code import reason_of, shown
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.overlong import mask_truncated, punish
@@ -33,6 +35,7 @@ from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
+from rollq.workers.real_numbers import finite
 from rollq.workers.user_code import contained
 
 log = logging.getLogger(__name__)
@@ -117,7 +120,7 @@ class SampleMaker:
         except Exception as error:
             log.exception("the prompt of group %d of task %r has no tokens", lease.group_id, lease.task)
             for index in missing:
-                samples[index] = failed(f"prompt: {type(error).__name__}: {error}")
+                samples[index] = failed(f"prompt: {reason_of(error)}")
             return
         held.looping.update(missing)
         await all_of([self._make_sample(recipe, held, prompt, samples, index) for index in missing])
@@ -176,7 +179,8 @@ class SampleMaker:
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge_timed(recipe, lease, made)
         places.note_judged(held)
-        samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
+        made = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
+        samples[index] = storable(made)
         held.expected_tokens = expected_tokens(lease, samples)
         await self._keep_made(held, salvage, samples[index])
         return False
@@ -217,7 +221,7 @@ class SampleMaker:
             raise
         except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
             self._log_failure(held.lease, index, error)
-            made = failed(f"agent loop: {type(error).__name__}: {error}")
+            made = failed(f"agent loop: {reason_of(error)}")
         self._generated += 1
         self._generate_s += monotonic() - started_s
         return made
@@ -268,10 +272,15 @@ class SampleMaker:
         if made.reward is None:
             verdict = await recipe.judge.judge(lease.prompt, made)
         else:
-            verdict = Verdict(made.reward, made.reward_parts)
+            verdict = own_verdict(made)
         if verdict.error is not None:
-            return replace(made, status=SampleStatus.FAILED, error=verdict.error)
-        judged = replace(made, reward=verdict.reward, reward_parts=verdict.parts)
+            return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
+        judged = replace(
+            made,
+            reward=verdict.reward,
+            reward_parts={**verdict.parts, **verdict.facts},
+            extra={**verdict.notes, **made.extra},
+        )
         task = recipe.settings
         if lease.evaluation:
             return judged
@@ -317,6 +326,22 @@ class SampleMaker:
         """Pass unfinished tokens on, unless their weights may turn out wrong."""
         if self._host.trusts(so_far.versions):
             report(so_far)
+
+
+def storable(made: Sample) -> Sample:
+    """The sample; in place of one that the buffer would refuse, with its whole group, one that says why."""
+    made = made if made.error is None else replace(made, error=shown(made.error))
+    problem = sample_problem(made)
+    return made if problem is None else failed(f"the sample cannot be stored: {shown(problem)}")
+
+
+def own_verdict(made: Sample) -> Verdict:
+    """The verdict of a sample that its agent loop has rewarded."""
+    try:
+        parts = {name: finite(part) for name, part in made.reward_parts.items()}
+        return Verdict(finite(made.reward), parts)
+    except ValueError as error:
+        return Verdict(error=f"agent loop: it {error}")
 
 
 def made_tokens(lease: Lease, index: int, previous: Sample) -> int:

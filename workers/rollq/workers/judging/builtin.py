@@ -7,45 +7,39 @@ from typing import Any, Final
 from rollq.buffer.credit import TURN_REWARDS
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample
+from rollq.workers.judging.answers import AnswerReader, accepted, equals, expressions_of, numbers_of
 from rollq.workers.judging.judge import Judge, JudgeContext, JudgeFunction
-from rollq.workers.judging.matching import last_number as find_last_number
 from rollq.workers.judging.matching import match_math, match_pattern
+from rollq.workers.judging.numbers import are_equal
+from rollq.workers.judging.numbers import last_number as find_last_number
 from rollq.workers.judging.options import API_KEY, EnvironmentOptions, HttpOptions, NoOptions, RegexOptions
-from rollq.workers.judging.rewards import Answer, Credit, Reward
+from rollq.workers.judging.rewards import Answer, Credit
 from rollq.workers.user_code import UserFunction
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltInJudge:
-    """A built-in judge: the settings class of its options, and what makes it. `needs_answer`: it cannot judge a prompt
-    without one."""
+    """A built-in judge: the settings class of its options, what makes it, and what reads the answers that it compares
+    with; `reader` gives None for options with which it needs no answer."""
 
     options: Any
     make: Callable[[Any, JudgeContext], Judge]
-    needs_answer: bool = False
-
-
-def answer_text(prompt: Prompt) -> str:
-    """The prompt's answer as text. Raises `ValueError` without one, because the prompt cannot be judged."""
-    if prompt.answer is None:
-        raise ValueError("the prompt has no answer")
-    return str(prompt.answer)
+    reader: Callable[[Any], AnswerReader | None] = lambda _: None
 
 
 def exact_match(prompt: Prompt, sample: Sample) -> float:
-    """1 if the text equals the answer, ignoring surrounding whitespace; else 0."""
-    return float(sample.text.strip() == answer_text(prompt).strip())
+    """1 if the text equals an accepted answer; else 0. Raises `ValueError` without one."""
+    return float(equals(sample.text, prompt.answer))
 
 
 def last_number(prompt: Prompt, sample: Sample) -> float:
-    """1 if the last number of the text equals the last number of the answer (`#### 42` of GSM8K); else 0.
+    """1 if the last number of the text equals the last number of an accepted answer (`#### 42` of GSM8K); else 0.
 
-    Raises `ValueError` if the answer has no number, because the prompt cannot be judged.
+    Raises `ValueError` if an answer has no number or an ambiguous one, because the prompt cannot be judged.
     """
-    expected = find_last_number(answer_text(prompt))
-    if expected is None:
-        raise ValueError(f"the answer {prompt.answer!r:.80} holds no number")
-    return float(find_last_number(sample.text) == expected)
+    expected = numbers_of(prompt.answer)
+    found = find_last_number(sample.text)
+    return float(found is not None and any(are_equal(found, number) for number in expected))
 
 
 def environment(prompt: Prompt, sample: Sample) -> float:
@@ -77,7 +71,7 @@ def _regex(settings: RegexOptions, context: JudgeContext) -> Judge:
     """Runs in a process: on some texts a pattern never ends, and it holds the interpreter meanwhile."""
 
     async def regex(prompt: Prompt, sample: Sample) -> Answer:
-        answer = answer_text(prompt) if settings.compare else ""
+        answer = accepted(prompt.answer) if settings.compare else ()
         args = (sample.text, answer, settings.pattern, settings.compare)
         return await context.processes.call(match_pattern, *args, timeout_s=context.timeout_s)
 
@@ -91,7 +85,7 @@ def _math(settings: NoOptions, context: JudgeContext) -> Judge:
         raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
 
     async def judge(prompt: Prompt, sample: Sample) -> Answer:
-        args = (sample.text, answer_text(prompt))
+        args = (sample.text, expressions_of(prompt.answer))
         return await context.processes.call(match_math, *args, timeout_s=context.timeout_s)
 
     return Judge("math", UserFunction.wrap(judge, None, quick=False))
@@ -100,23 +94,22 @@ def _math(settings: NoOptions, context: JudgeContext) -> Judge:
 def _http(settings: HttpOptions, context: JudgeContext) -> Judge:
     caller = settings.caller([settings.url], API_KEY)
 
-    async def http(prompt: Prompt, sample: Sample) -> Reward:
+    async def http(prompt: Prompt, sample: Sample) -> Any:
         question = {"prompt": prompt.content, "answer": prompt.answer, "metadata": dict(prompt.metadata)}
         answer = await caller.post({**question, "text": sample.text})
         if not isinstance(answer, dict) or "reward" not in answer:
             raise ValueError(f"{settings.url} answered {answer!r:.200}; an object with a 'reward' is needed")
-        reward: Reward = answer["reward"]
-        return reward
+        return answer["reward"]
 
     return Judge("http", UserFunction.wrap(http, context.timeout_s, quick=False), close=caller.close)
 
 
 SIMPLE: Final[Mapping[str, BuiltInJudge]] = {
-    "exact_match": BuiltInJudge(NoOptions, _plain(exact_match), needs_answer=True),
-    "last_number": BuiltInJudge(NoOptions, _plain(last_number), needs_answer=True),
+    "exact_match": BuiltInJudge(NoOptions, _plain(exact_match), lambda _: accepted),
+    "last_number": BuiltInJudge(NoOptions, _plain(last_number), lambda _: numbers_of),
     "environment": BuiltInJudge(EnvironmentOptions, _environment),
-    "regex": BuiltInJudge(RegexOptions, _regex),
-    "math": BuiltInJudge(NoOptions, _math, needs_answer=True),
+    "regex": BuiltInJudge(RegexOptions, _regex, lambda settings: accepted if settings.compare else None),
+    "math": BuiltInJudge(NoOptions, _math, lambda _: expressions_of),
     "http": BuiltInJudge(HttpOptions, _http),
 }
 """The built-in judges by name, except `weighted`."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import Prompt, Sample
+from rollq.workers.call_slots import CallsHang
+from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Answer, Verdict, check_answer
@@ -50,8 +52,10 @@ class Judge:
             return check_answer(await self.call(prompt, sample), sample)
         except TimeoutError as error:
             reason = str(error)
+        except CallsHang as error:
+            reason = f"{error}; set isolate_judge = true: then a call that takes too long is killed"
         except Exception as error:  # noqa: BLE001 - whatever a judge raises fails its sample alone
-            reason = str(error) if isinstance(error, JudgeFailed) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, JudgeFailed) else reason_of(error)
             message = "judge %s failed; its samples keep this error, which is not logged again"
             self.failures.warning(reason, message, self.name, exc_info=True)
         return Verdict(error=f"judge {self.name!r}: {reason}")

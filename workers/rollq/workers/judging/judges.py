@@ -21,10 +21,11 @@ from rollq.buffer.rollouts import Prompt, Sample
 from rollq.buffer.settings_errors import explanation
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_samples
+from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.options import WeightedOptions
-from rollq.workers.judging.rewards import Answer, Credit, Reward, Verdict
+from rollq.workers.judging.rewards import SCORE, Answer, Credit, Reward, Verdict
 from rollq.workers.judging.token_rewards import on_last_token
 from rollq.workers.user_code import UserFunction
 
@@ -33,20 +34,25 @@ def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext) -> 
     """A built-in judge, or a custom one by dotted path. Raises `ConfigError` for an unknown judge or unsupported
     options."""
     if name in BUILT_IN:
-        built_in = BUILT_IN[name]
-        try:
-            settings = built_in.options.model_validate(options)
-        except ValidationError as error:
-            raise ConfigError(f"judge_options of judge {name!r}: {explanation(error, built_in.options)}") from error
-        return built_in.make(settings, context)
+        return BUILT_IN[name].make(_settings_of(name, options), context)
     if options:
         raise ConfigError(f"judge {name!r} is a custom judge and takes no judge_options: {dict(options)!r}")
     return Judge(name, _custom(name, context))
 
 
-def needs_answer(name: str) -> bool:
-    """Whether the judge called `name` cannot judge prompts without an answer. False for custom judges."""
-    return name in BUILT_IN and BUILT_IN[name].needs_answer
+def answer_reader(name: str, options: Mapping[str, Any]) -> AnswerReader | None:
+    """The function that reads the answers which the judge called `name` compares with; None for one that needs no
+    answer, and for a custom one. Raises `ConfigError` for unsupported options."""
+    if name not in BUILT_IN:
+        return None
+    return BUILT_IN[name].reader(_settings_of(name, options))
+
+
+def _settings_of(name: str, options: Mapping[str, Any]) -> Any:
+    try:
+        return BUILT_IN[name].options.model_validate(options)
+    except ValidationError as error:
+        raise ConfigError(f"judge_options of judge {name!r}: {explanation(error, BUILT_IN[name].options)}") from error
 
 
 def _custom(path: str, context: JudgeContext) -> UserFunction:
@@ -96,6 +102,7 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
 
     async def weighted(prompt: Prompt, sample: Sample) -> Answer:
         rewards: dict[str, float] = {}
+        facts: dict[str, Any] = {}
         verdicts: list[tuple[float, Verdict]] = []
         for name, (weight, judge) in parts.items():
             verdict = await judge.judge(prompt, sample)
@@ -103,8 +110,10 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
                 raise ValueError(f"part {name!r}: {verdict.error}")
             named = {f"{name}/{part}": reward for part, reward in verdict.parts.items()} or {name: verdict.reward}
             rewards.update((part, weight * reward) for part, reward in named.items())
+            facts.update((f"{name}/{fact}", value) for fact, value in {**verdict.facts, **verdict.notes}.items())
             verdicts.append((weight, verdict))
-        return _with_credit(rewards, sample, verdicts)
+        reward = {SCORE: sum(rewards.values())} | rewards | facts if facts else rewards
+        return _with_credit(reward, sample, verdicts)
 
     async def close() -> None:
         for _, judge in parts.values():
@@ -124,5 +133,15 @@ def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float
     return Credit(rewards, tokens=tokens)
 
 
-BUILT_IN: Final[Mapping[str, BuiltInJudge]] = {**SIMPLE, "weighted": BuiltInJudge(WeightedOptions, _weighted)}
+def _reader_of_parts(settings: WeightedOptions) -> AnswerReader | None:
+    """A function that reads an answer as every part that needs one does."""
+    readers = [answer_reader(part.judge, part.options) for part in settings.parts.values()]
+    needed = [reader for reader in readers if reader is not None]
+    return (lambda answer: [read(answer) for read in needed]) if needed else None
+
+
+BUILT_IN: Final[Mapping[str, BuiltInJudge]] = {
+    **SIMPLE,
+    "weighted": BuiltInJudge(WeightedOptions, _weighted, _reader_of_parts),
+}
 """All built-in judges by name."""

@@ -1,19 +1,15 @@
-"""Comparisons of a sample's text with a reference answer. Pure functions of texts; most run in a separate process."""
+"""Comparisons that take long or may never end: they run in a separate process. Pure functions of texts."""
 
 import logging
 import re
-from decimal import Decimal
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
-FINAL = "####"
-"""Before the final answer, in GSM8K's references."""
+from rollq.workers.judging.answers import SHOWN, equals_as_number
+from rollq.workers.judging.numbers import are_equal, only_number, with_plain_powers
 
-
-def last_number(text: str) -> float | None:
-    """The last number of a text; None without one."""
-    numbers = NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "")) if numbers else None
+_BOX: Final = re.compile(r"\\boxed\s*(?:\{|(?=\w))")
+_DELIMITED: Final = re.compile(r"\\boxed|\$")
 
 
 def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
@@ -25,25 +21,45 @@ def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
     matches = [(match[1] or "") if match.re.groups else match[0] for match in re.finditer(pattern, text)]
     if not compare or not matches:
         return float(bool(matches))
-    return float(_comparable(matches[-1]) == _comparable(str(answer)))
+    return float(equals_as_number(matches[-1], answer))
 
 
-def _comparable(text: str) -> Decimal | str:
-    text = text.strip()
-    return Decimal(text.replace(",", "")) if NUMBER.fullmatch(text) else text
+def match_math(text: str, expressions: Sequence[str]) -> float:
+    """1 when the text's final expression equals one of the answers' as mathematics; else 0.
 
-
-def match_math(text: str, answer: Any) -> float:
-    """1 when the text's final expression equals the answer's as mathematics, by the library math-verify; else 0.
-
-    Raises `ValueError` when the answer is not an expression, because the prompt cannot be judged.
+    The final expression is in the last `\\boxed{}`, or the library math-verify finds it. Two numbers are compared
+    exactly, everything else by the library. Raises `ValueError` for an answer that the library cannot read, because the
+    prompt cannot be judged.
     """
     from math_verify import parse, verify
 
     # math-verify's timeouts use signals, and it warns when they are off; the judge process has a timeout instead.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    gold = str(answer).rpartition(FINAL)[2].strip()
-    expected = parse(gold if "$" in gold or "\\boxed" in gold else f"${gold}$", parsing_timeout=None)
-    if not expected:
-        raise ValueError(f"the answer {answer!r:.80} cannot be read by math-verify as an expression")
-    return float(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))
+    said = parse(with_plain_powers(last_box(text)), parsing_timeout=None)
+    said_number = only_number(said[-1]) if said and isinstance(said[-1], str) else None
+    for expression in expressions:
+        plain = with_plain_powers(expression)
+        expected = parse(plain if _DELIMITED.search(plain) else f"${plain}$", parsing_timeout=None)
+        if not expected:
+            raise ValueError(f"the answer {expression!r:.{SHOWN}} cannot be read by math-verify as an expression")
+        number = only_number(expected[-1]) if isinstance(expected[-1], str) else None
+        if number is not None and said_number is not None:
+            is_right = are_equal(number, said_number)
+        else:
+            is_right = verify(expected, said, timeout_seconds=None)
+        if is_right:
+            return 1.0
+    return 0.0
+
+
+def last_box(text: str) -> str:
+    """The last complete `\\boxed{}` of a text; the text if it has none."""
+    for match in reversed(list(_BOX.finditer(text))):
+        if not match[0].endswith("{"):
+            return f"\\boxed{{{text[match.end()]}}}"
+        depth = 1
+        for end in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0) if text[end - 1] != "\\" else 0
+            if depth == 0:
+                return f"\\boxed{{{text[match.end() : end]}}}"
+    return text

@@ -18,13 +18,15 @@ from typing import Any, BinaryIO
 import orjson
 
 from rollq.buffer.store.server_guard import die_with_parent
-from rollq.workers.judging.rewards import Credit, check_reward, plain_credit
+from rollq.buffer.wire import exact_json
+from rollq.workers.errors_in_user_code import reason_of, shown
+from rollq.workers.judging.rewards import Credit, check_reward, plain_credit, plain_verdict
 
 HEAD = struct.Struct(">II")
 """Bytes of JSON (module, function, arguments), and of the last argument, if it is bytes."""
 LENGTH = struct.Struct(">I")
-MAX_REASON = 2000
-"""Characters of an error that are kept with the sample."""
+MAX_TRACE = 20_000
+"""Characters of a traceback that reach the log."""
 
 
 def serve() -> None:
@@ -40,9 +42,9 @@ def serve() -> None:
     try:
         while head := calls.read(HEAD.size):
             json_bytes, blob_bytes = HEAD.unpack(head)
-            (module, name, args), blob = orjson.loads(calls.read(json_bytes)), calls.read(blob_bytes)
+            (module, name, args), blob = exact_json.loads(calls.read(json_bytes)), calls.read(blob_bytes)
             _write(answers, _answer(answers, module, name, [*args, blob] if blob else args))
-    except (BrokenPipeError, struct.error, orjson.JSONDecodeError):  # the parent died while it wrote
+    except (BrokenPipeError, struct.error, ValueError):  # the parent died while it wrote
         pass
     os._exit(0)  # threads that a judge left do not matter
 
@@ -60,24 +62,11 @@ def _answer(answers: BinaryIO, module: str, name: str, args: list[Any]) -> bytes
         answer = function(*args)
         if isinstance(answer, Credit):
             return orjson.dumps(plain_credit(answer))
-        verdict = check_reward(answer)
-        return orjson.dumps({"reward": dict(verdict.parts) or verdict.reward})
+        return orjson.dumps({"reward": plain_verdict(check_reward(answer))})
     except BrokenPipeError:
         raise
     except BaseException as error:  # noqa: BLE001 - a judge's failure is its sample's, SystemExit too
-        return orjson.dumps({"error": _text(_describe(error)), "trace": _text(traceback.format_exc())})
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"[:MAX_REASON]
-    except Exception:  # noqa: BLE001 - an exception without words
-        return type(error).__name__
-
-
-def _text(text: str) -> str:
-    """Text that JSON can hold: lone surrogates replaced."""
-    return text.encode("utf-8", "replace").decode()
+        return orjson.dumps({"error": reason_of(error), "trace": shown(traceback.format_exc(), MAX_TRACE)})
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.errors import RollqError
+from rollq.buffer.wire import exact_json
 from rollq.workers.judging.process_main import HEAD, LENGTH
 from rollq.workers.judging.rewards import Answer, Credit
 
@@ -57,7 +58,7 @@ class JudgePool:
         is cancelled is killed with all that it started. Raises `JudgeFailed` if the function raises or its process
         dies, `TimeoutError`, and `TypeError` for arguments that are not JSON.
         """
-        call = orjson.dumps([function.__module__, function.__qualname__, args])
+        call = exact_json.dumps([function.__module__, function.__qualname__, args])
         message = HEAD.pack(len(call), len(blob)) + call + blob
         async with self._slots:
             for _ in range(BEGIN_TRIES):

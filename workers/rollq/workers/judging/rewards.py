@@ -1,17 +1,31 @@
-"""Answers that a judge may give, and the verdict made of them."""
+"""Values that a judge may return, and the verdict made of them. Pure.
 
-import math
+returned                               reward                          kept with the sample
+a number                               itself
+numbers by name                        their sum                       `reward_parts`
+a mapping with the name `score`        `score`                         numbers and booleans in `reward_parts`, where
+                                                                       they do not count, and the rest in `extra`
+`Credit`                               its own, else the sum           rewards of tokens
+
+Only real numbers are rewards: a text or a boolean never is, whatever it looks like.
+"""
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import orjson
 
 from rollq.buffer.credit import StepKind, last_tokens
 from rollq.buffer.rollouts import Float32Array, Sample
+from rollq.workers.real_numbers import finite, is_real
 
-Reward = float | Mapping[str, float]
+Reward = float | Mapping[str, Any]
+
+SCORE: Final = "score"
+"""The name of the reward in a mapping whose other entries are facts, as verl's reward functions return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,7 @@ Answer = Reward | Credit
 class Verdict(NamedTuple):
     """A judge's result for one sample: a reward with its named parts, or the error that prevented one.
 
+    `parts` add up to the reward; `facts` are further numbers, which do not count, and `notes` are other facts, as JSON.
     `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none.
     """
 
@@ -41,14 +56,60 @@ class Verdict(NamedTuple):
     parts: Mapping[str, float] = MappingProxyType({})
     error: str | None = None
     token_rewards: Float32Array | None = None
+    facts: Mapping[str, float] = MappingProxyType({})
+    notes: Mapping[str, Any] = MappingProxyType({})
 
 
 def check_reward(answer: Any) -> Verdict:
     """The verdict of a reward. Raises `ValueError` unless it and its parts are finite numbers."""
     if not isinstance(answer, Mapping):
-        return Verdict(_finite(answer))
-    parts = {str(name): _finite(part) for name, part in answer.items()}
-    return Verdict(_finite(sum(parts.values())), parts)
+        return Verdict(finite(answer, "a number, or a mapping of names to numbers,"))
+    if SCORE in answer:
+        return _with_facts(answer)
+    parts = {str(name): _part(answer, name) for name in answer}
+    if not parts:
+        raise ValueError("returned a mapping without entries; a number, or a mapping of names to numbers, is needed")
+    return Verdict(finite(sum(parts.values())), parts)
+
+
+def _part(answer: Mapping[Any, Any], name: Any) -> float:
+    try:
+        return finite(answer[name])
+    except ValueError:
+        raise ValueError(
+            f"returned {dict(answer)!r:.200}, whose entry {name!r} is not a finite number; return numbers that add "
+            f"up to the reward, or {{{SCORE!r}: the reward}} beside other facts"
+        ) from None
+
+
+def _with_facts(answer: Mapping[Any, Any]) -> Verdict:
+    score = _part(answer, SCORE)
+    facts: dict[str, float] = {}
+    notes: dict[str, Any] = {}
+    for name, value in answer.items():
+        if name == SCORE:
+            continue
+        if isinstance(value, bool | np.bool_):
+            facts[str(name)] = float(value)
+        elif is_real(value):
+            facts[str(name)] = _part(answer, name)
+        else:
+            notes[str(name)] = _as_json(name, value)
+    return Verdict(score, {SCORE: score}, facts=facts, notes=notes)
+
+
+def _as_json(name: Any, value: Any) -> Any:
+    try:
+        return orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+    except TypeError as error:
+        raise ValueError(f"returned {name!r}: {value!r:.80}, which is not JSON: {error}") from None
+
+
+def plain_verdict(verdict: Verdict) -> Reward:
+    """A value that a judge could have returned for a verdict without token rewards, as JSON."""
+    if verdict.facts or verdict.notes:
+        return {**verdict.parts, **verdict.facts, **verdict.notes}
+    return dict(verdict.parts) or float(verdict.reward or 0.0)
 
 
 def check_answer(answer: Any, sample: Sample) -> Verdict:
@@ -79,17 +140,7 @@ def plain_credit(credit: Credit) -> dict[str, Any]:
         raise ValueError(f"returned Credit {given}; one of the two is needed")
     verdict = Verdict() if credit.reward is None else check_reward(credit.reward)
     return {
-        "reward": dict(verdict.parts) or verdict.reward,
-        "tokens": None if credit.tokens is None else [_finite(value, "a number") for value in credit.tokens],
-        "turns": None if credit.turns is None else [_finite(value, "a number") for value in credit.turns],
+        "reward": None if verdict.reward is None else plain_verdict(verdict),
+        "tokens": None if credit.tokens is None else [finite(value) for value in credit.tokens],
+        "turns": None if credit.turns is None else [finite(value) for value in credit.turns],
     }
-
-
-def _finite(value: Any, needed: str = "a number, or a mapping of names to numbers,") -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"returned {value!r:.80}; {needed} is needed") from None
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number!r}; a finite number is needed")
-    return number

@@ -1,0 +1,88 @@
+"""How many calls of one user-written function may be under way: those that hang keep their slots until they end.
+
+Invariant: nobody waits for a slot while every one is taken by a call that hangs.
+"""
+
+import asyncio
+from collections import deque
+
+from rollq.buffer.errors import RollqError
+
+HANGS_S = 10.0
+"""How long a call may continue after nobody waits for it any more, at least."""
+
+
+class CallsHang(RollqError):
+    """Every slot is taken by a call that should have ended long ago."""
+
+
+class CallSlots:
+    """Slots for `count` calls. Used from one event loop."""
+
+    def __init__(self, count: int) -> None:
+        self.hanging = 0
+        self._count = count
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, limit_s: float | None) -> "CallSlot":
+        """Wait for a slot, for a call that may take `limit_s`. Raises `CallsHang`."""
+        while self._taken >= self._count:
+            if self.hanging >= self._count:
+                raise CallsHang(f"{self.hanging} earlier calls hang, and no more run at the same time")
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake(1)
+                raise
+            finally:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+        self._taken += 1
+        return CallSlot(self, limit_s)
+
+    def give_back(self) -> None:
+        """Let another call have the slot of one that has ended."""
+        self._taken -= 1
+        self._wake(1)
+
+    def note_hanging(self) -> None:
+        """A call hangs. Those that wait for a slot learn of it when all do."""
+        self.hanging += 1
+        if self.hanging >= self._count:
+            self._wake(len(self._waiting))
+
+    def _wake(self, count: int) -> None:
+        while self._waiting and count:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                count -= 1
+
+
+class CallSlot:
+    """The slot of one call. `release` when the call has ended, `leave` when nobody waits for it any more."""
+
+    def __init__(self, slots: CallSlots, limit_s: float | None) -> None:
+        self._slots = slots
+        self._limit_s = limit_s
+        self._ended = self._hangs = False
+
+    def release(self) -> None:
+        """The call has ended."""
+        self._ended = True
+        self._slots.hanging -= self._hangs
+        self._slots.give_back()
+
+    def leave(self) -> None:
+        """Nobody waits for the call any more. If it takes as long again, and `HANGS_S` at least, it hangs."""
+        if not self._ended:
+            asyncio.get_running_loop().call_later(max(self._limit_s or 0.0, HANGS_S), self._hang)
+
+    def _hang(self) -> None:
+        if not self._ended and not self._hangs:
+            self._hangs = True
+            self._slots.note_hanging()
