@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import BoolArray, Float32Array, Segment
+from rollq.buffer.rollouts import BoolArray, Float32Array, Sample, Segment
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
@@ -23,6 +23,13 @@ TOKEN_REWARDS: Final = "token_rewards"
 """Name of the array in `Segment.arrays`."""
 TURN_REWARDS: Final = "turn_rewards"
 """Name of the list in `Sample.extra` of what an environment gave in its steps: a number for each turn of the model."""
+JUDGED_REWARD: Final = "judged_reward"
+"""Name in `Sample.extra` of what the judge said, where a penalty has changed the reward since."""
+
+
+def judged_reward(sample: Sample) -> float | None:
+    """The reward that the judge gave to a sample: whether it is right, before a length penalty."""
+    return sample.extra.get(JUDGED_REWARD, sample.reward)
 
 
 def steps_of(segments: Sequence[Segment], kind: StepKind) -> Int64Array:

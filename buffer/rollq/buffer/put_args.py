@@ -11,6 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rollq.buffer.credit import judged_reward
 from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.rollouts import AWAY, BESIDE, EMPTY_SAMPLE, WHOLE, GroupResult, Sample, SamplePart, SampleStatus
@@ -179,12 +180,13 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
-    """Mean reward, and how many samples have one, have passed, and how many response tokens they have."""
-    rewarded = [(sample.reward, n) for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]
+    """Mean reward, and how many samples have one, have passed by what the judge said, and how many response tokens they
+    have."""
+    rewarded = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]
     return {
-        "reward": sum([reward for reward, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
+        "reward": sum([sample.reward or 0.0 for sample, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
         "rewarded": len(rewarded),
-        "passed": sum([reward >= rules.pass_reward for reward, _ in rewarded]),
+        "passed": sum([(judged_reward(sample) or 0.0) >= rules.pass_reward for sample, _ in rewarded]),
         "rewarded_tokens": sum([n for _, n in rewarded]),
     }
 

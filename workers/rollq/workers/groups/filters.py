@@ -1,19 +1,24 @@
 """Filters: whether a finished group is worth training.
 
 A filter is a function of (prompt, samples), sync or async, that returns True to keep the group. Filters see groups all
-of whose samples have ended, enough of them completed. Invariant: a filter that raises, takes too long or returns no
-bool fails the group with the reason kept; it neither drops nor keeps one by accident.
+of whose samples have ended, enough of them completed, with the rewards that the judge gave, before a length penalty.
+Invariant: a filter that raises, takes too long or returns no bool fails the group with the reason kept; it neither
+drops nor keeps one by accident.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 from rollq.buffer.advantages import no_advantage
 from rollq.buffer.contracts import FILTER, check_function
+from rollq.buffer.credit import judged_reward
 from rollq.buffer.errors import RollqError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
+from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.user_code import UserFunction
 
 FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]
@@ -52,13 +57,19 @@ class Filter:
     async def keeps(self, prompt: Prompt, samples: Sequence[Sample]) -> bool:
         """Whether the group is worth training. Raises `FilterError`."""
         try:
-            answer = await self.call(prompt, tuple(samples))
+            answer = await self.call(prompt, tuple(map(as_judged, samples)))
         except Exception as error:
-            reason = str(error) if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, TimeoutError) else reason_of(error)
             raise FilterError(f"filter {self.name!r}: {reason}") from error
-        if not isinstance(answer, bool):
+        if not isinstance(answer, bool | np.bool_):
             raise FilterError(f"filter {self.name!r}: returned {answer!r:.80}; True (keep) or False is needed")
-        return answer
+        return bool(answer)
+
+
+def as_judged(sample: Sample) -> Sample:
+    """The sample with the reward that the judge gave it."""
+    judged = judged_reward(sample)
+    return sample if judged == sample.reward else replace(sample, reward=judged)
 
 
 async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Sample]) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollq.buffer.credit import JUDGED_REWARD
 from rollq.buffer.rollouts import FinishReason, Sample
 from rollq.workers.judging.token_rewards import add_on_last_token
 
@@ -26,13 +27,16 @@ def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:
 
 
 def punish(sample: Sample, max_tokens: int, buffer_tokens: int, factor: float) -> Sample:
-    """The sample with `factor` times its length penalty as one more part of its reward, and of its last token's."""
+    """The sample with `factor` times its length penalty as one more part of its reward, and of its last token's; it
+    keeps what the judge said, by which filters and statistics decide."""
     if sample.reward is None:
         return sample
     penalty = factor * length_penalty(sample.response_tokens, max_tokens, buffer_tokens)
     parts = dict(sample.reward_parts or {"judge": sample.reward})
     parts[PART] = parts.get(PART, 0.0) + penalty
     punished = add_on_last_token(sample, penalty) if penalty else sample
+    if penalty:
+        punished = replace(punished, extra={**sample.extra, JUDGED_REWARD: sample.reward})
     return replace(punished, reward=sample.reward + penalty, reward_parts=parts)
 
 
