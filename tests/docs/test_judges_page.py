@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from rollq.buffer import exact_json
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
-from rollq.buffer.wire import exact_json
 from rollq.workers.http.pools import ModelPool, PoolSettings
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
@@ -111,7 +111,7 @@ def test_what_the_page_says_is_equal_is() -> None:
     wrong = []
     for name, pattern, answer, text, reward in rows:
         options = {"pattern": pattern} if pattern else {}
-        [verdict] = verdicts(name, options, [(text, exact_json.loads(answer.encode()))])
+        [verdict] = verdicts(name, options, [(text, exact_json.loads_as_written(answer))])
         if verdict.reward != float(reward):
             wrong.append((name, answer, text, verdict))
     assert {name for name, *_ in rows} == {"exact_match", "last_number", "math", "regex"}

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.looking import FoundGroup, PastLease
 from rollq.buffer.rollouts import NO_VERSION, Prompt, Sample, SampleStatus, Segment, Status
 
@@ -309,7 +310,7 @@ def _part(part: Any) -> str:
 def _call(call: Any) -> str:
     function = call.get("function", call) if isinstance(call, Mapping) else {}
     arguments = function.get("arguments", "")
-    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    text = arguments if isinstance(arguments, str) else exact_json.dumps(arguments).decode()
     return f"-> {function.get('name', '?')}({text})"
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self
 
-import orjson
-
+from rollq.buffer import exact_json
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.wire.images import inline_image
 from rollq.producer.columns import Columns
@@ -83,7 +82,7 @@ class DatasetRows:
         size_bytes = sum(map(len, row_as_json.values()))
         if size_bytes > MAX_ROW_BYTES:
             raise ValueError(f"{size_bytes} bytes in one row; at most {MAX_ROW_BYTES} are allowed")
-        return {name: orjson.loads(value) for name, value in row_as_json.items()}
+        return {name: exact_json.loads(value) for name, value in row_as_json.items()}
 
 
 def _package(path: Path) -> ModuleType:
@@ -115,7 +114,7 @@ def _load(package: Any, path: Path) -> Any:
 
 def _as_json(column: str, value: Any, *, images: bool) -> bytes:
     try:
-        return orjson.dumps(value, default=_image_url if images else None)
+        return exact_json.dumps(value, default=_image_url if images else None)
     except TypeError as error:
         raise ValueError(
             f"column {column!r} cannot be written as JSON ({error}); list the needed columns in metadata_fields"

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 from tqdm import tqdm
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import ConfigError
 
 MAX_LINE_BYTES = 10 * 2**20
@@ -89,10 +89,10 @@ def index(file: BinaryIO, name: str) -> tuple[npt.NDArray[np.int64], str]:
 def json_object(line: bytes) -> dict[str, Any]:
     """Parse a line as a JSON object. Raises `ValueError` with the reason if it is not one."""
     try:
-        row = orjson.loads(line.decode())
+        row = exact_json.loads_as_written(line.decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start} of the line") from error
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"a JSON object is expected, not {type(row).__name__}")

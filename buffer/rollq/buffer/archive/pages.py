@@ -12,8 +12,7 @@ from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-import orjson
-
+from rollq.buffer import exact_json
 from rollq.buffer.archive.found import found_group
 from rollq.buffer.archive.reading import OF_A_STEP, Archive, by_group
 from rollq.buffer.archive.rows import Row
@@ -115,7 +114,7 @@ class ArchivePages:
         if not selection.searches_samples:
             return one.group
         samples = tuple(
-            Sample((), SampleStatus[row["status"].upper()], text=row["text"], extra=orjson.loads(row["extra"]))
+            Sample((), SampleStatus[row["status"].upper()], text=row["text"], extra=exact_json.loads(row["extra"]))
             for row in self._read(name, one, SEARCHED)
         )
         return replace(one.group, samples=samples)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.archiving import StoredGroup
 from rollq.buffer.errors import ArchiveError, CorruptFrame
 from rollq.buffer.looking import PastLease, past_leases
@@ -206,7 +207,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
         text=row["text"],
         error=row["error"],
         session_id=row["session_id"],
-        **{name: _tuple(orjson.loads(row[name])) for name in _DECODED},
+        **{name: _tuple(exact_json.loads(row[name])) for name in _DECODED},
     )
 
 
@@ -230,8 +231,8 @@ def _array_of(array: Mapping[str, Any]) -> Any:
 
 def _record(prompt: bytes) -> Mapping[str, Any]:
     try:
-        found = orjson.loads(prompt)
-    except orjson.JSONDecodeError:  # somebody has damaged it: the row has it as it is
+        found = exact_json.loads(prompt)
+    except ValueError:  # somebody has damaged it: the row has it as it is
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -263,7 +264,7 @@ def _int(text: str | None) -> int | None:
 
 
 def _json(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return exact_json.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def _tuple(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
 from rollq.buffer.rollouts import ImageRef, Prompt
 
@@ -38,7 +39,7 @@ def encode_prompt(prompt: Prompt) -> bytes:
         fields["images"] = [{"url": image.url, "sha256": image.sha256} for image in prompt.images]
         fields["image_options"] = dict(prompt.image_options)
     try:
-        return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
+        return exact_json.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InvalidPrompt(f"a field of the prompt cannot be written as JSON: {error}") from None
 
@@ -46,8 +47,8 @@ def encode_prompt(prompt: Prompt) -> bytes:
 def decode_prompt(data: bytes) -> Prompt:
     """Return the prompt of `encode_prompt`'s bytes. Raises `CorruptFrame` when they are not such a prompt."""
     try:
-        fields = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        fields = exact_json.loads(data)
+    except ValueError as error:
         raise CorruptFrame(f"prompt of {len(data)} bytes is not JSON: {error}") from None
     if not isinstance(fields, dict) or fields.keys() not in (_FIELDS, _FIELDS | _IMAGE_FIELDS):
         raise CorruptFrame(f"prompt of {len(data)} bytes is not an object with the fields {sorted(_FIELDS)}")

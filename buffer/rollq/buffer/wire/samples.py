@@ -27,6 +27,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
 from rollq.buffer.samples import Samples
@@ -155,7 +156,7 @@ def decode_samples(frame: bytes) -> Samples:
     try:
         header = orjson.loads(frame[_HEAD.size : data_at])
         layout = orjson.loads(_text(frame, data_at, header.pop("layout")))
-        details = orjson.loads(_text(frame, data_at, header.pop("details")))
+        details = exact_json.loads(_text(frame, data_at, header.pop("details")))
         return _decode(frame, data_at, header, layout, details)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _not_samples(frame, error) from error
@@ -228,7 +229,7 @@ def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> by
         needed = " or ".join(one.__name__ for one in _DETAILS[name])
         raise InvalidGroup(f"{_place(samples, index)}{name} is {value!r}, {needed} is needed")
     try:
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        return exact_json.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InvalidGroup(f"{_place(samples, index)}{name} cannot be written as JSON: {error}") from None
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
@@ -58,7 +58,7 @@ def _text(prompt: Prompt) -> str:
 
 def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
-    return content if isinstance(content, str) else orjson.dumps(content, default=str).decode()
+    return content if isinstance(content, str) else exact_json.dumps(content, default=str).decode()
 
 
 def _cut(text: str) -> str:

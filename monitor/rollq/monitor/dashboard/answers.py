@@ -7,6 +7,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import ConfigError, QueryError, RollqError
 
 
@@ -42,7 +43,7 @@ def answer(found: Any, status: int = 200) -> Response:
 
 def dumps(found: Any) -> bytes:
     """A value as JSON."""
-    return orjson.dumps(found, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    return exact_json.dumps(found, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
 
 
 def number_of(request: Request, name: str, default: Any, *, least: int = 0, most: int = 10**9) -> Any:

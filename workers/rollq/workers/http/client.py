@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import RollqError
 from rollq.workers.http.retries import is_transient, parse_retry_after
 
@@ -71,7 +72,7 @@ async def _answer(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """The response, once its status is 200. Raises as `exchange` does."""
-    data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    data = None if body is None else exact_json.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     headers = {"Content-Type": "application/json"}
     try:
         async with session.request(method, url, data=data, headers=headers, allow_redirects=False) as response:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import starmap
 from typing import Any, Final
 
-from rollq.buffer.wire import exact_json
+from rollq.buffer import exact_json
 from rollq.workers.judging.numbers import (
     Number,
     are_equal,
@@ -90,7 +90,7 @@ def _is_written(text: str, one: Any) -> bool:
         number = only_number(text)
         return number is not None and are_equal(number, number_of(one))
     try:
-        return _are_same(exact_json.loads(text.encode()), one)
+        return _are_same(exact_json.loads_as_written(text), one)
     except ValueError:
         return False
 

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.store.server_guard import die_with_parent
-from rollq.buffer.wire import exact_json
 from rollq.workers.errors_in_user_code import reason_of, shown
 from rollq.workers.judging.rewards import Credit, check_reward, plain_credit, plain_verdict
 

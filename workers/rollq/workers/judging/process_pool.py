@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import RollqError
-from rollq.buffer.wire import exact_json
 from rollq.workers.judging.process_main import HEAD, LENGTH
 from rollq.workers.judging.rewards import Answer, Credit
 

@@ -1,0 +1,104 @@
+"""JSON whose integers keep all of their digits. Pure.
+
+orjson reads an integer that 64 bits do not hold as a float, and writes none. Everything else is as orjson has it.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Final, Never
+
+import orjson
+
+_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
+_LONG: Final = b"0" * 19
+"""Digits of the shortest integer that 64 bits do not hold, as `_ZEROS` makes them."""
+_HUGE: Final = re.compile(r"(\d{300})\d+")
+_MAY_LOSE_DIGITS: Final = re.compile(rb"[0-9.]{17}|[0-9][eE][-+]?[0-9]{3}")
+_BITS: Final = range(-(1 << 63), 1 << 64)
+
+
+def loads(text: bytes | str) -> Any:
+    """The value of a text in JSON. Raises `ValueError` for another text, and for an integer of more than 4,300 digits,
+    the most that Python reads."""
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    if _LONG not in data.translate(_ZEROS):
+        return orjson.loads(text)
+    text = text if isinstance(text, str) else text.decode()
+    orjson.loads(_HUGE.sub(r"\1", text))  # refuses what the other parser takes: NaN, halves of surrogate pairs
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def loads_as_written(text: bytes | str) -> Any:
+    """As `loads`, but a number with a fraction or an exponent whose digits a float does not have is a text: the number
+    as it is written. For what people write, such as the answers of rows."""
+    data = text.encode(errors="replace") if isinstance(text, str) else text
+    if not _MAY_LOSE_DIGITS.search(data):
+        return orjson.loads(text)
+    text = text if isinstance(text, str) else text.decode()
+    try:
+        return _DECODER_AS_WRITTEN.decode(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def number_as_written(written: str) -> float | str:
+    """A number with a fraction or an exponent: as a float, if that has the digits that are written, or as a text.
+
+    >>> [number_as_written(text) for text in ("1.10", "0.10000000000000001", "3.14159265358979323846", "1e400")]
+    [1.1, 0.1, '3.14159265358979323846', '1e400']
+    """
+    value = float(written)
+    digits = _digits(written)
+    if not digits or value in (0.0, math.inf, -math.inf):
+        return written if digits else value
+    if len(digits) <= 15 or _digits(f"{value:.{len(digits) - 1}e}") == digits:
+        return value
+    return written
+
+
+def _digits(written: str) -> str:
+    """The digits of a number without zeros on both ends and without its exponent."""
+    return re.split("[eE]", written)[0].replace(".", "").lstrip("-").strip("0")
+
+
+def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int = 0) -> bytes:
+    """A value as JSON, as orjson writes it. Raises `TypeError` for what JSON has not."""
+    try:
+        return orjson.dumps(value, default, option)
+    except TypeError:
+        try:
+            written = _with_digits(value)
+        except RecursionError:
+            written = value
+        return orjson.dumps(written, default, option)
+
+
+def _with_digits(value: Any) -> Any:
+    """The value, with integers that orjson does not write as their digits."""
+    if isinstance(value, dict):
+        return {key: _with_digits(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_digits(each) for each in value]
+    if isinstance(value, int) and value not in _BITS:
+        return orjson.Fragment(str(value))
+    return value
+
+
+def _finite(number: str) -> float:
+    found = float(number)
+    if math.isinf(found):
+        raise ValueError(f"the number {number[:40]} is infinite as a double")
+    return found
+
+
+def _refuse(constant: str) -> Never:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+_DECODER_AS_WRITTEN: Final = json.JSONDecoder(parse_float=number_as_written, parse_constant=_refuse)
