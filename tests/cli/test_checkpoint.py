@@ -52,7 +52,7 @@ def roles(config: Path) -> Iterator[tuple[Producer, World]]:
     settings = load_settings(config, {})
     with ExitStack() as stack:
         source = stack.enter_context(PromptFile(settings.tasks["math"]))
-        feed = TaskFeed("math", Sampler(source, (settings.seed, 0), "skip"), 4096)
+        feed = TaskFeed("math", Sampler(source, (settings.seed, 0), 1.0), 4096)
         buffer = stack.enter_context(open_run(settings, threading.Event()))
         yield Producer(buffer, RunLocation.from_settings(settings).queue(), settings.producer, [feed]), World(buffer)
 

@@ -50,7 +50,7 @@ def order(config: Path, n: int) -> list[str]:
     settings = load_settings(config, {})
     task = settings.tasks["math"]
     with PromptFile(task) as source:
-        found = Sampler(source, (settings.seed, task.shuffle_seed), task.on_bad_prompt).prompts_from(0, n)
+        found = Sampler(source, (settings.seed, task.shuffle_seed), task.max_bad_rows).prompts_from(0, n)
     return [str(prompt.content) for prompt, _ in found]
 
 
@@ -123,7 +123,7 @@ def test_prompts_that_are_not_there_are_refused_before_anything_is_created(
     process = produce(config)
     _, log = process.communicate()
     assert process.returncode == 2
-    assert log.startswith("error: prompts file ")
+    assert log.startswith("error: tasks.math: prompts file ")
     with Buffer.connect(server_url, run_name) as buffer, pytest.raises(StoreLost):
         buffer.tasks()
 

@@ -60,7 +60,7 @@ class Interleaving:
 
     def sampler(self) -> Sampler:
         stats_of = partial(self.buffer.prompt_stats, TASK)
-        return Sampler(Rows(ROWS, BAD), SEEDS, "skip", make_order(self.task), stats_of)
+        return Sampler(Rows(ROWS, BAD), SEEDS, 1.0, make_order(self.task), stats_of)
 
     def look(self, who: int, n: int) -> None:
         cursor = int(self.buffer.counts(TASK).progress["cursor"])
@@ -116,7 +116,7 @@ def test_sb01_no_prompt_is_skipped_or_doubled_when_producers_die_or_ask_twice(
     server: EmbeddedServer, deeds: list[tuple[str, int, int]]
 ) -> None:
     rows, cursor = play(server, deeds)
-    expected = Sampler(Rows(ROWS, BAD), SEEDS, "skip").prompts_from(0, len(rows))
+    expected = Sampler(Rows(ROWS, BAD), SEEDS, 1.0).prompts_from(0, len(rows))
     assert rows == [prompt.row for prompt, _ in expected]
     assert cursor == (expected[-1][1] if expected else 0)
 
@@ -127,9 +127,9 @@ def test_sb01_the_curriculum_takes_no_prompt_twice_in_a_pass_and_every_new_one(
     server: EmbeddedServer, deeds: list[tuple[str, int, int]], retry: int
 ) -> None:
     rows, cursor = play(server, deeds, prompt_order="curriculum", curriculum_retry_passes=retry)
-    places = iter([prompt.row for prompt, _ in Sampler(Rows(ROWS), SEEDS, "skip").prompts_from(0, cursor)])
+    places = iter([prompt.row for prompt, _ in Sampler(Rows(ROWS), SEEDS, 1.0).prompts_from(0, cursor)])
     assert all(row in places for row in rows), "the order of places, some of them passed over"
-    first_pass = [prompt.row for prompt, after in Sampler(Rows(ROWS, BAD), SEEDS, "skip").prompts_from(0, ROWS)]
+    first_pass = [prompt.row for prompt, after in Sampler(Rows(ROWS, BAD), SEEDS, 1.0).prompts_from(0, ROWS)]
     assert rows[: ROWS - len(BAD)] == first_pass[: min(len(rows), ROWS - len(BAD))]
 
 
@@ -178,7 +178,7 @@ def test_xs01_the_dataset_continues_where_it_was_after_groups_of_the_pools(
         made.tick()
         rows = [int(buffer.inspect(TASK, group_id)["row"]) for group_id in range(1, 13)]
     with PromptFile(task) as source:
-        assert rows == [prompt.row for prompt, _ in Sampler(source, (0, 0), "skip").prompts_from(0, 12)]
+        assert rows == [prompt.row for prompt, _ in Sampler(source, (0, 0), 1.0).prompts_from(0, 12)]
 
 
 def test_a_producer_leaves_out_what_its_curriculum_finds_too_hard(
@@ -208,7 +208,7 @@ def test_xs03_a_prompt_becomes_one_group_of_group_size_samples(buffer: Buffer) -
     buffer.create_run()
     buffer.register_task(TASK, task)
     begin(buffer)
-    prompts = Sampler(Rows(ROWS), SEEDS, "skip").prompts_from(0, 2)
+    prompts = Sampler(Rows(ROWS), SEEDS, 1.0).prompts_from(0, 2)
     buffer.admit(TASK, prompts, epoch=1, cursor=0, target=10, step=1)
     first, second = lease(buffer, 2)
     assert (first.group_id, second.group_id) == (1, 2)

@@ -52,11 +52,22 @@ def as_arrow(rows: list[dict[str, Any]], folder: Path) -> Path:
     return file
 
 
+def as_shards(rows: list[dict[str, Any]], folder: Path) -> Path:
+    """Parquet files of a row each, in a folder."""
+    (folder / "train").mkdir()
+    for number, row in enumerate(rows):
+        whole = datasets.Dataset.from_list(rows)
+        datasets.Dataset.from_list([row], features=whole.features).to_parquet(
+            str(folder / "train" / f"{number}.parquet")
+        )
+    return folder / "train"
+
+
 def task(path: Path, **changes: Any) -> ProducerTask:
     return ProducerTask(prompts=path, batch_groups=4, **{"answer_field": "reward_model.ground_truth", **changes})
 
 
-@pytest.mark.parametrize("write", [as_parquet, as_folder, as_arrow])
+@pytest.mark.parametrize("write", [as_parquet, as_folder, as_arrow, as_shards])
 def test_xs05_rows_of_every_format_become_the_same_prompts(
     tmp_path: Path, write: Callable[[list[dict[str, Any]], Path], Path]
 ) -> None:

@@ -18,6 +18,7 @@ from rollq.producer.producer import EvaluationFeed, Producer, task_state
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import TaskState, plan_production
+from rollq.producer.usable_rows import UsableRows
 from support.buffer_run import OUTSIDE_BYTES, World, payloads_in, set_clock
 from support.producer_run import (
     TASK,
@@ -205,7 +206,7 @@ def test_sb04_two_producers_neither_over_schedule_nor_skip_a_prompt(
 def test_bad_rows_are_skipped_and_the_others_admitted(server_url: str, run_name: str, tmp_path: Path) -> None:
     path = prompt_file(tmp_path / "p.jsonl", 10)
     path.write_bytes(path.read_bytes() + b"{not json\n\xff\xfe\n" + b'{"other": 1}\n' * 3)
-    task = task_settings(path, batch_groups=10)
+    task = task_settings(path, batch_groups=10, max_bad_rows=0.5)
     with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
         begin(buffer)
         made.tick()
@@ -215,7 +216,7 @@ def test_bad_rows_are_skipped_and_the_others_admitted(server_url: str, run_name:
 def test_a_bad_row_ends_the_producer_by_setting(server_url: str, run_name: str, tmp_path: Path) -> None:
     path = prompt_file(tmp_path / "p.jsonl", 3)
     path.write_bytes(path.read_bytes() + b"{not json\n")
-    task = task_settings(path, on_bad_prompt="fail")
+    task = task_settings(path, max_bad_rows=0)
     with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
         begin(buffer)
         with pytest.raises(InvalidPrompt, match=r"p\.jsonl:4: not JSON"):
@@ -464,7 +465,7 @@ def test_a_producer_survives_an_evaluation_that_is_closed_while_it_fills_it(
         list_running = buffer.running_batches
         monkeypatch.setattr(buffer, "running_batches", then_closed)
         with PromptFile(asked) as source:
-            feed = EvaluationFeed("held_out", source, "skip")
+            feed = EvaluationFeed("held_out", UsableRows(source, 1.0))
             Producer(buffer, open_queue(server_url, run_name), ProducerSettings(), [], [feed]).tick()
         state = buffer.batch_by_handle("held_out", opened.handle)
         assert (state.state, state.size) == ("finalized", 0)
@@ -481,7 +482,7 @@ def test_payloads_of_an_evaluation_are_removed_when_it_has_ended(
         begin(buffer)
         opened = buffer.open_batch("held_out", "0/held_out", "eval", step=0)
         with PromptFile(asked) as source:
-            feed = EvaluationFeed("held_out", source, "skip")
+            feed = EvaluationFeed("held_out", UsableRows(source, 1.0))
             made = Producer(buffer, open_queue(server_url, run_name), ProducerSettings(), [], [feed])
             made.tick()
             assert world.put(world.lease(1, "held_out"), text="x" * OUTSIDE_BYTES) == [PutOutcome.GATHERED]
@@ -506,7 +507,7 @@ def test_an_evaluation_is_asked_once_in_the_order_of_its_file_by_two_producers(
         for _ in range(2):
             own = stack.enter_context(make_run(server_url, run_name, task))
             source = stack.enter_context(PromptFile(asked))
-            feed = EvaluationFeed("held_out", source, "skip")
+            feed = EvaluationFeed("held_out", UsableRows(source, 1.0))
             Producer(own, open_queue(server_url, run_name), ProducerSettings(), [], [feed]).tick()
         state = buffer.batch_by_handle("held_out", state.handle)
         assert (state.size, state.closed) == (5, True)

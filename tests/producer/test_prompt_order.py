@@ -36,7 +36,7 @@ def sampler(source: Rows, order: PromptOrder, known: dict[int, PromptStats]) -> 
     def stats_of(rows: Any) -> dict[int, PromptStats]:
         return {row: known[row] for row in rows if row in known}
 
-    return Sampler(source, (3,), "skip", order, stats_of)
+    return Sampler(source, (3,), 1.0, order, stats_of)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_shuffle_asks_for_no_statistics() -> None:
     def refuse(rows: Any) -> Any:
         raise AssertionError(rows)
 
-    assert len(Sampler(Rows(10), (3,), "skip", Shuffle(), refuse).prompts_from(0, 20)) == 20
+    assert len(Sampler(Rows(10), (3,), 1.0, Shuffle(), refuse).prompts_from(0, 20)) == 20
 
 
 def test_statistics_are_asked_for_only_as_far_as_is_looked() -> None:
@@ -136,7 +136,7 @@ def test_statistics_are_asked_for_only_as_far_as_is_looked() -> None:
         asked.extend(rows)
         return {}
 
-    Sampler(Rows(100_000), (3,), "skip", curriculum(), stats_of).prompts_from(0, 64)
+    Sampler(Rows(100_000), (3,), 1.0, curriculum(), stats_of).prompts_from(0, 64)
     assert len(asked) == 256
 
 
@@ -185,7 +185,7 @@ def test_an_order_of_ones_own_is_named_by_its_path(monkeypatch: pytest.MonkeyPat
     order = make_order(task(prompt_order="my_orders.FileOrder", shuffle_seed=4))
     assert isinstance(order, FileOrder)
     assert order.seed == 4
-    assert contents(Sampler(Rows(5), (3,), "skip", order).prompts_from(3, 4)) == ["3", "4", "0", "1"]
+    assert contents(Sampler(Rows(5), (3,), 1.0, order).prompts_from(3, 4)) == ["3", "4", "0", "1"]
     assert isinstance(make_order(task()), Shuffle)
     assert isinstance(make_order(task(prompt_order="curriculum")), Curriculum)
 
@@ -208,12 +208,12 @@ class Refusing(FileOrder):
 
 
 def test_an_order_that_takes_nothing_does_not_loop_endlessly() -> None:
-    assert contents(Sampler(Rows(3), (3,), "skip", Refusing(task())).prompts_from(1, 3)) == ["1", "2", "0"]
+    assert contents(Sampler(Rows(3), (3,), 1.0, Refusing(task())).prompts_from(1, 3)) == ["1", "2", "0"]
 
 
 def test_an_order_that_forgets_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Forgetful.pass_order must give each of the 5 rows once"):
-        Sampler(Rows(5), (3,), "skip", Forgetful(task())).prompts_from(0, 1)
+        Sampler(Rows(5), (3,), 1.0, Forgetful(task())).prompts_from(0, 1)
 
 
 @pytest.mark.parametrize(

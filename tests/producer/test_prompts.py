@@ -1,3 +1,6 @@
+import bz2
+import gzip
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -6,10 +9,12 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.rollouts import Prompt
+from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import MAX_LINE_BYTES
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerTask
+from rollq.workers.judging.answers import numbers_of
 
 
 def task(path: Path, **changes: Any) -> ProducerTask:
@@ -73,8 +78,67 @@ def test_xs05_messages_replace_a_missing_prompt_field() -> None:
 
 def test_the_content_of_a_message_that_calls_tools_may_be_null() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": None}
-    content = prompt_of(Columns(answer_field=""), {"prompt": [call]}).content
-    assert content == ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},)
+    result = {"role": "tool", "content": "3"}
+    content = prompt_of(Columns(answer_field=""), {"prompt": [call, result]}).content
+    assert content == ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, result)
+
+
+def test_nulls_are_absent_at_every_depth_of_a_message() -> None:
+    part = {"type": "text", "text": "2+2?", "image": None}
+    call = {"id": "1", "function": {"name": "add", "arguments": {"a": 2, "b": None, "c": [{"d": None}]}}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "user", "content": [part]}]
+    content = prompt_of(Columns(answer_field=""), {"prompt": messages}).content
+    assert isinstance(content, tuple)
+    assert content[0]["tool_calls"][0]["function"]["arguments"] == {"a": 2, "c": [{}]}
+    assert content[1]["content"] == [{"type": "text", "text": "2+2?"}]
+
+
+SFT_ROW = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+
+
+def test_messages_that_end_with_the_answer_are_refused_unless_the_task_says_what_it_means() -> None:
+    with pytest.raises(
+        ValueError, match=r'messages ends with the assistant.* set final_answer = "answer".* "continue"'
+    ):
+        prompt_of(Columns(), {**SFT_ROW, "answer": "4"})
+    taken = prompt_of(Columns(final_answer="answer"), SFT_ROW)
+    assert (taken.content, taken.answer) == (tuple(SFT_ROW["messages"][:1]), "4")
+    both = prompt_of(Columns(final_answer="answer"), {**SFT_ROW, "answer": "four"})
+    assert (both.content, both.answer) == (tuple(SFT_ROW["messages"][:1]), "four")
+    continued = prompt_of(Columns(final_answer="continue", answer_field=""), SFT_ROW)
+    assert continued.content == tuple(SFT_ROW["messages"])
+    with pytest.raises(ValueError, match="no message before the assistant's"):
+        prompt_of(Columns(final_answer="answer"), {"messages": SFT_ROW["messages"][1:]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"metadata_fields": ("levle",)},
+            "metadata_fields: no row has a column 'levle'; the columns are answer, level",
+        ),
+        ({"metadata_fields": ("level", "extra.x")}, "metadata_fields: no row has a column 'extra.x'"),
+        ({"images_field": "pictures"}, "images_field: no row has a column 'pictures'"),
+        ({"ids_field": "tokens"}, "ids_field: no row has a column 'tokens'"),
+    ],
+)
+def test_a_column_that_no_row_has_is_refused_with_those_that_exist(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    path = written(tmp_path / "p.jsonl", b'{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": 1, "level": 2}\n')
+    with pytest.raises(ConfigError, match=problem), PromptFile(task(path, **changes)):
+        pass
+    with PromptFile(task(path, metadata_fields=("level",))) as prompts:
+        assert [prompts.prompt(row).metadata for row in range(2)] == [{"level": None}, {"level": 2}]
+
+
+def test_numbers_keep_the_digits_of_the_file(tmp_path: Path) -> None:
+    numbers = ["147573952589676412928", "1e-05", "0.12345678901234567890", "1.10", "-9223372036854775809"]
+    lines = "".join(f'{{"prompt": "a", "answer": {number}}}\n' for number in numbers)
+    with PromptFile(task(written(tmp_path / "p.jsonl", lines.encode()))) as prompts:
+        answers = [decode_prompt(encode_prompt(prompts.prompt(row))).answer for row in range(len(numbers))]
+    assert answers == [147573952589676412928, 1e-05, "0.12345678901234567890", 1.1, -9223372036854775809]
 
 
 def test_an_empty_answer_field_means_no_answer() -> None:
@@ -163,7 +227,6 @@ def test_a_prompt_knows_its_row(tmp_path: Path) -> None:
         (b'{"prompt": "a", "answer": 1, "prompt_ids": [1, -1]}', "range from -1 to 1; token ids range from 0"),
         (b'{"prompt": "a", "answer": 1, "prompt_ids": [true]}', "values that are not integers"),
         (b'{"prompt": "a", "answer": 1, "prompt_ids": 7}', "list of token ids"),
-        (b"\r", "not JSON"),
         (b"[" * 100_000, "not JSON"),
     ],
 )
@@ -171,6 +234,42 @@ def test_xs05_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, line: byte
     path = written(tmp_path / "bad.jsonl", b'{"prompt":"a","answer":1}\n\n' + line + b"\n")
     with PromptFile(task(path)) as file, pytest.raises(InvalidPrompt, match=f"bad.jsonl:3: .*{message}"):
         file.prompt(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        ("a.jsonl", b'[\n{"prompt": "a", "answer": 1},\n{"prompt": "b", "answer": 1}\n]\n', "one JSON array: .*jq -c"),
+        ("a.json", b' [{"prompt": "a", "answer": 1}]', "one JSON array"),
+        ("a.json", b'\xef\xbb\xbf{\n  "prompt": "a"\n}\n', "JSON objects over several lines"),
+        ("a.csv", b"prompt,answer\na,1\n", "a table of CSV"),
+        ("a.tsv", b"prompt\tanswer\na\t1\n", "a table of TSV"),
+        ("a.jsonl.gz", gzip.compress(mtime=0, data=b'{"prompt": "a", "answer": 1}'), "compressed with gzip: unpack it with gunzip"),
+        ("a.jsonl", lzma.compress(b"{}"), "compressed with xz"),
+        ("a.jsonl", bz2.compress(b"{}"), "compressed with bzip2"),
+        ("a.data", b"PAR1...", r"a Parquet file: give it a name that ends with \.parquet"),
+        ("a.jsonl", '{"prompt": "a"}'.encode("utf-16"), "text in UTF-16"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path: Path, name: str, data: bytes, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem), PromptFile(task(written(tmp_path / name, data))):
+        pass
+
+
+def test_blank_lines_are_not_rows_whatever_ends_them(tmp_path: Path) -> None:
+    row = b'{"prompt": "a", "answer": 1}'
+    with PromptFile(task(written(tmp_path / "a.jsonl", b"\r\n".join([row, b"", b"  ", row, b"\t", b""])))) as file:
+        assert [file.place(row)[-2:] for row in range(file.rows)] == [":1", ":4"]
+        assert [file.prompt(row).content for row in range(file.rows)] == ["a", "a"]
+
+
+def test_an_answer_that_the_judge_cannot_use_makes_its_row_unusable(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", b'{"prompt": "a", "answer": "1,5"}\n{"prompt": "b", "answer": null}\n')
+    with PromptFile(task(path), numbers_of) as file:
+        with pytest.raises(InvalidPrompt, match=r"a\.jsonl:1: the answer '1,5' can be read as several numbers"):
+            file.prompt(0)
+        with pytest.raises(InvalidPrompt, match=r"a\.jsonl:2: the prompt has no answer"):
+            file.prompt(1)
 
 
 def test_a_line_past_the_limit_is_refused_without_being_read(tmp_path: Path) -> None:

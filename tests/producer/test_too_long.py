@@ -19,12 +19,12 @@ ROWS = 6
 
 
 def test_rows_are_left_out_without_moving_the_others() -> None:
-    sampler, whole = Sampler(Rows(10), (3,), "fail"), Sampler(Rows(10), (3,), "fail").prompts_from(0, 30)
-    sampler.leave_out({2, 7})
+    sampler, whole = Sampler(Rows(10), (3,), 0.0), Sampler(Rows(10), (3,), 0.0).prompts_from(0, 30)
+    sampler.rows.leave_out({2, 7})
     left = [pick for pick in whole if pick[0].row not in (2, 7)]
     assert sampler.prompts_from(0, len(left)) == left
     with pytest.raises(InvalidPrompt, match="none of the 10 rows is usable; the last ones are longer"):
-        sampler.leave_out(range(10))
+        sampler.rows.leave_out(range(10))
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -43,7 +43,10 @@ def produce(file: Path) -> None:
     _check_sampled("produce", bool(tasks or settings.evaluations), file)
     sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
-    with open_prompts(tasks, settings.evaluations) as prompts, open_run(settings, stop) as buffer:
+    with (
+        open_prompts(tasks, settings.evaluations, settings.answer_readers()) as prompts,
+        open_run(settings, stop) as buffer,
+    ):
         log.info("producing for run %r", settings.run)
         queue = RunLocation.from_settings(settings).queue()
         run_producer(buffer, queue, prompts, settings.producer, seed=settings.seed, stop=stop)

@@ -21,6 +21,7 @@ from rollq.cli.shared_batch import BatchSettings, share_batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
+from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.judges import answer_reader
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import RolloutSettings, WorkerTask
@@ -142,6 +143,12 @@ class RollqSettings(Settings):
     def served_tasks(self) -> dict[str, WorkerTask]:
         """Everything that workers serve: what the buffer has, without tasks that are offline."""
         return {name: task for name, task in self.all_tasks().items() if not task.offline}
+
+    def answer_readers(self) -> dict[str, AnswerReader]:
+        """By task or evaluation, what reads the answers that its judge compares with, where it does."""
+        judged: dict[str, JudgedPrompts] = {**self.tasks, **self.evaluations}
+        found = {name: answer_reader(table.judge, table.judge_options) for name, table in judged.items()}
+        return {name: reader for name, reader in found.items() if reader is not None}
 
     def all_tasks(self) -> dict[str, WorkerTask]:
         """Everything that the buffer registers: tasks by shard, and evaluations as tasks."""

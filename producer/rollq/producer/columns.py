@@ -11,21 +11,24 @@ setting of the task     column                                             field
 
 A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose own name contains
 dots takes precedence. In `metadata` a path appears under its full name, and a column of which only a part was used is
-kept whole. A null counts as absent, also in the fields of a message, because tables with one type per column fill gaps
-with nulls. Only an answer and the content of a message may be null.
+kept whole. A null counts as absent, at every depth of a message, because tables with one type per column fill gaps with
+nulls. Only an answer and the content of a message may be null.
 
 An image is a path, an https or `data:` URL, or an object with one of them under `image`, `url` or `path`, and perhaps
 the `sha256` of the file; in files of `datasets` also its bytes. It is named in the column, or in the messages' parts of
 type `image` or `image_url`. Images of the column take the place of the texts `<image>` in the messages, or come before
 the first text of the user if there are none.
 
+Messages that end with the assistant's are rows of another kind, with the answer in the prompt: they are refused, unless
+`final_answer` says that the last message is the reference answer, or that the model continues it.
+
 With `chat`, a text becomes a user's message, so that the model's chat template is applied to it. `system_prompt` adds a
 system message at the start, unless the row has one, and turns texts into messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.wire.prompts import ids_problem, message_problem
@@ -48,6 +51,7 @@ class Columns:
     images_field: str = "images"
     metadata_fields: tuple[str, ...] | None = None
     chat: bool = False
+    final_answer: Literal["refuse", "answer", "continue"] = "refuse"
     system_prompt: str = ""
 
     @classmethod
@@ -60,6 +64,7 @@ class Columns:
             images_field=task.images_field,
             metadata_fields=task.metadata_fields,
             chat=task.chat,
+            final_answer=task.final_answer,
             system_prompt=task.system_prompt,
         )
 
@@ -71,6 +76,19 @@ class Columns:
         names = fields + self.metadata_fields
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
+    def absent(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
+        """The setting that names a column which none of the rows has; None if all that are asked for exist."""
+        asked = [("metadata_fields", name) for name in self.metadata_fields or ()]
+        for setting in ("ids_field", "images_field"):  # by default, they may be absent
+            if (name := getattr(self, setting)) != getattr(Columns(), setting):
+                asked.append((setting, name))
+        missing = object()
+        for setting, name in asked:
+            if all(look_up(row, name, missing) is missing for row in rows):
+                columns = sorted({column for row in rows for column in row})
+                return f"{setting}: no row has a column {name!r}; the columns are {', '.join(columns)}"
+        return None
+
     def prompt(self, row: Mapping[str, Any]) -> tuple[Prompt, tuple[NamedImage, ...]]:
         """Convert a row to a prompt without its images, and these. Raises `ValueError` with the column and its
         problem."""
@@ -80,19 +98,35 @@ class Columns:
             field = _MESSAGES
         if content is None:
             raise ValueError(f"no field {field!r} (prompt_field), nor {_MESSAGES!r}; the row has {_names(row)}")
-        if self.answer_field and look_up(row, self.answer_field, missing := object()) is missing:
+        content, answer = self._without_answer(field, _content(field, content), look_up(row, self.answer_field))
+        if answer is None and self.answer_field and look_up(row, self.answer_field, missing := object()) is missing:
             raise ValueError(
                 f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
                 'set answer_field = "" when prompts have no answer'
             )
-        content, images = self._with_images(row, self._with_system_prompt(_content(field, content)))
+        content, images = self._with_images(row, self._with_system_prompt(content))
         prompt = Prompt(
             content=content,
-            answer=look_up(row, self.answer_field),
+            answer=answer,
             ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
             metadata=self._metadata(row, field),
         )
         return prompt, images
+
+    def _without_answer(self, field: str, content: Content, answer: Any) -> tuple[Content, Any]:
+        """The content of a prompt and its answer, which the assistant's last message may hold."""
+        if isinstance(content, str) or content[-1]["role"] != "assistant":
+            return content, answer
+        if self.final_answer == "continue":
+            return content, answer
+        if self.final_answer == "refuse":
+            raise ValueError(
+                f"{field} ends with the assistant's message, so the model would see its answer; set final_answer = "
+                '"answer" to take it as the reference answer, or "continue" to have the model continue it'
+            )
+        if len(content) == 1:
+            raise ValueError(f"{field} has no message before the assistant's")
+        return content[:-1], content[-1].get("content") if answer is None else answer
 
     def _with_images(self, row: Mapping[str, Any], content: Content) -> tuple[Content, tuple[NamedImage, ...]]:
         """The content with a part per image, and the images that the column or the messages name."""
@@ -150,7 +184,16 @@ def _message(name: str, message: Any) -> Mapping[str, Any]:
         raise ValueError(problem)
     if not isinstance(message.get("content"), str | list) and message.get("tool_calls") is None:
         raise ValueError(f"{name}.content must be a text or a list, not {_shown(message.get('content'))}")
-    return {key: value for key, value in message.items() if value is not None or key == "content"}
+    return {key: _without_nulls(value) for key, value in message.items() if value is not None or key == "content"}
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the names of objects that have null for a value, at every depth."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""Local Hugging Face data as a table: a `.parquet` or `.arrow` file, or a folder written by `Dataset.save_to_disk`.
+"""Local Hugging Face data as a table: a `.parquet` or `.arrow` file, a folder written by `Dataset.save_to_disk`, or a
+folder of `.parquet` files, in the order of their names.
 
 The package `datasets`, an extra of rollq, reads it through a memory map: rows are read on demand, and only the columns
 that a prompt needs. It copies a Parquet file to its cache (`HF_HOME`) once, as Arrow. The network is not used.
@@ -58,7 +59,7 @@ class DatasetRows:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the file, or of the folder's Arrow files in their order. `datasets` gives a copy another."""
-        parts = [Path(part["filename"]) for part in self._data.cache_files] if self._path.is_dir() else [self._path]
+        parts = shards_of(self._path) or [Path(part["filename"]) for part in self._data.cache_files]
         digest = hashlib.sha256()
         for part in parts:
             with part.open("rb") as file:
@@ -85,6 +86,13 @@ class DatasetRows:
         return {name: exact_json.loads(value) for name, value in row_as_json.items()}
 
 
+def shards_of(path: Path) -> list[Path]:
+    """The Parquet files at a path: the file itself, or those of a folder by name; none for other data."""
+    if not path.is_dir():
+        return [path] if path.suffix == ".parquet" else []
+    return sorted(path.glob("*.parquet"))
+
+
 def _package(path: Path) -> ModuleType:
     try:
         import datasets
@@ -98,10 +106,10 @@ def _package(path: Path) -> ModuleType:
 
 def _load(package: Any, path: Path) -> Any:
     try:
-        if path.is_dir():
+        if shards := shards_of(path):
+            data = package.Dataset.from_parquet([str(shard) for shard in shards])
+        elif path.is_dir():
             data = package.load_from_disk(str(path))
-        elif path.suffix == ".parquet":
-            data = package.Dataset.from_parquet(str(path))
         else:
             data = package.Dataset.from_file(str(path))
     except (ValueError, LookupError, package.exceptions.DatasetsError) as error:  # Arrow's errors are ValueErrors

@@ -1,6 +1,6 @@
 """A JSON Lines file as a table, read lazily, one row at a time, through an index of line offsets.
 
-Blank lines do not count as rows.
+Blank lines do not count as rows, and files of another kind are refused by its name.
 """
 
 import hashlib
@@ -19,6 +19,21 @@ MAX_LINE_BYTES = 10 * 2**20
 PROGRESS_BYTES = 256 * 2**20  # smaller files are indexed too fast for a progress bar
 _CHUNK_BYTES = 8 * 2**20
 _BOM = b"\xef\xbb\xbf"
+BLANK_BYTES = 16
+"""Lines of white space up to this length are blank."""
+HEAD_BYTES = 4096
+OTHER_KINDS = (
+    (b"\x1f\x8b", "compressed with gzip", "unpack it with gunzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it with unzstd"),
+    (b"BZh", "compressed with bzip2", "unpack it with bunzip2"),
+    (b"\xfd7zXZ", "compressed with xz", "unpack it with unxz"),
+    (b"PK\x03\x04", "a zip archive", "unpack it with unzip"),
+    (b"PAR1", "a Parquet file", "give it a name that ends with .parquet"),
+    (b"ARROW1", "an Arrow file", "give it a name that ends with .arrow"),
+    (b"\xff\xfe", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
+    (b"\xfe\xff", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
+)
+"""First bytes of a file, the kind that has them, and the remedy."""
 
 
 class JsonLines:
@@ -30,13 +45,15 @@ class JsonLines:
         self._path = path
         self._file = file
         self._bounds = bounds
-        self._lines = np.flatnonzero(np.diff(bounds) > 1)
+        self._lines = _lines_that_are_not_blank(file, bounds)
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open and index a file. Raises `OSError`, and `ConfigError` for a file without rows."""
         file = path.open("rb")
         try:
+            if problem := kind_problem(path, os.pread(file.fileno(), HEAD_BYTES, 0)):
+                raise ConfigError(f"prompts file {str(path)!r} {problem}")
             table = cls(path, file, *index(file, path.name))
             if not table.rows:
                 raise ConfigError(f"prompts file {str(path)!r} is empty; one JSON object per line is expected")
@@ -66,6 +83,32 @@ class JsonLines:
             raise ValueError(f"{end - start} bytes in one line; at most {MAX_LINE_BYTES} are allowed")
         data = os.pread(self._file.fileno(), end - start, start)
         return json_object(data.removeprefix(_BOM) if line == 0 else data)
+
+
+def kind_problem(path: Path, head: bytes) -> str | None:
+    """Why a file that begins with `head` is not JSON Lines, and the remedy; None if it may be."""
+    for magic, kind, remedy in OTHER_KINDS:
+        if head.startswith(magic):
+            return f"is {kind}: {remedy}"
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return f"is a table of {path.suffix[1:].upper()}: convert it, with datasets.Dataset.from_csv(...).to_json(...)"
+    text = head.removeprefix(_BOM).lstrip()
+    first, newline, _ = text.partition(b"\n")
+    if text.startswith(b"[") and text[1:].lstrip()[:1] in (b"{", b"", b"]"):
+        return f"is one JSON array: write one JSON object per line, with jq -c '.[]' {path.name} > rows.jsonl"
+    if newline and first.strip() == b"{":
+        return f"has JSON objects over several lines: write one per line, with jq -c . {path.name} > rows.jsonl"
+    return None
+
+
+def _lines_that_are_not_blank(file: BinaryIO, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers of lines that are more than white space; long ones are not looked at."""
+    lengths = np.diff(bounds)
+    short = np.flatnonzero((lengths > 1) & (lengths <= BLANK_BYTES))
+    blank = [line for line in short if not os.pread(file.fileno(), int(lengths[line]), int(bounds[line])).strip()]
+    is_row = lengths > 1
+    is_row[blank] = False
+    return np.flatnonzero(is_row)
 
 
 def index(file: BinaryIO, name: str) -> tuple[npt.NDArray[np.int64], str]:

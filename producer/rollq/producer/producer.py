@@ -10,24 +10,24 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
 
 from rq import Queue
 
 from rollq.buffer.batch_sizes import groups_through
 from rollq.buffer.batches import MAX_FILL
 from rollq.buffer.collecting import Audit
-from rollq.buffer.errors import BatchOver, InvalidPrompt, ServerError, ServerUnavailable
+from rollq.buffer.errors import BatchOver, ServerError, ServerUnavailable
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import BatchState, Control, Counts
 from rollq.buffer.roles import ProducerBuffer
-from rollq.buffer.rollouts import Prompt, Status
+from rollq.buffer.rollouts import Status
 from rollq.buffer.store.events import EventKind
 from rollq.producer.progress_log import Move, ProgressLog
-from rollq.producer.sampler import PromptSource, Sampler
+from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import SchedulePlan, TaskState, plan_production, step_of, too_little_kept
+from rollq.producer.usable_rows import UsableRows
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,10 @@ class TaskFeed:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFeed:
-    """An evaluation with its prompts: all usable rows of `source`, in order."""
+    """An evaluation with its prompts: all usable rows, in order."""
 
     task: str
-    source: PromptSource
-    on_bad_prompt: Literal["skip", "fail"]
+    rows: UsableRows
 
 
 class Producer:
@@ -157,8 +156,9 @@ class Producer:
         if dropped != self._too_long.get(feed.task, 0):
             found = self._buffer.rows_too_long(feed.task)
             rows = {row: tokens for row, tokens in found.items() if tokens > feed.max_prompt_tokens}
-            new = sorted(rows.keys() - feed.sampler.bad_rows)
-            feed.sampler.leave_out(rows)
+            new = sorted(rows.keys() - feed.sampler.rows.bad)
+            place = feed.sampler.rows.source.place
+            feed.sampler.rows.leave_out(rows)
             self._too_long[feed.task] = dropped
             if new:
                 log.warning(
@@ -167,7 +167,7 @@ class Producer:
                     len(new),
                     feed.max_prompt_tokens,
                     len(rows),
-                    ", ".join(f"{feed.sampler.place(row)} ({rows[row]} tokens)" for row in new[:MOST_NAMED]),
+                    ", ".join(f"{place(row)} ({rows[row]} tokens)" for row in new[:MOST_NAMED]),
                     ", ..." if len(new) > MOST_NAMED else "",
                 )
 
@@ -247,27 +247,10 @@ class Producer:
         size = batch.size
         while not batch.closed:
             # unusable rows are skipped, so a group's number differs from that of its row
-            prompts = usable_rows(feed.source, size, MAX_FILL + 1, feed.on_bad_prompt)
+            prompts = feed.rows.prompts_from(size, MAX_FILL + 1)
             last = len(prompts) <= MAX_FILL
             size = self._buffer.fill_batch(feed.task, batch.handle, size, prompts, last=last)
             batch = self._buffer.batch_by_handle(feed.task, batch.handle)
-
-
-def usable_rows(source: PromptSource, start: int, n: int, on_bad_prompt: Literal["skip", "fail"]) -> list[Prompt]:
-    """Return up to `n` usable prompts in the order of the file, starting with usable prompt number `start` (from 0).
-
-    Raises `InvalidPrompt` for a bad row if `on_bad_prompt` is "fail".
-    """
-    prompts: list[Prompt] = []
-    for row in range(source.rows):
-        try:
-            prompts.append(source.prompt(row))
-        except InvalidPrompt:
-            if on_bad_prompt == "fail":
-                raise
-        if len(prompts) == start + n:
-            break
-    return prompts[start:]
 
 
 def all_failed(counts: Counts, limit: int) -> str:

@@ -2,7 +2,7 @@
 
 `prompts` of the task      read by
 `*.parquet`, `*.arrow`     the package `datasets` (`pip install 'rollq[datasets]'`)
-a folder                   the same; it was written by `Dataset.save_to_disk`
+a folder                   the same; it was written by `Dataset.save_to_disk`, or has `*.parquet` files
 anything else              `JsonLines`, one JSON object per line
 
 `rollq.producer.columns` maps the columns of a row to a prompt, in the same way for all formats.
@@ -11,6 +11,8 @@ Invariant: row numbers depend only on the bytes of the files, so that all produc
 same rows. The sampler's order and the statistics per prompt rely on it.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,8 @@ from rollq.producer.image_parts import ImageFiles
 from rollq.producer.jsonl import JsonLines
 from rollq.producer.settings import PromptSettings
 
+LOOKED_AT = 100
+"""First rows of a file that are searched for the columns that settings name."""
 DATASET_SUFFIXES = frozenset({".parquet", ".arrow"})
 
 
@@ -53,13 +57,18 @@ class Table(Protocol):
         ...
 
 
+ReadAnswer = Callable[[Any], object]
+
+
 class PromptFile:
     """The prompts of one task. Entering the context opens and indexes the file; raises `ConfigError` if that fails."""
 
-    def __init__(self, task: PromptSettings) -> None:
+    def __init__(self, task: PromptSettings, read_answer: ReadAnswer | None = None) -> None:
+        """`read_answer` raises `ValueError` for an answer that the task's judge cannot use."""
         self.settings = task
         self.path = task.prompts
         self._columns = Columns.from_task(task)
+        self._read_answer = read_answer
         self._images = ImageFiles(task.prompts.parent, task.inline_image_bytes)
         self._image_options = task.image_options
         self._table: Table | None = None
@@ -69,7 +78,21 @@ class PromptFile:
             self._table = open_table(self.path, self._columns)
         except OSError as error:
             raise ConfigError(f"prompts file {str(self.path)!r} cannot be read: {error.strerror or error}") from error
+        try:
+            self._check_columns(self._table)
+        except BaseException:
+            self._table.close()
+            raise
         return self
+
+    def _check_columns(self, table: Table) -> None:
+        """Raise `ConfigError` if a setting names a column that none of the first rows has."""
+        rows = []
+        for row in range(min(table.rows, LOOKED_AT)):
+            with suppress(ValueError):  # it is reported when it is its turn
+                rows.append(table.read(row))
+        if rows and (problem := self._columns.absent(rows)):
+            raise ConfigError(f"{problem} (in {str(self.path)!r})")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -101,6 +124,8 @@ class PromptFile:
             prompt = replace(prompt, row=row, images=images, image_options=self._image_options if images else {})
             if problem := prompt_problem(prompt):
                 raise ValueError(problem)
+            if self._read_answer is not None:
+                self._read_answer(prompt.answer)
             return prompt
         except ValueError as error:  # an image that cannot be read is one, too
             raise InvalidPrompt(f"{table.place(row)}: {error}") from error

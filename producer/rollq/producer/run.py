@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from rq import Queue
 
@@ -17,9 +18,10 @@ from rollq.buffer.shards import shard_of
 from rollq.producer.producer import EvaluationFeed, Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import PromptOrder, make_order
 from rollq.producer.prompt_records import check_prompts
-from rollq.producer.prompts import PromptFile
+from rollq.producer.prompts import PromptFile, ReadAnswer
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
+from rollq.producer.usable_rows import UsableRows
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class TaskPrompts:
         stats_of = partial(buffer.prompt_stats, self.name)
         seeds = (seed, self.task.shuffle_seed)
         _, number, shards = shard_of(self.name)
-        sampler = Sampler(self.file, seeds, self.task.on_bad_prompt, self.order, stats_of, number=number, shards=shards)
+        sampler = Sampler(self.file, seeds, self.task.max_bad_rows, self.order, stats_of, number=number, shards=shards)
         return TaskFeed(
             self.name,
             sampler,
@@ -60,11 +62,16 @@ class RunPrompts:
 
 
 @contextmanager
-def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, PromptSettings]) -> Iterator[RunPrompts]:
+def open_prompts(
+    tasks: Mapping[str, ProducerTask],
+    evaluations: Mapping[str, PromptSettings],
+    read_answers: Mapping[str, ReadAnswer] = MappingProxyType({}),
+) -> Iterator[RunPrompts]:
     """Open all prompt files and load all plugins, so that mistakes are found before a run is created.
 
-    Shards of a task share its file. Raises `ConfigError` for a file that cannot be read or has fewer prompts than
-    shards, and for an order or a hook that cannot be loaded.
+    Shards of a task share its file. `read_answers` has functions that raise `ValueError` for answers which the judge of
+    a task or an evaluation, by name, cannot use. Raises `ConfigError` for a file that cannot be read, lacks columns
+    that settings name or has fewer prompts than shards, and for an order or a hook that cannot be loaded.
     """
     opened: dict[str, PromptFile] = {}
     with ExitStack() as files:
@@ -72,7 +79,8 @@ def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, Pr
         def open_file(kind: str, name: str, settings: PromptSettings) -> PromptFile:
             task, _, shards = shard_of(name)
             if task not in opened:
-                file = opened[task] = files.enter_context(PromptFile(settings))
+                with inside(f"{kind}s.{task}"):
+                    file = opened[task] = files.enter_context(PromptFile(settings, read_answers.get(task)))
                 log.info("%s %s: %d prompts in %s", kind, task, file.rows, settings.prompts)
                 if file.rows < shards:
                     raise ConfigError(
@@ -88,7 +96,7 @@ def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, Pr
         yield RunPrompts(
             tuple(prompts_of(name, task) for name, task in tasks.items()),
             tuple(
-                EvaluationFeed(name, open_file("evaluation", name, settings), settings.on_bad_prompt)
+                EvaluationFeed(name, UsableRows(open_file("evaluation", name, settings), settings.max_bad_rows))
                 for name, settings in evaluations.items()
             ),
             {name: opened[shard_of(name).task] for name in (*tasks, *evaluations)},

@@ -6,19 +6,18 @@ are admitted, so that several producers, or a restarted one, neither lose a prom
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.log_once import MAX_KEYS, LogOnce
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import PromptStats
 from rollq.buffer.rollouts import Prompt
 from rollq.producer.progress_log import PassLog
 from rollq.producer.prompt_order import PromptOrder, Shuffle
+from rollq.producer.usable_rows import PromptSource, UsableRows
 
 log = logging.getLogger(__name__)
 
@@ -31,38 +30,22 @@ StatsOf = Callable[[Sequence[int]], Mapping[int, PromptStats]]
 """Returns the statistics of the prompts in these rows, such as `partial(buffer.prompt_stats, task)`."""
 
 
-class PromptSource(Protocol):
-    """Rows that can be read as prompts, in any order."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows, usable or not."""
-        ...
-
-    def prompt(self, row: int) -> Prompt:
-        """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` for an unusable one."""
-        ...
-
-    def place(self, row: int) -> str:
-        """Where row `row` is, for people: its file and line."""
-        ...
-
-
 class Sampler:
-    """Picks prompts from a source, pass after pass. `bad_rows` are the rows found unusable so far."""
+    """Picks prompts from the usable `rows` of a source, pass after pass."""
 
     def __init__(
         self,
         source: PromptSource,
         seeds: tuple[int, ...],
-        on_bad_prompt: Literal["skip", "fail"],
+        max_bad_rows: float,
         order: PromptOrder | None = None,
         stats_of: StatsOf | None = None,
         *,
         number: int = 1,
         shards: int = 1,
     ) -> None:
-        """`order` defaults to `Shuffle`; `stats_of` is required by an order that uses statistics.
+        """`max_bad_rows`: see `UsableRows`. `order` defaults to `Shuffle`; `stats_of` is required by an order that uses
+        statistics.
 
         Of several `shards` with the same source, seeds and order, `number` (from 1) takes the rows whose number is
         `number - 1` modulo `shards`, in the order that all rows have. There must be a row for each shard.
@@ -71,40 +54,25 @@ class Sampler:
         self._shard, self._shards = number - 1, shards
         self._count = len(range(self._shard, source.rows, shards))
         self._seeds = seeds
-        self._on_bad_prompt = on_bad_prompt
         self._order = Shuffle() if order is None else order
         self._stats_of = stats_of
         self._cached: tuple[int, npt.NDArray[np.int64]] | None = None
         self._pass_log = PassLog(self._count)
-        self._log_once = LogOnce(log)
         self._warned_pass = -1
-        self.bad_rows: set[int] = set()
-
-    def place(self, row: int) -> str:
-        """Where row `row` is, for people."""
-        return self._source.place(row)
-
-    def leave_out(self, rows: Iterable[int]) -> None:
-        """Take none of these rows from now on. Raises `InvalidPrompt` if no row is left."""
-        self.bad_rows.update(rows)
-        if len(self.bad_rows) >= self._count:
-            raise InvalidPrompt(
-                f"none of the {self._count} rows is usable; the last ones are longer than max_prompt_tokens: raise it, "
-                "or leave them out of the file"
-            )
+        self.rows = UsableRows(source, max_bad_rows, self._count)
 
     def prompts_from(self, cursor: int, n: int) -> list[Pick]:
         """Return the next `n` usable prompts from `cursor` that the order takes, each with the cursor after it.
 
-        A pass from which the order would take nothing takes every prompt, with a warning. Raises `InvalidPrompt` for a
-        bad row if `on_bad_prompt` is "fail", and if no row is usable; `ConfigError` for an invalid order.
+        A pass from which the order would take nothing takes every prompt, with a warning. Raises `InvalidPrompt` if too
+        many rows are unusable; `ConfigError` for an invalid order.
         """
         picks: list[Pick] = []
         number, position = divmod(cursor, self._count)
         while len(picks) < n:
             picks += self._rest_of_pass(number, position, n - len(picks))
             number, position = number + 1, 0
-        self._pass_log.note(cursor, [after for _, after in picks], len(self.bad_rows))
+        self._pass_log.note(cursor, [after for _, after in picks], len(self.rows.bad))
         return picks
 
     def _rest_of_pass(self, number: int, position: int, n: int) -> list[Pick]:
@@ -125,7 +93,7 @@ class Sampler:
     def _picks(self, number: int, start: int, end: int, *, every: bool = False) -> Iterator[Pick]:
         """The usable prompts of a pass between two positions: those that the order takes, or `every` one."""
         for row, after in self._rows(number, start, end, every):
-            prompt = self._usable(row)
+            prompt = self.rows.prompt(row)
             if prompt is not None:
                 yield prompt, after
 
@@ -153,20 +121,3 @@ class Sampler:
 
     def _stats(self, rows: Sequence[int]) -> Mapping[int, PromptStats]:
         return self._stats_of(rows) if self._order.uses_stats and self._stats_of is not None else {}
-
-    def _usable(self, row: int) -> Prompt | None:
-        """The prompt of a row; None if it is unusable, which is logged for the first rows."""
-        if row in self.bad_rows:
-            return None
-        try:
-            return self._source.prompt(row)
-        except InvalidPrompt as error:
-            if self._on_bad_prompt == "fail":
-                raise
-            self.bad_rows.add(row)
-            if len(self.bad_rows) == self._count:
-                raise InvalidPrompt(f"none of the {self._count} rows is usable; the last one: {error}") from error
-            self._log_once.warning(row, "prompt skipped: %s", error)
-            if len(self.bad_rows) == MAX_KEYS:
-                log.warning("further bad prompts are counted, not logged")
-            return None

@@ -62,11 +62,15 @@ class PromptSettings(PromptLength):
     chat: bool = Field(
         default=False, description="treat a text as a user's message, to which the model's chat template is applied"
     )
+    final_answer: Literal["refuse", "answer", "continue"] = Field(
+        default="refuse",
+        description="messages that end with the assistant's: refuse the row, take it as the answer, or continue it",
+    )
     system_prompt: str = Field(
         default="", description="system message put before prompts that have none; empty: no message"
     )
-    on_bad_prompt: Literal["skip", "fail"] = Field(
-        default="skip", description="skip and count rows that are not prompts, or stop at the first"
+    max_bad_rows: float = Field(
+        default=0.05, ge=0, le=1, description="share of the rows that may be unusable; they are left out and counted"
     )
     on_prompts_changed: Literal["fail", "continue"] = Field(
         default="fail",

@@ -207,7 +207,7 @@ def test_numpy_numbers_become_plain_ones_of_the_same_value() -> None:
         (a_sample(a_segment(response_ids=np.zeros(4, np.int64))), "disagree"),
         (a_sample(sampling={"stop": {"a", "b"}}), "sampling cannot be written as JSON"),
         (a_sample(extra={1: 2}), "extra cannot be written as JSON"),
-        (a_sample(extra={"n": 2**70}), "extra cannot be written as JSON"),
+        (a_sample(extra={"n": {1}}), "extra cannot be written as JSON"),
         (a_sample(tools=None), "tools is None, list or tuple is needed"),
         (a_sample(sampling=None), "sampling is None, a mapping is needed"),
         (a_sample(extra=[1]), r"extra is \[1\], dict is needed"),

@@ -1,0 +1,129 @@
+"""The usable rows of a file: those that can be read as prompts. The others are counted by reason.
+
+Invariant: a row is left out only with a reason that people can see, and a file of which too much is unusable stops the
+producer.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Protocol
+
+import numpy as np
+
+from rollq.buffer.errors import InvalidPrompt
+from rollq.buffer.log_once import MAX_KEYS, LogOnce
+from rollq.buffer.rollouts import Prompt
+
+log = logging.getLogger(__name__)
+
+ENOUGH_ROWS: Final = 1000
+"""Rows after which the share of unusable ones counts, if there are more."""
+MOST_REASONS: Final = 8
+"""Reasons that are counted separately."""
+MORE: Final = "other reasons"
+REASON_CHARACTERS: Final = 100
+
+
+class PromptSource(Protocol):
+    """Rows that can be read as prompts, in any order."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, usable or not."""
+        ...
+
+    def prompt(self, row: int) -> Prompt:
+        """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` for an unusable one."""
+        ...
+
+    def place(self, row: int) -> str:
+        """Where row `row` is, for people: its file and line."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """How many rows are unusable for one reason, and where the first of them is."""
+
+    rows: int
+    first: str
+
+
+class UsableRows:
+    """Reads the rows of a source as prompts. `bad` are the rows found unusable so far, `reasons` says why."""
+
+    def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
+        """`max_bad_rows`: the share of rows that may be unusable; 1: all but one. `count`: how many rows of the source
+        are read; default: all."""
+        self.source = source
+        self.count = source.rows if count is None else count
+        self.bad: set[int] = set()
+        self.reasons: dict[str, Unusable] = {}
+        self._max_bad_rows = max_bad_rows
+        self._seen = np.zeros(source.rows, np.bool_)
+        self._log_once = LogOnce(log)
+
+    @property
+    def seen(self) -> int:
+        """How many rows have been read."""
+        return int(self._seen.sum())
+
+    def prompt(self, row: int) -> Prompt | None:
+        """The prompt of a row; None if it is unusable, which is logged for the first rows.
+
+        Raises `InvalidPrompt` if no row is usable, or more than `max_bad_rows` of them are not.
+        """
+        if row in self.bad:
+            return None
+        self._seen[row] = True
+        try:
+            return self.source.prompt(row)
+        except InvalidPrompt as error:
+            self._refuse(row, error)
+            return None
+
+    def prompts_from(self, start: int, n: int) -> list[Prompt]:
+        """Up to `n` usable prompts in the order of the file, from usable prompt number `start` (from 0) on.
+
+        Raises `InvalidPrompt` as `prompt` does.
+        """
+        prompts = (prompt for row in range(self.count) if (prompt := self.prompt(row)) is not None)
+        return list(islice(prompts, start, start + n))
+
+    def leave_out(self, rows: Iterable[int]) -> None:
+        """Read none of these rows from now on. Raises `InvalidPrompt` if no row is left."""
+        self.bad.update(rows)
+        if len(self.bad) >= self.count:
+            raise InvalidPrompt(
+                f"none of the {self.count} rows is usable; the last ones are longer than max_prompt_tokens: raise it, "
+                "or leave them out of the file"
+            )
+
+    def described(self) -> str:
+        """The reasons, the most frequent first: `12 x no field 'answer' (p.jsonl:3)`."""
+        found = sorted(self.reasons.items(), key=lambda item: -item[1].rows)
+        return "; ".join(f"{one.rows} x {reason} (first {one.first})" for reason, one in found)
+
+    def _refuse(self, row: int, error: InvalidPrompt) -> None:
+        if self._max_bad_rows == 0:
+            raise error
+        self.bad.add(row)
+        place = self.source.place(row)
+        reason = str(error).removeprefix(f"{place}: ").partition(";")[0][:REASON_CHARACTERS]
+        reason = reason if reason in self.reasons or len(self.reasons) < MOST_REASONS else MORE
+        known = self.reasons.get(reason, Unusable(0, place))
+        self.reasons[reason] = Unusable(known.rows + 1, known.first)
+        if len(self.bad) == self.count:
+            raise InvalidPrompt(f"none of the {self.count} rows is usable; the last one: {error}") from error
+        unusable = sum(one.rows for one in self.reasons.values())
+        if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
+            raise InvalidPrompt(
+                f"{unusable} of the {self.seen} rows that were read are unusable, more than max_bad_rows = "
+                f"{self._max_bad_rows:g} allows: {self.described()}; mend or leave out these rows, or raise "
+                "max_bad_rows to train without them"
+            ) from error
+        self._log_once.warning(row, "prompt skipped: %s", error)
+        if len(self.bad) == MAX_KEYS:
+            log.warning("further bad prompts are counted, not logged")
