@@ -106,7 +106,8 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ('group_size = "8"', "rollq.toml: tasks.math.group_size = '8': must be a whole number"),
         ("group_size = 0", "tasks.math.group_size = 0: must be greater than 0"),
         ("partial_rollout = 1", "tasks.math.partial_rollout = 1: must be true or false"),
-        ("temperature = nan", "tasks.math.temperature = nan: must be greater than 0"),
+        ("temperature = nan", "tasks.math.temperature = nan: must be greater than or equal to 0"),
+        ("temperature = 0", "tasks.math: temperature = 0: all samples of a group would be the same"),
         ('order = "lifo"', "tasks.math.order = 'lifo': must be 'staleness' or 'fifo'"),
         ("min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
         ("lease_s = inf", "tasks.math.lease_s = inf: must be a finite number"),
@@ -335,3 +336,8 @@ def test_an_evaluation_may_say_its_kind_and_a_seed_for_its_prompts(tmp_path: Pat
     path.write_text(SHARED + '[evaluations.test]\nprompts = "test.jsonl"\nkind = "eval"\nshuffle_seed = 3\n')
     evaluation = load_settings(path, {}).evaluations["test"]
     assert (evaluation.shuffle_seed, evaluation.as_task().kind) == (3, "eval")
+
+
+def test_an_evaluation_at_temperature_0_is_greedy(tmp_path: Path) -> None:
+    task = load(tmp_path, more='[evaluations.test]\nprompts = "p"\ntemperature = 0').all_tasks()["test"]
+    assert (task.sampling(7).temperature, task.sampling(7).top_k) == (1.0, 1)

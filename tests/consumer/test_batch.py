@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import Group, Segment, VersionSpan
+from rollq.buffer.rollouts import Group, SampleStatus, Segment, VersionSpan
 from rollq.buffer.staleness import Floors
 from rollq.consumer import AdvantageSettings, Batch, BatchCounts
 from rollq.consumer.sequences import TokenStaleness
@@ -258,3 +258,12 @@ def test_xb17_tokens_of_dead_epochs_are_as_old_as_they_count() -> None:
     ages = TokenStaleness(5, Floors(((1, 0),)), 4)
     batch = Batch.build(5, [make_group(make_sample(one))], staleness=[ages])
     assert batch.counts.loss_tokens == 0
+
+
+def test_the_mean_reward_leaves_samples_out_that_failed() -> None:
+    segment = make_segment([1], [2])
+    failed = replace(make_sample(segment, reward=1.0), status=SampleStatus.FAILED)
+    batch = Batch.build(1, [make_group(make_sample(segment, reward=0.5), make_sample(segment, reward=1.0), failed)])
+    assert batch.rewards.tolist() == [0.5, 1.0, 0.0]
+    assert batch.mean_reward == 0.75
+    assert np.isnan(Batch.build(1, [make_group(failed)]).mean_reward)

@@ -244,7 +244,11 @@ def test_xs05_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, line: byte
         ("a.json", b'\xef\xbb\xbf{\n  "prompt": "a"\n}\n', "JSON objects over several lines"),
         ("a.csv", b"prompt,answer\na,1\n", "a table of CSV"),
         ("a.tsv", b"prompt\tanswer\na\t1\n", "a table of TSV"),
-        ("a.jsonl.gz", gzip.compress(mtime=0, data=b'{"prompt": "a", "answer": 1}'), "compressed with gzip: unpack it with gunzip"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(mtime=0, data=b'{"prompt": "a"}'),
+            "compressed with gzip: unpack it with gunzip",
+        ),
         ("a.jsonl", lzma.compress(b"{}"), "compressed with xz"),
         ("a.jsonl", bz2.compress(b"{}"), "compressed with bzip2"),
         ("a.data", b"PAR1...", r"a Parquet file: give it a name that ends with \.parquet"),

@@ -21,6 +21,9 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
         found = getattr(import_module(module_name), attribute)
     except ImportError as error:
         raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error}") from error
+    except SyntaxError as error:
+        place = f"{error.filename}:{error.lineno}"
+        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error.msg} ({place})") from error
     except AttributeError as error:
         raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error
     if not callable(found):

@@ -124,6 +124,11 @@ class Batch:
         )
 
     @property
+    def mean_reward(self) -> float:
+        """The mean reward of the valid samples; NaN if there is none. In `rewards`, those that failed have 0."""
+        return float(self.rewards[self.valid].mean()) if self.valid.any() else float("nan")
+
+    @property
     def groups(self) -> Sequence[Group]:
         """The groups."""
         return self.content.groups

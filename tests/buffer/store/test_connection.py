@@ -443,3 +443,10 @@ def test_server_errors_are_rollqs_own_and_chain_the_drivers(fresh_server: Embedd
         with pytest.raises(RollqError) as caught:
             patiently(client, set_key(client), AT_ONCE)
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
+
+
+@pytest.mark.plain_server
+def test_a_database_that_the_server_does_not_have_is_refused_by_its_number(any_server: AnyServer) -> None:
+    url = f"{any_server.url.rpartition('/')[0]}/99"
+    with pytest.raises(ConfigError, match="the server has no database 99; name one that it has, such as /0"):
+        connect(url)

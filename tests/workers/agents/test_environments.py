@@ -352,7 +352,7 @@ def test_an_environment_whose_own_work_was_cancelled_costs_its_sample(world: Wor
     seen.lose = "step"
     world.admit(1)
     world.play(scene, answer="9")
-    assert world.error(1) == "agent loop: RuntimeError: it was cancelled from within"
+    assert world.error(1).startswith("agent loop: RuntimeError: it was cancelled from within (tests/workers/agents")
     assert seen.calls.count("teardown") == 2
 
 

@@ -1,15 +1,20 @@
 """Answers that are too long: the soft penalty, the mask, and what the trainer makes of a group that is all masked."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import FinishReason, Status
+from rollq.buffer.credit import judged_reward
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample, Status
+from rollq.workers.groups.filters import Filter, keep
 from rollq.workers.groups.overlong import length_penalty, mask_truncated, punish
 from rollq.workers.run import Worker
 from rollq.workers.task_settings import WorkerTask
+from rollq.workers.user_code import UserFunction
 from support.buffer_run import make_sample
 from support.worker_run import Script, WorkerWorld
 
@@ -72,3 +77,21 @@ def test_truncated_samples_are_punished_and_masked_on_their_way_through_a_worker
         assert segment.loss_mask is not None
         assert not segment.loss_mask.any()
     world.world.check()
+
+
+def test_groups_are_filtered_and_passed_by_what_the_judge_said_before_the_penalty() -> None:
+    seen: list[list[float | None]] = []
+
+    def watching(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+        seen.append([sample.reward for sample in samples])
+        return True
+
+    wrong = [punish(make_sample(0, reward=0.0, tokens=length), 100, 20, 2.0) for length in (80, 90, 100)]
+    assert [one.reward for one in wrong] == [0.0, -1.0, -2.0]
+    assert [judged_reward(one) for one in wrong] == [0.0, 0.0, 0.0]
+    custom = Filter("watching", UserFunction.wrap(watching, 60, quick=True))
+    zero = Filter.load("zero_advantage", 60)
+    assert not asyncio.run(keep([custom, zero], Prompt("?"), wrong))
+    assert seen == [[0.0, 0.0, 0.0]]
+    right = make_sample(0, reward=1.0, tokens=100)
+    assert asyncio.run(keep([zero], Prompt("?"), [*wrong, punish(right, 100, 20, 1.0)]))

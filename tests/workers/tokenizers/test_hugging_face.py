@@ -5,9 +5,12 @@ from pathlib import Path
 
 import orjson
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import Prompt
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
+from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.tokenizers.hugging_face import HfTokenizer, model_fingerprint, tokenizer_fingerprint
 
 
@@ -96,3 +99,21 @@ def test_a_limit_of_the_saved_tokenizer_does_not_cut_text(folder: Path, tmp_path
     saved["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     (copied / "tokenizer.json").write_bytes(orjson.dumps(saved))
     assert len(HfTokenizer(copied).encode("12345")) == 5
+
+
+def test_a_text_prompt_begins_with_bos_where_the_tokenizer_puts_one_before_texts(folder: Path) -> None:
+    plain = make_tokenizer()
+    bos, eos = plain.eos_token_id, plain.eos_token
+    plain.backend_tokenizer.post_processor = TemplateProcessing(single=f"{eos} $A", special_tokens=[(eos, bos)])
+    plain.save_pretrained(folder)
+    tokenizer = HfTokenizer(folder)
+    assert (
+        prompt_tokens(Prompt("2+2="), tokenizer).tolist() == plain("2+2=").input_ids == [bos, *tokenizer.encode("2+2=")]
+    )
+    assert prompt_tokens(Prompt(f"{eos}2+2="), tokenizer).tolist() == [bos, *tokenizer.encode("2+2=")]
+    assert tokenizer.chat([{"role": "user", "content": "2+2="}])[0] != bos
+
+
+def test_a_text_prompt_has_no_further_tokens_where_the_tokenizer_adds_none(folder: Path) -> None:
+    tokenizer = HfTokenizer(folder)
+    assert prompt_tokens(Prompt("2+2="), tokenizer).tolist() == tokenizer.encode("2+2=")

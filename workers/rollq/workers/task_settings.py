@@ -29,7 +29,7 @@ class SamplingSettings(PromptLength):
     """How the tokens of a sample are drawn, and how many there may be."""
 
     max_tokens: int = Field(default=1024, gt=0, description="most new tokens in one sample")
-    temperature: float = Field(default=1.0, gt=0, description="sampling temperature")
+    temperature: float = Field(default=1.0, ge=0, description="sampling temperature; 0, in evaluations: greedy")
     top_p: float = Field(default=1.0, gt=0, le=1, description="cumulative probability of the tokens drawn from")
     top_k: int = Field(default=0, ge=0, description="number of most likely tokens drawn from; 0: all")
     stop: tuple[str, ...] = Field(default=(), description="texts that end a sample")
@@ -66,8 +66,11 @@ class SamplingSettings(PromptLength):
         return self
 
     def sampling(self, seed: int | None) -> Sampling:
-        """Every sampling parameter of one sample, `seed` included."""
-        return Sampling(seed=seed, **{name: getattr(self, name) for name in _SAMPLING_KEYS})
+        """Every sampling parameter of one sample, `seed` included. Greedy is the likeliest token at temperature 1."""
+        chosen = {name: getattr(self, name) for name in _SAMPLING_KEYS}
+        if not self.temperature:
+            chosen |= {"temperature": 1.0, "top_k": 1}
+        return Sampling(seed=seed, **chosen)
 
 
 _SAMPLING_KEYS = tuple(SamplingSettings.model_fields.keys() - {"max_prompt_tokens"})
@@ -129,6 +132,11 @@ class WorkerTask(TaskRules, RolloutSettings):
 
     @model_validator(mode="after")
     def _training_knows_the_distribution(self) -> Self:
+        if self.kind == "train" and not self.temperature:
+            raise ValueError(
+                "temperature = 0: all samples of a group would be the same, so there is nothing to train; it is for "
+                "[evaluations.<name>]"
+            )
         set_ = self.sampling(None).rare()
         if self.kind == "train" and (refused := [f"{name} = {set_[name]!r}" for name in NOT_TRAINED if name in set_]):
             raise ValueError(

@@ -167,7 +167,16 @@ def open_client(
 def check_server(client: redis.Redis, patience: Patience | None = None, *, in_cluster: bool = False) -> None:
     """Raise unless the server answers, is recent enough, has Functions and evicts nothing, and is a node of a cluster
     only with `in_cluster`."""
-    patiently(client, client.ping, patience)
+    try:
+        patiently(client, client.ping, patience)
+    except driver.ResponseError as error:
+        if "DB index" not in str(error):
+            raise
+        number = client.connection_pool.connection_kwargs.get("db")
+        raise ConfigError(
+            f"{address(client)}: the server has no database {number}; name one that it has, such as /0, or raise its "
+            "setting `databases`"
+        ) from error
     info: Mapping[str, Any] = patiently(client, client.info, patience)
     functions = patiently(client, lambda: has_functions(client), patience)
     refusal = unfit(info, in_cluster=in_cluster) or (

@@ -70,7 +70,7 @@ class Conversation:
     @classmethod
     def begin_with(cls, tokenizer: Tokenizer, text: str, ids: Sequence[int] | None = None) -> Self:
         """A conversation without messages: the model continues this text, or these `ids`, of which it is the text."""
-        prompt_ids = _ids(tokenizer, text) if ids is None else np.array(ids, np.int32)
+        prompt_ids = np.array(tokenizer.encode_prompt(text) if ids is None else ids, np.int32)
         return cls(tokenizer, (), (), text, prompt_ids)
 
     def after_text(self, text: str, ids: Sequence[int] | None = None) -> Self:

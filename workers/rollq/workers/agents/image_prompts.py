@@ -34,6 +34,10 @@ class ImageTokenizer:
         """Ids of `text`. Raises `ImageError` for some, but not all, of the placeholders for images."""
         return self.expand(self._tokenizer.encode(text))
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_prompt`. Raises `ImageError` as `encode`."""
+        return self.expand(self._tokenizer.encode_prompt(text))
+
     def expand(self, ids: list[int]) -> list[int]:
         """The ids with the tokens of the images in place of their placeholders. Raises `ImageError` as `encode`."""
         return self._images.expand(ids) if self._images.placeholder_id in ids else ids

@@ -156,10 +156,11 @@ def failed(reason: str) -> Sample:
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
-    """Ids int32 [P] of a prompt: its own, else its text, or its messages through the chat template."""
+    """Ids int32 [P] of a prompt: its own, else its text with the special tokens of a prompt, or its messages through
+    the chat template."""
     if prompt.ids is not None:
         ids = list(prompt.ids)
         return np.array(tokenizer.expand(ids) if isinstance(tokenizer, ImageTokenizer) else ids, dtype=np.int32)
     if isinstance(prompt.content, str):
-        return np.array(tokenizer.encode(prompt.content), dtype=np.int32)
+        return np.array(tokenizer.encode_prompt(prompt.content), dtype=np.int32)
     return np.array(tokenizer.chat([dict(message) for message in prompt.content]), dtype=np.int32)

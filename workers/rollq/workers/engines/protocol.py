@@ -244,6 +244,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text that is a whole prompt, with the special tokens that belong to one, such as BOS."""
+        ...
+
     def decode(self, ids: list[int], *, special: bool = False) -> str:
         """Text of `ids`, without special tokens unless `special`."""
         ...

@@ -14,6 +14,10 @@ class ByteTokenizer:
     eos_id = EOS_ID
     chat_template = None
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Those of `encode`: there is no token that starts a prompt."""
+        return self.encode(text)
+
     def encode(self, text: str) -> list[int]:
         """The bytes of `text`."""
         return list(text.encode())

@@ -28,7 +28,7 @@ NOT_ARCHITECTURE = frozenset(
 
 
 class HfTokenizer:
-    """`Tokenizer` over a folder written by `save_pretrained`. No special tokens are added or removed."""
+    """`Tokenizer` over a folder written by `save_pretrained`."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` when the folder holds no fast tokenizer, or transformers is not installed."""
@@ -72,6 +72,20 @@ class HfTokenizer:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         else:  # without the place of each token in the text, in half of the time
             ids = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS; a text
+        that begins with them already gets none."""
+        ids, whole = self.encode(text), self._encode_whole(text)
+        return ids if ids[:1] == whole[:1] else whole
+
+    def _encode_whole(self, text: str) -> list[int]:
+        ids: list[int]
+        if self._fast is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=True)
+        else:
+            ids = self._fast.encode_batch_fast([text], add_special_tokens=True)[0].ids
         return ids
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
