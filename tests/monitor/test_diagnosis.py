@@ -90,6 +90,18 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "starving: 4 groups in generation on 2 workers; the trainer has waited 12 s for step 41: task math has 0 "
         "of 16 groups",
     ),
+    "a judge blocks a worker": (
+        run_status(
+            task_status(statuses={Status.RUNNING: 4}),
+            trainer=waiting({"math": (0, 16)}),
+            workers={"gpu0": worker(4, blocked_by="judges.py:8 in slow, for 12 s", hanging_calls=3)},
+        ),
+        "starving: worker gpu0 is blocked by judges.py:8 in slow, for 12 s; 3 calls of judges hang on worker gpu0; "
+        "4 groups in generation on 1 worker; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
+        "to do:\n"
+        "  1. make that function a plain one, which runs in a thread, or let it await what it waits for\n"
+        "  2. set isolate_judge = true: then a call that takes too long is killed",
+    ),
     "groups wait for an archiver that is at work": (
         run_status(
             task_status(statuses={Status.RUNNING: 4, Status.LEAVING: 360}, scheduled=644, archives=True),

@@ -80,7 +80,8 @@ def test_waiting_for_a_thread_is_not_the_time_of_a_function(monkeypatch: pytest.
         calls = [asyncio.create_task(function(number)) for number in range(20)]
         await asyncio.sleep(0)
         begin.set()
-        return await asyncio.gather(*calls)
+        found: list[int] = await asyncio.gather(*calls)
+        return found
 
     assert asyncio.run(scene()) == list(range(20))
 

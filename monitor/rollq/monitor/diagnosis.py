@@ -210,6 +210,12 @@ def _production(run: RunStatus, tasks: list[TaskStatus], remedies: _Remedies) ->
     for name, report in alive.items():
         if why := report.get("refused_weights"):
             yield f"worker {name} refuses the weights: {shortened(why)}"
+        if place := report.get("blocked_by"):
+            yield f"worker {name} is blocked by {place}"
+            remedies.add("make that function a plain one, which runs in a thread, or let it await what it waits for")
+        if hanging := report.get("hanging_calls"):
+            yield f"{count(hanging, 'call')} of judges hang on worker {name}"
+            remedies.add("set isolate_judge = true: then a call that takes too long is killed")
     if not alive:
         yield from ["no worker is alive", *waiting]
     elif len(resting) == len(alive):

@@ -329,7 +329,7 @@ def test_sigterm_lets_tickets_finish_and_pops_no_new_ones(queue: Queue, run_name
     enqueue_tickets(queue, run_name, 3, 1)
 
     async def scene(worker: RqWorker, work: Work) -> None:
-        worker.install_signals()
+        worker.install_signals(lambda: None)
         await until(lambda: work.running == 3)
         os.kill(os.getpid(), signal.SIGTERM)
         await until(work.stopped.is_set)
@@ -345,7 +345,7 @@ def test_second_signal_gives_everything_back_at_once(queue: Queue, run_name: str
     enqueue_tickets(queue, run_name, 3, 1)
 
     async def scene(worker: RqWorker, work: Work) -> None:
-        worker.install_signals()
+        worker.install_signals(lambda: None)
         await until(lambda: work.running == 3)
         os.kill(os.getpid(), signal.SIGINT)
         await until(work.stopped.is_set)

@@ -44,6 +44,7 @@ from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.last_minute import LastMinute
+from rollq.workers.loop_watch import LoopWatch
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.signals import Signals
@@ -130,11 +131,13 @@ class Worker:
         )  # fmt: skip
         shared = buffer.is_on(queue.connection)
         self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s, listens=not shared)
+        self.watch = LoopWatch(self._while_blocked)
+        self._last_report: dict[str, Any] = {}
         self.wakeups = Wakeups(calls, signals, self.rq.command_channels if shared else None)
 
     async def run(self) -> None:
         """Work until asked to stop. Raises the error that ended the worker for good."""
-        self.rq.install_signals()
+        self.rq.install_signals(self.watch.interrupt)
         with self.follower:
             try:
                 if await self._start_engine():
@@ -166,6 +169,7 @@ class Worker:
         background = [
             asyncio.create_task(part)
             for part in (
+                self.watch.run(),
                 self.wakeups.run(),
                 self.follower.run(),
                 self.control.run(),
@@ -227,11 +231,16 @@ class Worker:
                 "judge_s": last_minute.ratio("judge_s", "judged"),
                 "idle_s": round(monotonic() - idle_since_s, 1),
             }
-            report = facts | rates | self._state() | self._totals()
+            report = self._last_report = facts | rates | self._state() | self._totals()
             self._follow(await self.calls.poll(self.calls.buffer.report_worker, self.rq.name, report))
             await self.fleet.refresh()
             await self.lender.look()
             await self._signals.state.wait()
+
+    def _while_blocked(self, place: str) -> None:
+        """Keep the leases and say why, in the thread of the watch, while a function blocks the event loop."""
+        self.table.renew_in_thread()
+        self.calls.buffer.report_worker(self.rq.name, self._last_report | {"blocked_by": place})
 
     def _follow(self, order: Order) -> None:
         """Do what the operator has ordered."""
@@ -259,6 +268,7 @@ class Worker:
             "share": round(self.fleet.share, 3),
             "speed": self.maker.speed.described(self.places.capacity),
             "refused_weights": self.follower.refused,
+            "hanging_calls": sum(recipe.judge.call.slots.hanging for recipe in self.recipes.values()),
         }
 
     def _totals(self) -> dict[str, Any]:

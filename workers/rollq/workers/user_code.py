@@ -95,11 +95,11 @@ async def called_in_slot(slot: CallSlot, call: Callable[[Callable[[], None]], Aw
 
 async def contained(work: Awaitable[T]) -> T:
     """Await user-written work. Raises `RuntimeError` in place of exceptions that would end more than its sample:
-    `SystemExit`, which would end the worker, and a cancellation from within, of something that the work itself awaited,
-    which would look like a request to stop the group."""
+    `SystemExit` and the interrupt of a function that blocks the worker, which would end it, and a cancellation from
+    within, of something that the work itself awaited, which would look like a request to stop the group."""
     try:
         return await work
-    except SystemExit as error:
+    except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(repr(error)) from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

@@ -163,6 +163,16 @@ class LeaseTable:
             else:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
 
+    def renew_in_thread(self) -> None:
+        """Renew the leases while the event loop is blocked, if it is time. Called in another thread."""
+        asked_s = monotonic()
+        held = [entry for entry in list(self._held.values()) if not entry.finished]
+        due = [entry for entry in held if entry.deadline_s - asked_s < self._lease_s[entry.lease.task] / 2]
+        gone = {_key(lease) for lease in self._calls.buffer.renew([entry.lease for entry in due])} if due else set()
+        for entry in due:
+            if _key(entry.lease) not in gone:
+                entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
+
     def _cut_off(self, now_s: float) -> None:
         for held in list(self._held.values()):
             if now_s >= held.deadline_s:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from redis.client import PubSub, PubSubWorkerThread
@@ -162,10 +163,20 @@ class RqWorker(BaseWorker):
         if error is not None:
             self.give_up(error)
 
-    def install_signals(self) -> None:
-        """Stop on SIGTERM and SIGINT. Must run on the event loop of the main thread."""
+    def install_signals(self, interrupt: Callable[[], None]) -> None:
+        """Stop on SIGTERM and SIGINT. Must run on the event loop of the main thread.
+
+        `interrupt` is called at once, in the middle of what runs there, and may raise.
+        """
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self.request_shutdown)
+                interrupt()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.request_shutdown)
+            signal.signal(number, stop)
 
     # tickets
 

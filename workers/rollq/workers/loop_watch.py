@@ -1,0 +1,77 @@
+"""A watch on the event loop from a thread: names the function that blocks it, and keeps the worker's leases meanwhile.
+
+An `async` function that computes, or sleeps without `await`, blocks everything else that its worker does. Invariant:
+the groups in hand stay the worker's, monitors learn what blocks it, and it can be interrupted.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import FrameType
+
+from rollq.workers.errors_in_user_code import is_user_code, place_of
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.5
+BLOCKED_S = 3.0
+"""A loop that says nothing for longer is blocked."""
+LOOK_S = 1.0
+
+
+class LoopWatch:
+    """Watches the loop that runs `run`. `blocked_by` is the function that blocks it, empty if none does."""
+
+    def __init__(self, while_blocked: Callable[[str], None]) -> None:
+        """`while_blocked` is called in the watch's thread, every `LOOK_S`, with the function that blocks the loop."""
+        self.blocked_by = ""
+        self._while_blocked = while_blocked
+        self._beat_s = monotonic()
+        self._closed = threading.Event()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        watched = threading.get_ident()
+        self._beat_s = monotonic()
+        threading.Thread(target=self._watch, args=(watched,), name="loop watch", daemon=True).start()
+        try:
+            while True:
+                self._beat_s = monotonic()
+                await asyncio.sleep(BEAT_S)
+        finally:
+            self._closed.set()
+
+    def interrupt(self) -> None:
+        """End the function that blocks the loop, if one does: called in its thread, by a signal's handler."""
+        if self.blocked_by:
+            raise KeyboardInterrupt
+
+    def _watch(self, watched: int) -> None:
+        while not self._closed.wait(LOOK_S):
+            silent_s = monotonic() - self._beat_s
+            place = "" if silent_s < BLOCKED_S else blocking(sys._current_frames().get(watched))
+            if place and place != self.blocked_by:
+                log.warning(
+                    "%s has blocked this worker's event loop for %.0f s; make it a plain function, which runs in a "
+                    "thread, or let it await what it waits for",
+                    place,
+                    silent_s,
+                )
+            self.blocked_by = place
+            if place:
+                try:
+                    self._while_blocked(f"{place}, for {silent_s:.0f} s")
+                except Exception as error:  # noqa: BLE001 - the next look tries again
+                    log.warning("while the event loop was blocked: %s", error)
+
+
+def blocking(frame: FrameType | None) -> str:
+    """The user's function that an event loop runs in a thread, given its innermost frame; empty if it runs none."""
+    while frame is not None and frame.f_code is not asyncio.events.Handle._run.__code__:
+        if is_user_code(frame):
+            return place_of(frame, frame.f_lineno)
+        frame = frame.f_back
+    return ""
