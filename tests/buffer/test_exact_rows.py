@@ -47,3 +47,8 @@ def test_what_json_has_no_form_for_is_refused() -> None:
     with pytest.raises(TypeError):
         exact_json.dumps({"a": object(), "b": 1 << 70})
     assert orjson.loads(exact_json.dumps({"a": [1 << 64]})) == {"a": [float(1 << 64)]}
+
+
+def test_a_view_of_bytes_is_read_like_bytes() -> None:
+    text = b'{"n": 147573952589676412928}'
+    assert exact_json.loads(memoryview(text)) == exact_json.loads_as_written(memoryview(text)) == {"n": 1 << 67}

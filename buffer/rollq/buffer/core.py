@@ -101,9 +101,8 @@ class BufferCore(RunStore):
         if unmarked:  # before the run, so that a role that dies here leaves no run without a marker
             unmarked.mark(self.payloads.folder(new))
         place = objects.PLACE if outside else ""
-        self._incarnation = self.call(
-            "create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place
-        ).decode()
+        found = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place)
+        self._incarnation = self.checked_incarnation(found)
         if unmarked and self._incarnation != new:
             unmarked.unmark(self.payloads.folder(new))
         self.check_payloads()

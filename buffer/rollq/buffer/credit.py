@@ -29,7 +29,8 @@ JUDGED_REWARD: Final = "judged_reward"
 
 def judged_reward(sample: Sample) -> float | None:
     """The reward that the judge gave to a sample: whether it is right, before a length penalty."""
-    return sample.extra.get(JUDGED_REWARD, sample.reward)
+    judged: float | None = sample.extra.get(JUDGED_REWARD, sample.reward)
+    return judged
 
 
 def steps_of(segments: Sequence[Segment], kind: StepKind) -> Int64Array:

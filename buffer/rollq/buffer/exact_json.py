@@ -19,13 +19,13 @@ _MAY_LOSE_DIGITS: Final = re.compile(rb"[0-9.]{17}|[0-9][eE][-+]?[0-9]{3}")
 _BITS: Final = range(-(1 << 63), 1 << 64)
 
 
-def loads(text: bytes | str) -> Any:
+def loads(text: bytes | memoryview | str) -> Any:
     """The value of a text in JSON. Raises `ValueError` for another text, and for an integer of more than 4,300 digits,
     the most that Python reads."""
-    data = text.encode(errors="replace") if isinstance(text, str) else text
+    data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if _LONG not in data.translate(_ZEROS):
         return orjson.loads(text)
-    text = text if isinstance(text, str) else text.decode()
+    text = text if isinstance(text, str) else data.decode()
     orjson.loads(_HUGE.sub(r"\1", text))  # refuses what the other parser takes: NaN, halves of surrogate pairs
     try:
         return _DECODER.decode(text)
@@ -33,13 +33,13 @@ def loads(text: bytes | str) -> Any:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-def loads_as_written(text: bytes | str) -> Any:
+def loads_as_written(text: bytes | memoryview | str) -> Any:
     """As `loads`, but a number with a fraction or an exponent whose digits a float does not have is a text: the number
     as it is written. For what people write, such as the answers of rows."""
-    data = text.encode(errors="replace") if isinstance(text, str) else text
+    data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
         return orjson.loads(text)
-    text = text if isinstance(text, str) else text.decode()
+    text = text if isinstance(text, str) else data.decode()
     try:
         return _DECODER_AS_WRITTEN.decode(text)
     except RecursionError:

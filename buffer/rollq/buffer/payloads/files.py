@@ -85,7 +85,7 @@ class Folder:
 
     def put(self, name: str, value: bytes | Pieces) -> None:
         """Write a file beside its place, and then rename it."""
-        path = self._path / name
+        path = self._at(name)
         unfinished = path.with_name(f"{UNFINISHED}{path.name}.{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,23 +103,23 @@ class Folder:
 
     def get(self, name: str) -> bytes:
         """Read a file."""
-        return (self._path / name).read_bytes()
+        return self._at(name).read_bytes()
 
     def open(self, name: str) -> BinaryIO:
         """Open a file to read it."""
-        return (self._path / name).open("rb")
+        return self._at(name).open("rb")
 
     def size_bytes(self, name: str) -> int:
         """The size of a file."""
-        return (self._path / name).stat().st_size
+        return self._at(name).stat().st_size
 
     def remove(self, name: str) -> None:
         """Remove a file."""
-        (self._path / name).unlink()
+        self._at(name).unlink()
 
     def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
         """The names of all files; with `tidy`, removes those that a process that died has not finished."""
-        root = self._path / folder
+        root = self._at(folder) if folder else self._path
         files = (Path(at, name) for at, _, names in os.walk(root) for name in names)
         while page := list(islice(files, FILES_PER_PAGE)):
             for path in page:
@@ -130,14 +130,20 @@ class Folder:
     def remove_folder(self, folder: str) -> None:
         """Remove the folder, and the one that it is in if nothing else is there."""
         with suppress(FileNotFoundError):
-            shutil.rmtree(self._path / folder)
+            shutil.rmtree(self._at(folder))
         with suppress(OSError):
-            (self._path / folder).parent.rmdir()
+            self._at(folder).parent.rmdir()
 
     def check_mounted(self, marker: str) -> None:
         """Raise `NotMounted` without the marker: the file system is not mounted where the folder is."""
-        if not (self._path / marker).exists():
+        if not self._at(marker).exists():
             raise NotMounted("it has nothing of this run any more, as where no file system is mounted")
+
+    def _at(self, name: str) -> Path:
+        """The path of a name, which may come from Redis. Raises `ServerRefused` for one that leads elsewhere."""
+        if not set(name.split("/")).isdisjoint({"", ".", ".."}) or "\0" in name:
+            raise ServerRefused(f"{name!r:.200} is not the name of a file below {str(self._path)!r}")
+        return self._path / name
 
     def explain(self, error: Exception) -> Trouble | None:
         """The meaning of an `OSError`."""

@@ -59,7 +59,8 @@ class Restoring(BufferCore):
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
         place = PLACE if self.payloads.outside else ""
-        incarnation = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, place).decode()
+        found = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, place)
+        incarnation = self.checked_incarnation(found)
         self._incarnation = incarnation
         if self.payloads.outside:
             self.payloads.outside.mark(self.payloads.folder(incarnation))

@@ -4,6 +4,7 @@ Every part of the buffer sends its commands through `RunStore`. It waits for a s
 that has lost the run, so that no other module needs to handle either.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
@@ -19,6 +20,9 @@ from rollq.buffer.store.keys import SCHEMA_VERSION, RunKeys, task_keys
 from rollq.buffer.store.library import connection_name, library_name
 from rollq.buffer.store.pipelining import Command, key_of, pipeline
 from rollq.buffer.store.servers import Servers, connect_servers
+
+INCARNATION = re.compile(rb"[0-9a-f]{32}")
+"""The identity of a run, as `create_run` makes it."""
 
 
 class RunStore:
@@ -98,8 +102,16 @@ class RunStore:
                     f"run {self.run!r} was created with schema {int(schema)}, this rollq has {SCHEMA_VERSION}: use the "
                     "rollq that created it, or give the run another name"
                 )
-            self._incarnation = found.decode()
+            self._incarnation = self.checked_incarnation(found)
         return self._incarnation
+
+    def checked_incarnation(self, found: bytes) -> str:
+        """The incarnation that the server has, for names of files. Raises `RunMismatch` unless it is one."""
+        if not INCARNATION.fullmatch(found):
+            raise RunMismatch(
+                f"run {self.run!r} has the incarnation {found!r:.80}, which rollq never writes: somebody did"
+            )
+        return found.decode()
 
     def _load_functions(self, key: str) -> None:
         """Load the functions into the server of `key`, which lacks them. Raises `StoreLost` when the run is gone as
