@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from rollq.buffer import exact_json
 from rollq.buffer.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
@@ -98,7 +99,8 @@ class CannedGateway:
                 answer = replace(answer, number=self.answered)
                 self.answered += 1
                 if not call.stream:
-                    return web.json_response(protocol.answer(call, body, answer))
+                    written = exact_json.dumps(protocol.answer(call, body, answer))
+                    return web.Response(body=written, content_type="application/json")
                 events = protocol.events(call, body, answer)
             else:
                 events = iter([answer]) if isinstance(answer, bytes) else protocol.error_events(call, answer)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-import orjson
-
+from rollq.buffer import exact_json
 from rollq.buffer.errors import RollqError
 
 ID_LENGTH: Final = 9
 """Characters of an id that we give a call; Mistral's templates accept no other length."""
+ROOM: Final = 16
+"""Levels that a record may add around a value before orjson, which writes at most 254, refuses it."""
 
 
 class CallError(RollqError, ValueError):
@@ -45,12 +46,20 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
-def parse_arguments(name: str, raw_arguments: str, id: str) -> ToolCall | Malformed:
-    """The call of `name` with arguments in JSON."""
+def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "arguments") -> ToolCall | Malformed:
+    """The call of `name` with arguments in JSON, which the model wrote under `key`."""
     try:
-        arguments = orjson.loads(raw_arguments)
-    except ValueError as error:
-        return Malformed(f'"arguments" of {name!r} must be a JSON object, this is not: {error}')
+        arguments = exact_json.loads(raw_arguments)
+        exact_json.dumps(nested(arguments))
+    except (TypeError, ValueError) as error:
+        return Malformed(f'"{key}" of {name!r} must be a JSON object, this is not: {error}')
     if not isinstance(arguments, dict):
-        return Malformed(f'"arguments" of {name!r} must be a JSON object')
+        return Malformed(f'"{key}" of {name!r} must be a JSON object')
     return ToolCall(name, arguments, id, raw_arguments)
+
+
+def nested(value: Any) -> Any:
+    """A value as deep as a record may have it: what is written like this can be written later."""
+    for _ in range(ROOM):
+        value = (value,)
+    return value

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, get_type_hints
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import Prompt
@@ -91,7 +91,7 @@ class Tool:
             arguments[self.prompt_name] = prompt
         try:
             answer = await self._run(arguments)
-            return answer if isinstance(answer, str) else orjson.dumps(answer).decode()
+            return answer if isinstance(answer, str) else exact_json.dumps(answer).decode()
         except CallError:
             raise
         except TimeoutError as error:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import orjson
 
+from rollq.buffer import exact_json
 from rollq.buffer.rollouts import FinishReason, Int32Array, Segment
 from rollq.workers.agents.conversation import Conversation, ConversationEnd, Message
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
@@ -89,7 +89,7 @@ class Located:
     def size(self) -> int:
         """How much there is to render: bytes of text, or token ids."""
         call = self.call
-        return len(call.text or "") + len(call.ids or ()) + len(orjson.dumps([self.messages, self.tools]))
+        return len(call.text or "") + len(call.ids or ()) + len(exact_json.dumps([self.messages, self.tools]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import orjson
 from pydantic import Field
 
+from rollq.buffer import exact_json
 from rollq.buffer.contracts import inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
@@ -174,7 +174,7 @@ def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
 def prompt_bytes(prompt: Prompt) -> bytes:
     """The prompt as the command reads it: a text as it is, messages as JSON. Raises `ValueError` for token ids."""
     given = given_prompt(prompt)
-    return given.encode() if isinstance(given, str) else orjson.dumps(given)
+    return given.encode() if isinstance(given, str) else exact_json.dumps(given)
 
 
 def session_variables(gateway: Gateway, token: str) -> dict[str, str]:

@@ -6,12 +6,15 @@ however the client repeats it.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from itertools import groupby
 from typing import Any
 
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import Turn
@@ -64,7 +67,7 @@ def ordered_results(messages: Sequence[Message]) -> Sequence[Message]:
 def request_digest(history: bytes, call: Call) -> bytes:
     """The digest of a whole request: its history, its tools, and how it wants the answer."""
     wanted = [call.tools, call.tool_choice, call.max_tokens, call.stop]
-    return digest_of(history, b"request", orjson.dumps(wanted, option=orjson.OPT_SORT_KEYS))
+    return digest_of(history, b"request", exact_json.dumps(wanted, option=orjson.OPT_SORT_KEYS))
 
 
 def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
@@ -75,8 +78,8 @@ def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
     thoughts = message.get("reasoning_content")
     if thoughts and thoughts.strip() != (turn.reasoning or "").strip():
         return False
-    given = [_call_key(call) for call in message.get("tool_calls") or ()]
-    if given != [[call.name, canonical_arguments(call.raw_arguments)] for call in shown_calls(turn)]:
+    given, made = message.get("tool_calls") or (), shown_calls(turn)
+    if len(given) != len(made) or not all(map(_repeats_call, given, made)):
         return False
     content, shown = (message.get("content") or "").strip(), shown_content(turn, stop_text)
     return content == shown.strip() or (stop_text is not None and content == (shown + stop_text).strip())
@@ -99,10 +102,28 @@ def shown_calls(turn: Turn) -> Sequence[ToolCall]:
 def canonical_arguments(raw: Any) -> str:
     """Arguments of a call as JSON with sorted keys; as they are, if they are not JSON."""
     try:
-        value = orjson.loads(raw) if isinstance(raw, str) else raw
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
-    except (orjson.JSONDecodeError, TypeError):
+        value = exact_json.loads(raw) if isinstance(raw, str) else raw
+        return exact_json.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except (ValueError, TypeError):
         return str(raw)
+
+
+def _repeats_call(given: Mapping[str, Any], made: ToolCall) -> bool:
+    name, arguments = _call_key(given)
+    raw = made.raw_arguments
+    return name == made.name and (arguments == canonical_arguments(raw) or arguments == _as_javascript(raw))
+
+
+def _as_javascript(raw: str) -> str:
+    """The canonical form of arguments after a client in JavaScript, for which all numbers are doubles, has read and
+    written them."""
+    value = json.loads(raw, parse_int=_double, parse_float=_double)
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _double(number: str) -> int | float:
+    value = float(number)
+    return int(Decimal(repr(value))) if value.is_integer() and abs(value) < 1e21 else value
 
 
 def _call_key(call: Mapping[str, Any]) -> list[str]:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
+from rollq.buffer import exact_json
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.log_once import LogOnce
 from rollq.workers.gateway.answering import MOST_MESSAGES, session_over, too_many_messages
@@ -128,7 +128,7 @@ class Server:
             if call.stream:
                 return await self._stream(request, asking, connection, protocol, call, body)
             await self._until_answered(asking, connection, None)
-            payload = orjson.dumps(protocol.answer(call, body, _result(asking)))
+            payload = exact_json.dumps(protocol.answer(call, body, _result(asking)))
             response = web.Response(body=payload, content_type="application/json")
             await response.prepare(request)
             await response.write_eof()
@@ -237,7 +237,7 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
         async with asyncio.timeout(READ_S):
             data = await request.read()
-        body = orjson.loads(data)
+        body = exact_json.loads(data)
     except TimeoutError as error:
         raise CallRefused(f"the request did not arrive within {READ_S:g} s", code="too_slow") from error
     except ConnectionError as error:
@@ -274,7 +274,7 @@ def _is_number(value: object) -> bool:
 
 
 def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")
+    return web.Response(body=exact_json.dumps(body), status=status, headers=headers, content_type="application/json")
 
 
 def _refusal(refused: CallRefused, protocol: CallProtocol) -> web.Response:

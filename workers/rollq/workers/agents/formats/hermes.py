@@ -11,8 +11,6 @@
 
 from collections.abc import Sequence
 
-import orjson
-
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.blocks import CALL, CALL_START, NOT_CLOSED, cut
 from rollq.workers.agents.formats.json_calls import json_call
@@ -31,12 +29,6 @@ def parse_hermes(text: str, tools: Sequence[Message] = (), prompt: str = "") -> 
 def hermes_calls(visible: str, text: str) -> tuple[str, tuple[ToolCall | Malformed, ...]]:
     """The text around the calls in the visible part of the turn `text`, and the calls."""
     content, found = cut(CALL, visible)
-    return content, tuple(_call(match[1], text, index) if match[2] else NOT_CLOSED for index, match in enumerate(found))
-
-
-def _call(body: str, text: str, index: int) -> ToolCall | Malformed:
-    try:
-        written = orjson.loads(body)
-    except ValueError as error:
-        return Malformed(f"a tool call is one JSON object, this is not: {error}")
-    return json_call(written, "arguments", text, index)
+    return content, tuple(
+        json_call(match[1], "arguments", text, index) if match[2] else NOT_CLOSED for index, match in enumerate(found)
+    )

@@ -1,14 +1,19 @@
 """Calls that are written as JSON. Pure."""
 
+import json
 import re
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
+from rollq.buffer import exact_json
 from rollq.workers.agents.tool_calls import ID_LENGTH, Malformed, ToolCall, call_id, parse_arguments
 
 PART: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|[{}\[\]]', re.S)
 """A string, whose end is missing if the text was cut off in it, or a bracket."""
+BLANK: Final = re.compile(r"[ \t\r\n]*+")
+NOT_IN_NAMES: Final = re.compile(r"""[\n"'(){}\[\]<>=]""")
+"""Characters of a call in another form, which would be taken for the name of a tool without arguments."""
+NO_NAME: Final = Malformed("a tool call without the name of the tool")
+_DECODER: Final = json.JSONDecoder()
 
 
 def json_end(text: str, start: int) -> int | None:
@@ -27,20 +32,78 @@ def json_end(text: str, start: int) -> int | None:
     return None
 
 
-def json_call(written: Any, key: str, text: str, index: int) -> ToolCall | Malformed:
+def json_call(raw: str, key: str, text: str, index: int) -> ToolCall | Malformed:
     """Call number `index` of the turn `text`, written as an object with `name`, and its arguments under `key`."""
+    try:
+        written = exact_json.loads(raw)
+    except ValueError as error:
+        return Malformed(f"a tool call is one JSON object, this is not: {error}")
     if not isinstance(written, dict) or not isinstance(written.get("name"), str):
         return Malformed(f'a tool call is a JSON object with "name" (a string) and "{key}" (an object)')
-    name, arguments = written["name"], written.get(key, {})
-    if not isinstance(arguments, dict):
-        return Malformed(f'"{key}" of {name!r} must be a JSON object')
-    given = written.get("id")
+    name, given = written["name"], written.get("id")
+    if not name:
+        return NO_NAME
     id = given if isinstance(given, str) and len(given) == ID_LENGTH else call_id(text, index)
-    return ToolCall(name, arguments, id, orjson.dumps(arguments).decode())
+    if key in written:
+        return parse_arguments(name, members(raw)[key], id, key)
+    if others := written.keys() - {"name", "id", "type"}:
+        return Malformed(f'"{key}" of {name!r} are missing; there is {", ".join(map(repr, sorted(others)))}')
+    return ToolCall(name, {}, id, "{}")
 
 
 def named_call(name: str, raw_arguments: str, text: str, index: int) -> ToolCall | Malformed:
     """Call number `index` of the turn `text`, written as a name and arguments in JSON."""
+    return name_problem(name) or parse_arguments(name, raw_arguments, call_id(text, index))
+
+
+def name_problem(name: str) -> Malformed | None:
+    """The problem with the name of a tool that is written by itself."""
     if not name:
-        return Malformed("a tool call without the name of the tool")
-    return parse_arguments(name, raw_arguments, call_id(text, index))
+        return NO_NAME
+    return Malformed(f"{name[:80]!r} is not the name of a tool") if NOT_IN_NAMES.search(name) else None
+
+
+def members(raw: str) -> dict[str, str]:
+    """The members of a JSON object, each as it is written. `raw` is JSON."""
+    found = {}
+    place = _blank_end(raw, raw.index("{") + 1)
+    while raw[place] != "}":
+        name, end = _DECODER.raw_decode(raw, place)
+        start = _blank_end(raw, _blank_end(raw, end) + 1)
+        end = _value_end(raw, start)
+        found[name] = raw[start:end]
+        place = _next(raw, end)
+    return found
+
+
+def elements(raw: str) -> list[str]:
+    """The elements of a JSON list, each as it is written. `raw` is JSON."""
+    found = []
+    place = _blank_end(raw, raw.index("[") + 1)
+    while raw[place] != "]":
+        end = _value_end(raw, place)
+        found.append(raw[place:end])
+        place = _next(raw, end)
+    return found
+
+
+def _value_end(raw: str, start: int) -> int:
+    """Where the JSON value ends that begins at `start`."""
+    if raw[start] in "{[":
+        end = json_end(raw, start)
+        assert end is not None
+        return end
+    _, end = _DECODER.raw_decode(raw, start)
+    return end
+
+
+def _next(raw: str, end: int) -> int:
+    """Where the next value of a list or an object begins, or where the list or the object ends."""
+    place = _blank_end(raw, end)
+    return _blank_end(raw, place + 1) if raw[place] == "," else place
+
+
+def _blank_end(raw: str, place: int) -> int:
+    found = BLANK.match(raw, place)
+    assert found is not None
+    return found.end()

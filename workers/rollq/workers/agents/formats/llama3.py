@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.blocks import around
-from rollq.workers.agents.formats.json_calls import json_call, json_end
+from rollq.workers.agents.formats.json_calls import json_call, json_end, named_call
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn
 
@@ -55,12 +56,12 @@ def _call(raw: str, text: str, index: int, *, complete: bool) -> ToolCall | Malf
     if not complete:
         return Malformed("the JSON of a tool call is not complete")
     try:
-        written: Mapping[str, Any] = orjson.loads(raw)
+        written: Mapping[str, Any] = exact_json.loads(raw)
     except ValueError as error:
         return Malformed(f"a tool call is one JSON object, this is not: {error}")
     for key in ("parameters", "arguments"):
         if key in written and "name" in written:
-            return json_call(written, key, text, index)
+            return json_call(raw, key, text, index)
     return None
 
 
@@ -68,5 +69,5 @@ def _known_tool(code: str, text: str) -> ToolCall | Malformed:
     call = KNOWN_TOOL.match(code)
     if call is None:
         return Malformed(f'{TAG} is followed by {{"name": NAME, "parameters": {{...}}}}')
-    arguments = dict(ARGUMENT.findall(call[2]))
-    return json_call({"name": call[1], "parameters": arguments}, "parameters", text, 0)
+    arguments = orjson.dumps(dict(ARGUMENT.findall(call[2]))).decode()
+    return named_call(call[1], arguments, text, 0)

@@ -11,10 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-import orjson
-
+from rollq.buffer import exact_json
 from rollq.workers.agents.conversation import Message
-from rollq.workers.agents.formats.json_calls import json_call, json_end, named_call
+from rollq.workers.agents.formats.json_calls import elements, json_call, json_end, named_call
 from rollq.workers.agents.formats.thoughts import THINK, split_thoughts
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn
@@ -55,8 +54,8 @@ def _calls(visible: str, place: int, text: str, index: int) -> tuple[Sequence[To
     if head[1]:
         return [named_call(head[1], raw, text, index)], end
     try:
-        written = orjson.loads(raw)
+        written = exact_json.loads(raw)
     except ValueError as error:
         return [Malformed(f"{CALLS} is followed by a JSON list of calls, this is not: {error}")], end
-    listed = written if isinstance(written, list) and written else [written]
+    listed = elements(raw) if isinstance(written, list) and written else [raw]
     return [json_call(call, "arguments", text, index + number) for number, call in enumerate(listed)], end

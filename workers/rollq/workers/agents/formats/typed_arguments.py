@@ -5,11 +5,13 @@ from typing import Any, Final
 
 import orjson
 
+from rollq.buffer import exact_json
 from rollq.workers.agents.conversation import Message
-from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id
+from rollq.workers.agents.formats.json_calls import name_problem
+from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_arguments
 
-PYTHON: Final[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
-"""Values as the template of Qwen3-Coder writes them."""
+PYTHON: Final[Mapping[str, str]] = {"True": "true", "False": "false", "None": "null"}
+"""Values as the template of Qwen3-Coder writes them, and in JSON."""
 
 
 def typed_call(
@@ -20,27 +22,29 @@ def typed_call(
     A string of the schema stays as it is written. Other values are JSON; one that is not stays a text, for the tool to
     refuse. Without a schema a value is JSON if it can be, and else a text.
     """
-    if not name:
-        return Malformed("a tool call without the name of the tool")
+    if problem := name_problem(name):
+        return problem
     schemas = _schemas(name, tools)
-    arguments = {key: _typed(value, schemas.get(key)) for key, value in written}
     try:
+        arguments = {key: orjson.Fragment(_as_json(value, schemas.get(key))) for key, value in written}
         raw_arguments = orjson.dumps(arguments).decode()
     except TypeError as error:  # half of a surrogate pair
         return Malformed(f"the arguments of {name!r} cannot be JSON: {error}")
-    return ToolCall(name, arguments, call_id(text, index), raw_arguments)
+    return parse_arguments(name, raw_arguments, call_id(text, index))
 
 
-def _typed(value: str, schema: Any) -> Any:
+def _as_json(value: str, schema: Any) -> str | bytes:
+    """The JSON that the model meant with a text."""
     types = _types(schema)
     if "string" in types and not (value == "null" and "null" in types):
-        return value
+        return orjson.dumps(value)
     if value in PYTHON and types:
         return PYTHON[value]
     try:
-        return orjson.loads(value)
+        exact_json.loads(value)
     except ValueError:
-        return value
+        return orjson.dumps(value)
+    return value.strip()
 
 
 def _types(schema: Any) -> set[str]:

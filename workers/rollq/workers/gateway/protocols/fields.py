@@ -7,9 +7,9 @@ with that name if the value is of another type. Values are those that orjson rea
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-import orjson
-
+from rollq.buffer import exact_json
 from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.tool_calls import ROOM, nested
 from rollq.workers.gateway.calls import CallRefused, ToolChoice
 
 RETRY_COUNT: Final = "x-stainless-retry-count"
@@ -20,8 +20,6 @@ UNREADABLE: Final = "(This model cannot read what is here.)"
 
 _MOST: Final = 2**31 - 1
 _LABEL: Final = 40
-_ROOM: Final = 16
-"""Levels that a record may add around a value before orjson, which writes at most 254, refuses it."""
 
 
 def mapping(value: Any, name: str) -> Mapping[str, Any]:
@@ -115,12 +113,9 @@ def block_text(block: Any, name: str, kinds: Collection[str], left_out: dict[str
 
 def json_text(value: Any, name: str) -> str:
     """An object as JSON."""
-    nested: Any = mapping(value, name)
-    for _ in range(_ROOM):
-        nested = (nested,)
     try:
-        return orjson.dumps(nested)[_ROOM:-_ROOM].decode()
-    except (orjson.JSONEncodeError, RecursionError) as error:
+        return exact_json.dumps(nested(mapping(value, name)))[ROOM:-ROOM].decode()
+    except (TypeError, RecursionError) as error:
         raise CallRefused(f"{name} cannot be written as JSON: {error}") from None
 
 

@@ -6,11 +6,13 @@ Thoughts are blocks of type `thinking`. Their signature says which answer they a
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import orjson
+
 from rollq.buffer.rollouts import FinishReason
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call, CallRefused, ToolChoice, call_id
 from rollq.workers.gateway.protocols import fields
-from rollq.workers.gateway.protocols.writing import event
+from rollq.workers.gateway.protocols.writing import arguments_of, event
 
 SERVED: Final = frozenset(
     ("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream")
@@ -57,7 +59,7 @@ def answer(call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any
     """See `CallProtocol.answer`."""
     return {
         **_head(call, answer),
-        "content": _blocks(answer),
+        "content": [_whole(block) for block in _blocks(answer)],
         **_end(answer),
         "usage": _usage(answer, answer.response_tokens),
     }
@@ -129,6 +131,7 @@ def _usage(answer: Answer, output_tokens: int) -> dict[str, Any]:
 
 
 def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    """The blocks of an answer; the input of a tool is JSON, as the model wrote it."""
     blocks: list[dict[str, Any]] = []
     if answer.reasoning is not None:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": f"answer-{answer.number}"})
@@ -136,8 +139,13 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
         blocks.append({"type": "text", "text": answer.content, "citations": None})
     for index, call in enumerate(answer.calls):
         id = call_id(answer.number, index)
-        blocks.append({"type": "tool_use", "id": id, "name": call.name, "input": call.arguments})
+        blocks.append({"type": "tool_use", "id": id, "name": call.name, "input": arguments_of(call)})
     return blocks
+
+
+def _whole(block: dict[str, Any]) -> dict[str, Any]:
+    """The block as it is in an answer that does not stream."""
+    return {**block, "input": orjson.Fragment(block["input"])} if block["type"] == "tool_use" else block
 
 
 def _stream(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -148,8 +156,7 @@ def _stream(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
         return {**block, "thinking": "", "signature": ""}, [thought, signature]
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
-    written = fields.json_text(block["input"], "input")
-    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": written}]
+    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": block["input"]}]
 
 
 def _system(system: Any) -> tuple[Message, ...]:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
+from rollq.buffer import exact_json
 from rollq.buffer.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused
@@ -24,12 +23,12 @@ _KINDS: Final = {
 def event(data: Any, kind: str | None = None) -> bytes:
     """A server-sent event of a type, or of none."""
     head = b"" if kind is None else b"event: %b\n" % kind.encode()
-    return b"%bdata: %b\n\n" % (head, orjson.dumps(data))
+    return b"%bdata: %b\n\n" % (head, exact_json.dumps(data))
 
 
 def arguments_of(call: ToolCall) -> str:
     """The arguments of a call as JSON, as the model wrote them."""
-    return call.raw_arguments or orjson.dumps(call.arguments).decode()
+    return call.raw_arguments or exact_json.dumps(call.arguments).decode()
 
 
 def openai_finish(answer: Answer) -> str:
