@@ -15,6 +15,7 @@ import numpy as np
 
 from rollq.buffer.rollouts import Int32Array, Segment, VersionSpan
 from rollq.workers.agents.continuation import first_tokens, join, padded_arrays
+from rollq.workers.agents.template_forms import for_template, tools_for_template
 from rollq.workers.engines.protocol import Completion, Tokenizer
 
 Message = Mapping[str, Any]
@@ -62,10 +63,10 @@ class Conversation:
     @classmethod
     def begin(cls, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Message]) -> Self:
         """A conversation whose next turn is the model's."""
-        rendered = tokenizer.render(messages, tools)
-        conversation = tuple(messages)
+        conversation, tools = for_template(tokenizer, messages), tools_for_template(tokenizer, tools)
+        rendered = tokenizer.render(conversation, tools)
         prompt_ids = _ids(tokenizer, rendered)
-        return cls(tokenizer, tuple(tools), conversation, rendered, prompt_ids, preferred=conversation)
+        return cls(tokenizer, tools, conversation, rendered, prompt_ids, preferred=conversation)
 
     @classmethod
     def begin_with(cls, tokenizer: Tokenizer, text: str, ids: Sequence[int] | None = None) -> Self:
@@ -175,6 +176,7 @@ class Conversation:
 
         Raises what the chat template raises if it accepts no form of the model's turn.
         """
+        messages = for_template(self.tokenizer, messages)
         histories = [(*self.messages[:-1], form, *messages) for form in self.forms] or [(*self.messages, *messages)]
         preferred = (*self.preferred, *messages)
         for history, rendered in self._renderings(histories):

@@ -16,6 +16,7 @@ from rollq.buffer.rollouts import FinishReason, Int32Array, Prompt, Sample, Samp
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.image_prompts import ImageTokenizer
 from rollq.workers.agents.stop_strings import cut_at_stop_string
+from rollq.workers.agents.template_forms import for_template
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
 
 STATUS_OF: Final = {
@@ -163,4 +164,4 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
         return np.array(tokenizer.expand(ids) if isinstance(tokenizer, ImageTokenizer) else ids, dtype=np.int32)
     if isinstance(prompt.content, str):
         return np.array(tokenizer.encode_prompt(prompt.content), dtype=np.int32)
-    return np.array(tokenizer.chat([dict(message) for message in prompt.content]), dtype=np.int32)
+    return np.array(tokenizer.chat(for_template(tokenizer, prompt.content)), dtype=np.int32)
