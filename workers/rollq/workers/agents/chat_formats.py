@@ -9,11 +9,12 @@ from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.deepseek import CALLS_START, parse_deepseek
 from rollq.workers.agents.formats.families import family_of
 from rollq.workers.agents.formats.glm import parse_glm
-from rollq.workers.agents.formats.harmony import BODY, CHANNEL, START, parse_harmony
+from rollq.workers.agents.formats.harmony import BODY, CHANNEL, START, parse_harmony, parse_harmony_thoughts
 from rollq.workers.agents.formats.hermes import parse_hermes
 from rollq.workers.agents.formats.llama3 import parse_llama3
-from rollq.workers.agents.formats.mistral import CALLS, parse_mistral
+from rollq.workers.agents.formats.mistral import CALLS, parse_mistral, parse_mistral_thoughts
 from rollq.workers.agents.formats.qwen3_xml import parse_qwen3_xml
+from rollq.workers.agents.formats.thoughts import parse_thoughts
 from rollq.workers.agents.turns import ChatFormat, Turn
 from rollq.workers.agents.vllm_parsers import HERMES, VllmFormat
 from rollq.workers.engines.protocol import Tokenizer
@@ -23,10 +24,12 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True)
 class BuiltInFormat:
-    """A format of rollq. `parser` is a pure function; `tokens` are those that the tokenizer must have."""
+    """A format of rollq. `parser` is a pure function, and so is `thoughts`, for models that have no tools; `tokens` are
+    those that the tokenizer must have."""
 
     name: str
     parser: Callable[[str, Sequence[Message], str], Turn]
+    thoughts: Callable[[str, str], Turn]
     tokens: tuple[str, ...] = ()
     verbatim: bool = False
 
@@ -37,10 +40,12 @@ class BuiltInFormat:
                 raise ConfigError(f"agent_options.tool_parser {self.name!r} needs a tokenizer with the token {token!r}")
 
     async def parse(
-        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message] | None, prompt: str
     ) -> Turn:
         """See `ChatFormat.parse`."""
-        return self.parser(text, tools, prompt)
+        if tools is not None and not tools:
+            return self.thoughts(text, prompt)
+        return self.parser(text, tools or (), prompt)
 
 
 class AutoFormat:
@@ -53,13 +58,13 @@ class AutoFormat:
         format_of(tokenizer).check(tokenizer)
 
     async def parse(
-        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message] | None, prompt: str
     ) -> Turn:
         """See `ChatFormat.parse`."""
-        return format_of(tokenizer).parser(text, tools, prompt)
+        return await format_of(tokenizer).parse(tokenizer, text, ids, tools, prompt)
 
 
-def parse_plain(text: str, tools: Sequence[Message], prompt: str) -> Turn:
+def parse_plain(text: str, *_: object) -> Turn:
     """Text without calls; all of it is content."""
     return Turn(text, text)
 
@@ -67,21 +72,21 @@ def parse_plain(text: str, tools: Sequence[Message], prompt: str) -> Turn:
 BUILT_IN: Final[Mapping[str, BuiltInFormat]] = {
     named.name: named
     for named in (
-        BuiltInFormat(HERMES, parse_hermes, verbatim=True),
-        BuiltInFormat("qwen3_coder", parse_qwen3_xml),
-        BuiltInFormat("qwen3_xml", parse_qwen3_xml),
-        BuiltInFormat("llama3_json", parse_llama3),
-        BuiltInFormat("mistral", parse_mistral, (CALLS,)),
-        BuiltInFormat("deepseek_v3", parse_deepseek, (CALLS_START,)),
-        BuiltInFormat("deepseek_v31", parse_deepseek, (CALLS_START,)),
-        BuiltInFormat("glm45", parse_glm),
-        BuiltInFormat("glm47", parse_glm),
-        BuiltInFormat("harmony", parse_harmony, (START, CHANNEL, BODY)),
-        BuiltInFormat("openai", parse_harmony, (START, CHANNEL, BODY)),
+        BuiltInFormat(HERMES, parse_hermes, parse_thoughts, verbatim=True),
+        BuiltInFormat("qwen3_coder", parse_qwen3_xml, parse_thoughts),
+        BuiltInFormat("qwen3_xml", parse_qwen3_xml, parse_thoughts),
+        BuiltInFormat("llama3_json", parse_llama3, parse_plain),
+        BuiltInFormat("mistral", parse_mistral, parse_mistral_thoughts, (CALLS,)),
+        BuiltInFormat("deepseek_v3", parse_deepseek, parse_thoughts, (CALLS_START,)),
+        BuiltInFormat("deepseek_v31", parse_deepseek, parse_thoughts, (CALLS_START,)),
+        BuiltInFormat("glm45", parse_glm, parse_thoughts),
+        BuiltInFormat("glm47", parse_glm, parse_thoughts),
+        BuiltInFormat("harmony", parse_harmony, parse_harmony_thoughts, (START, CHANNEL, BODY)),
+        BuiltInFormat("openai", parse_harmony, parse_harmony_thoughts, (START, CHANNEL, BODY)),
     )
 }
 """Names as vLLM's server has them; `harmony` is `openai` there."""
-PLAIN: Final = BuiltInFormat("", parse_plain, verbatim=True)
+PLAIN: Final = BuiltInFormat("", parse_plain, parse_plain, verbatim=True)
 NAMES: Final = ", ".join(BUILT_IN)
 
 

@@ -168,7 +168,8 @@ class _Dialogue:
         self.conversation = upcoming.after_model(completion, end_ids)
         text = self.conversation.messages[-1]["content"]
         without_end = ids[:-1] if ids and ids[-1] in end_ids else ids
-        self.turn = await self.chat_format.parse(tokenizer, text, without_end, self.opening.tools, upcoming.rendered)
+        tools = self.opening.tools or None  # an environment may describe some in words
+        self.turn = await self.chat_format.parse(tokenizer, text, without_end, tools, upcoming.rendered)
         if self.chat_format.verbatim:
             self.text = tokenizer.decode(ids)
         else:

@@ -55,9 +55,12 @@ class ChatFormat(Protocol):
         ...
 
     async def parse(
-        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message] | None, prompt: str
     ) -> Turn:
         """The turn with this text and these token ids, without the token that ended it; it continued `prompt`.
+
+        The model was given these `tools`. Without any, nothing is a call, and all but thoughts is content. None: it is
+        not known which; the prompt may describe some in words.
 
         Never raises for what a model wrote: a turn that cannot be parsed has a malformed call.
         """

@@ -35,14 +35,15 @@ MARKS: Final = ("tool", "<|python_tag|>")
 class VllmFormat:
     """The format of a tool parser and a reasoning parser of vLLM, each by name, or "".
 
-    The tool parser `hermes` is our own. `both` and `tools_alone` are vLLM's classes, composed as its server does; `run`
-    calls them in a thread.
+    The tool parser `hermes` is our own. `both`, `tools_alone` and `thoughts_alone` are vLLM's classes, composed as its
+    server does; `run` calls them in a thread.
     """
 
     tool_parser: str
     reasoning_parser: str
     both: Any
     tools_alone: Any
+    thoughts_alone: Any
     run: UserFunction
     verbatim: ClassVar[bool] = False
 
@@ -54,11 +55,10 @@ class VllmFormat:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         theirs = "" if tool_parser == HERMES else tool_parser
         tools_alone = _load("tool_parser", theirs, instead) if theirs else None
-        both = _load("reasoning_parser", reasoning_parser, "leave it out") if reasoning_parser else tools_alone
-        if theirs and reasoning_parser:
-            both = _compose(theirs, reasoning_parser)
+        thoughts_alone = _load("reasoning_parser", reasoning_parser, "leave it out") if reasoning_parser else None
+        both = _compose(theirs, reasoning_parser) if theirs and reasoning_parser else thoughts_alone or tools_alone
         run = UserFunction.wrap(_parse, PARSE_TIMEOUT_S, quick=False)
-        return cls(tool_parser, reasoning_parser, both, tools_alone, run)
+        return cls(tool_parser, reasoning_parser, both, tools_alone, thoughts_alone, run)
 
     def check(self, tokenizer: Tokenizer) -> None:
         """See `ChatFormat.check`."""
@@ -77,7 +77,7 @@ class VllmFormat:
                     ) from error
 
     async def parse(
-        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message] | None, prompt: str
     ) -> Turn:
         """See `ChatFormat.parse`."""
         try:
@@ -152,15 +152,21 @@ def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[
     return found
 
 
-def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
+def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: Sequence[Message] | None) -> Turn:
     """The turn that the parsers of `format` find; runs in a thread."""
+    calls_none = tools is not None and not tools
     thoughts, visible = _closed_thoughts(format, backend, text)
-    parser = format.both if thoughts is None else format.tools_alone
+    if thoughts is None:
+        parser = format.thoughts_alone if calls_none else format.both
+    else:
+        parser = None if calls_none else format.tools_alone
     content, found = visible, None
     if parser is not None:
-        reasoning, content, found = _call(parser, backend, visible, ids, tools)
+        reasoning, content, found = _call(parser, backend, visible, ids, tools or ())
         if reasoning:
             thoughts, visible = reasoning, content or ""
+    if calls_none:
+        return Turn(text, content or "", thoughts or None)
     if format.tool_parser == HERMES:
         content, own = hermes_calls(visible, visible)
         return Turn(text, content, thoughts or None, own)

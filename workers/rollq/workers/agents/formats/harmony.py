@@ -41,6 +41,22 @@ def parse_harmony(text: str, tools: Sequence[Message] = (), prompt: str = "") ->
     return Turn(text, "\n".join(content), "\n".join(thoughts) if thoughts else None, tuple(calls))
 
 
+def parse_harmony_thoughts(text: str, prompt: str = "") -> Turn:
+    """The turn of a model that has no tools: a message to one is content, as it is written."""
+    thoughts: list[str] = []
+    content: list[str] = []
+    for place, message in enumerate(text.split(START)):
+        for header, body in _messages(message if place == 0 else START + message):
+            channel = header.rpartition(CHANNEL)[2].lstrip()
+            if RECIPIENT.search(header):
+                content.append(message.removeprefix("assistant"))
+            elif channel.startswith("analysis"):
+                thoughts.append(body)
+            elif channel.startswith(("final", "commentary")) or CHANNEL not in header:
+                content.append(body)
+    return Turn(text, "\n".join(content), "\n".join(thoughts) if thoughts else None)
+
+
 def _messages(text: str) -> list[tuple[str, str]]:
     """Header and body of each message. One without a header, which is not harmony, has an empty one; one that was cut
     off within its header is left out, and so is one of another role."""

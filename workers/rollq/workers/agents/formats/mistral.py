@@ -14,7 +14,7 @@ from typing import Final
 from rollq.buffer import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.json_calls import elements, json_call, json_end, named_call
-from rollq.workers.agents.formats.thoughts import THINK, split_thoughts
+from rollq.workers.agents.formats.thoughts import THINK, parse_thoughts, split_thoughts
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn
 
@@ -28,8 +28,7 @@ HEAD: Final = re.compile(
 
 def parse_mistral(text: str, tools: Sequence[Message] = (), prompt: str = "") -> Turn:
     """The turn that continues `prompt` with `text`."""
-    marks = THINK if text.lstrip().startswith(THINK[0]) else BRACKETS  # Magistral of June 2025
-    thoughts, visible = split_thoughts(text, prompt, CALLS, marks)
+    thoughts, visible = split_thoughts(text, prompt, CALLS, _marks(text))
     calls: list[ToolCall | Malformed] = []
     place = visible.find(CALLS)
     content = [visible[:place] if place >= 0 else visible]
@@ -40,6 +39,15 @@ def parse_mistral(text: str, tools: Sequence[Message] = (), prompt: str = "") ->
         place = visible.find(CALLS, end)
         content.append(visible[end : place if place >= 0 else len(visible)])
     return Turn(text, "".join(content), thoughts, tuple(calls), lead)
+
+
+def parse_mistral_thoughts(text: str, prompt: str = "") -> Turn:
+    """The turn of a model that has no tools, see `parse_thoughts`."""
+    return parse_thoughts(text, prompt, _marks(text))
+
+
+def _marks(text: str) -> tuple[str, str]:
+    return THINK if text.lstrip().startswith(THINK[0]) else BRACKETS  # Magistral of June 2025
 
 
 def _calls(visible: str, place: int, text: str, index: int) -> tuple[Sequence[ToolCall | Malformed], int]:
