@@ -260,7 +260,11 @@ def test_a_repeat_of_a_call_that_is_being_given_up_is_a_new_call(tokenizer: HfTo
     run(use)
 
 
-def test_a_client_that_came_back_is_expected_no_more(tokenizer: HfTokenizer) -> None:
+def test_a_client_that_came_back_is_expected_no_more(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
+
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
         other = replace(REQUEST, messages=({"role": "user", "content": "Other"},))
@@ -461,7 +465,11 @@ def test_a_limit_refuses_the_next_call(
     run(use)
 
 
-def test_calls_beyond_those_that_may_run_at_the_same_time_are_told_to_come_again(tokenizer: HfTokenizer) -> None:
+def test_a_call_that_has_waited_long_for_its_turn_is_told_to_come_again(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
+
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
         first = asyncio.ensure_future(serve(session, REQUEST))
@@ -473,6 +481,45 @@ def test_calls_beyond_those_that_may_run_at_the_same_time_are_told_to_come_again
         await first
 
     run(use)
+
+
+def test_a_burst_of_calls_waits_its_turn(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=2, max_calls=6))
+        asking = [asyncio.ensure_future(serve(session, replace(REQUEST, max_tokens=900 - n))) for n in range(6)]
+        while model.asked < 2:
+            await asyncio.sleep(0)
+        with pytest.raises(CallRefused) as refused:  # those that wait count
+            await serve(session, replace(REQUEST, max_tokens=100))
+        assert refused.value.code == "too_many_calls"
+        assert model.asked == 2
+        assert session.is_busy
+        model.go.set()
+        answers = await asyncio.gather(*asking)
+        assert [answer.content for answer in answers] == [f"answer {n}" for n in range(6)]
+        assert not session.is_busy
+
+    run(use)
+
+
+def test_a_call_that_waits_is_refused_when_the_session_ends_or_has_made_its_tokens(tokenizer: HfTokenizer) -> None:
+    async def use(*, closes: bool) -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1, max_made_tokens=1))
+        first = asyncio.ensure_future(serve(session, REQUEST))
+        second = asyncio.ensure_future(serve(session, replace(REQUEST, max_tokens=900)))
+        while not model.asked:
+            await asyncio.sleep(0)
+        if closes:
+            session.close(1.0, {})
+        model.go.set()
+        await first
+        with pytest.raises(CallRefused) as refused:
+            await second
+        assert refused.value.code == ("session_over" if closes else "too_many_tokens")
+        assert model.asked == 1
+
+    run(partial(use, closes=True))
+    run(partial(use, closes=False))
 
 
 def test_a_stop_text_of_the_client_ends_the_answer_and_may_come_back(tokenizer: HfTokenizer) -> None:
@@ -718,12 +765,16 @@ def test_no_call_has_the_number_of_a_recorded_one(tokenizer: HfTokenizer) -> Non
     assert run(use) == [0, 2, 3]
 
 
-def test_a_call_that_was_told_to_come_again_is_no_repeat(tokenizer: HfTokenizer) -> None:
+def test_a_call_that_was_told_to_come_again_is_no_repeat(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
+
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
         first = asyncio.ensure_future(serve(session, REQUEST))
         await asyncio.sleep(0)
-        with pytest.raises(CallRefused, match="run already"):
+        with pytest.raises(CallRefused, match=r"one of the 1 that this session runs at a time \(parallel_calls\)"):
             await serve(session, REQUEST)
         model.go.set()
         await first
@@ -816,6 +867,7 @@ def test_a_client_that_was_told_to_come_again_and_never_does_is_forgotten(
     tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "RETURN_S", 0.0)
+    monkeypatch.setattr(session_module, "PLACE_S", 0.0)
 
     async def use() -> None:
         session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))

@@ -21,6 +21,8 @@ from rollq.workers.gateway.outcome import Chooser, finished_sample, leave_out
 
 SETTLE_S: Final = 5.0
 """How long calls that run when a session closes are awaited."""
+PLACE_S: Final = 300.0
+"""How long a call waits for its turn, less than clients wait for an answer."""
 RETURN_S: Final = 60.0
 """How long a client is expected back that was turned away."""
 
@@ -93,6 +95,7 @@ class Session:
         self._asked: dict[bytes, list[Asked]] = {}
         self._times: Counter[bytes] = Counter()  # how often each request was asked
         self._turned_away: dict[bytes, list[float]] = {}  # how long clients are expected back, by their requests
+        self._places = asyncio.Semaphore(limits.parallel_calls)
         self._running = self._unfinished = 0
 
     def ask(self, call: Call, caller: Caller) -> "asyncio.Task[Answer]":
@@ -136,7 +139,7 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is under way, or waits for its turn."""
         return self._running > 0
 
     def _repeated(self, located: Located) -> Asked | None:
@@ -174,24 +177,40 @@ class Session:
         return bool(expected)
 
     def _begin(self, located: Located) -> Asked:
-        if self._running >= self._limits.parallel_calls:
-            self._turn_away(located.digest)
-            raise CallRefused(
-                f"{self._running} calls of this session run already", status=429, code="rate_limit", retry_after_s=1
-            )
         if len(self.answering.tree.nodes) + self._running >= self._limits.max_calls:
             raise CallRefused(f"this session has made its {self._limits.max_calls} calls", code="too_many_calls")
-        made = sum(node.tokens for node in self.answering.tree.nodes)
-        if 0 < self._limits.max_made_tokens <= made:
-            raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
         known = self._asked.setdefault(located.digest, [])
         begun = self.answering.tree.tick()
-        asked = Asked(asyncio.create_task(self.answering.answer(located, self._times[located.digest], begun)), begun)
+        asked = Asked(asyncio.create_task(self._answer(located, self._times[located.digest], begun)), begun)
         self._times[located.digest] += 1
         known.append(asked)
         asked.task.add_done_callback(lambda _: self._answered(located.digest, asked))
         self._running += 1
         return asked
+
+    async def _answer(self, located: Located, times: int, begun: int) -> Answer:
+        """The answer to a call, once fewer than `parallel_calls` others run. Raises `CallRefused`."""
+        try:
+            async with asyncio.timeout(PLACE_S):
+                await self._places.acquire()
+        except TimeoutError:
+            most = self._limits.parallel_calls
+            raise CallRefused(
+                f"the call has waited {PLACE_S:g} s for one of the {most} that this session runs at a time "
+                "(parallel_calls)",
+                status=429,
+                code="rate_limit",
+                retry_after_s=1,
+            ) from None
+        try:
+            if self.is_over:
+                raise session_over()
+            made = sum(node.tokens for node in self.answering.tree.nodes)
+            if 0 < self._limits.max_made_tokens <= made:
+                raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
+            return await self.answering.answer(located, times, begun)
+        finally:
+            self._places.release()
 
     def _answered(self, digest: bytes, asked: Asked) -> None:
         self._running -= 1

@@ -32,7 +32,7 @@ class SessionSettings(Settings):
     )
     max_calls: int = Field(default=256, gt=0, description="most calls in a session")
     max_made_tokens: int = Field(default=0, ge=0, description="tokens after which a session makes no more; 0: no limit")
-    parallel_calls: int = Field(default=8, gt=0, description="calls of a session at the same time")
+    parallel_calls: int = Field(default=8, gt=0, description="calls of a session at the same time; others wait")
     repeat_s: float = Field(
         default=60, ge=0, description="seconds that a call continues whose client has lost its connection"
     )
