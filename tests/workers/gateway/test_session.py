@@ -260,9 +260,7 @@ def test_a_repeat_of_a_call_that_is_being_given_up_is_a_new_call(tokenizer: HfTo
     run(use)
 
 
-def test_a_client_that_came_back_is_expected_no_more(
-    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_came_back_is_expected_no_more(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "PLACE_S", 0.0)
 
     async def use() -> None:

@@ -145,17 +145,17 @@ def test_a_thought_comes_back_from_its_encrypted_content_alone() -> None:
     with CannedGateway(canned("2", reasoning="so\n…")) as server:
         thought = ask(server, include=["reasoning.encrypted_content"], store=False).output[0]
     item = {"type": "reasoning", "summary": [], "encrypted_content": thought.encrypted_content}
-    assert parse(input=[USER, item]).messages[1]["reasoning_content"] == "so\n…"
+    assert parse(input=[USER, item, USER]).messages[1]["reasoning_content"] == "so\n…"
 
 
 def test_thoughts_of_other_servers_are_read_if_they_are_texts() -> None:
     other = {"type": "reasoning", "encrypted_content": "gAAAA==", "summary": []}
     summary = {**other, "summary": [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]}
     content = {**summary, "content": [{"type": "reasoning_text", "text": "c"}]}
-    assert parse(input=[USER, other]).messages == (USER,)
+    assert parse(input=[USER, other, USER]).messages == (USER, USER)
     assert parse(input=[USER, other]).ignored == ("input.reasoning",)
-    assert parse(input=[USER, summary]).messages[1]["reasoning_content"] == "a\nb"
-    assert parse(input=[USER, content]).messages[1]["reasoning_content"] == "c"
+    assert parse(input=[USER, summary, USER]).messages[1]["reasoning_content"] == "a\nb"
+    assert parse(input=[USER, content, USER]).messages[1]["reasoning_content"] == "c"
 
 
 def test_tools_of_namespaces_and_custom_tools_keep_the_callers_names() -> None:
@@ -197,10 +197,10 @@ def test_items_in_the_order_of_an_answer_are_one_message() -> None:
         input=[
             USER, thought("a"), said, call_item("1", "add"), call_item("2", "add"),
             output_item("2", "x"), output_item("1", "y"),
-            call_item("3", "add"), said, thought("b"), said, said,
+            call_item("3", "add"), said, thought("b"), said, said, USER,
         ]
     )  # fmt: skip
-    assert call.messages[1:] == (
+    assert call.messages[1:-1] == (
         {"role": "assistant", "content": "s", "reasoning_content": "a",
          "tool_calls": [tool_call("1", "add"), tool_call("2", "add")]},
         {"role": "tool", "content": "x", "tool_call_id": "2", "name": "add"},
@@ -215,7 +215,7 @@ def test_items_in_the_order_of_an_answer_are_one_message() -> None:
 def test_a_thought_may_come_back_as_a_message_of_its_text() -> None:
     thought: Any = {"role": "assistant", "content": "<think>\nso\n\n</think>"}
     said: Any = {"role": "assistant", "content": "<think>so</think> 2"}
-    assert parse(input=[USER, thought, said]).messages[1:] == (
+    assert parse(input=[USER, thought, said, USER]).messages[1:-1] == (
         {"role": "assistant", "content": "<think>so</think> 2", "reasoning_content": "so\n"},
     )
 

@@ -6,6 +6,7 @@ attempt. That one answers the same requests from the record, and samples only wh
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
@@ -46,7 +47,7 @@ def too_many_messages(messages: int) -> CallRefused:
 class Answering:
     """Answers the calls of one session. `failure` is what ended it, if something did; `replayed` counts answers from
     the record, of which there were `recorded` at the start; `forced` counts calls that demanded a tool call, which the
-    model was free to make."""
+    model was free to make; `ignored` those with a part that has no effect, by its name."""
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
         """Raises `CorruptFrame` for records that cannot be read."""
@@ -55,6 +56,7 @@ class Answering:
         self.failure: BaseException | None = None
         self.tools: tuple[Message, ...] = ()
         self.replayed = self.forced = 0
+        self.ignored: Counter[str] = Counter()
         self._format = chat_format
         self._log: list[Segment] = list(rollout.previous.segments)
         self._replay: dict[bytes, list[RecordedCall]] = {}
@@ -113,6 +115,7 @@ class Answering:
         node = self.tree.add(placement, completion, turn, number=number, stop_text=stop_text, end_ids=self._end_ids)
         self.tools = self.tools or call.tools
         self.forced += call.tool_choice == "required"
+        self.ignored.update(call.ignored)
         if record is None:
             await self._record(RecordedCall(number, located.digest, placement.delta, completion, created_s))
         else:

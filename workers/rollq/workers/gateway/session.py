@@ -257,6 +257,7 @@ class Session:
             "unfinished_calls": self._unfinished,
             "forced_tool_choices": answering.forced,
         }
-        facts = {**extra, **{name: count for name, count in counts.items() if count}}
+        ignored = {"ignored": dict(answering.ignored)} if answering.ignored else {}
+        facts = {**extra, **{name: count for name, count in counts.items() if count}, **ignored}
         made = finished_sample(answering.tree, self._rollout, facts)
         return replace(made, reward=self.reward, reward_parts=dict(self.reward_parts), tools=tuple(answering.tools))

@@ -26,12 +26,13 @@ WITHOUT_EFFECT: Final = frozenset(
     ("stream_options", "n", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
 )
 """Fields on which no answer depends."""
-DEFAULTS: Final = {"parallel_tool_calls": True, "modalities": ["text"]}
+DEFAULTS: Final = {"parallel_tool_calls": True, "modalities": ["text"], "add_generation_prompt": True}
 REFUSED: Final = {
     "audio": "this model answers in text",
     "functions": "define `tools`",
     "function_call": "set `tool_choice`",
     "web_search_options": "define a tool that searches",
+    "continue_final_message": "no caller can start an answer",
 }
 TEXTS: Final = ("text",)
 
@@ -127,22 +128,29 @@ def _calls(answer: Answer) -> list[Message]:
 
 def _messages(body: Mapping[str, Any], left_out: dict[str, None]) -> tuple[Message, ...]:
     names: dict[str, str] = {}  # of the tools, by the ids of their calls
-    messages = tuple(
-        _message(fields.mapping(message, f"messages[{place}]"), f"messages[{place}]", names, left_out)
-        for place, message in enumerate(fields.items(body.get("messages"), "messages"))
-    )
-    if not messages:
-        raise CallRefused("messages must not be empty")
-    return messages
+    messages: list[Message] = []
+    has_result = False
+    for place, raw in enumerate(fields.items(body.get("messages"), "messages")):
+        where = f"messages[{place}]"
+        message = fields.mapping(raw, where)
+        if message.get("role") == "user":
+            said = fields.content(
+                message.get("content"), f"{where}.content", TEXTS, left_out=left_out if has_result else None
+            )
+            messages.append({"role": "user", "content": said})
+        else:
+            messages.append(_message(message, where, names, left_out))
+            has_result = has_result or messages[-1]["role"] == "tool"
+    fields.ends_with_others(messages, "messages")
+    return tuple(messages)
 
 
 def _message(message: Mapping[str, Any], where: str, names: dict[str, str], left_out: dict[str, None]) -> Message:
+    """A message that is not the user's."""
     role = message.get("role")
     said = message.get("content")
     if role in ("system", "developer"):
         return {"role": "system", "content": fields.content(said, f"{where}.content", TEXTS)}
-    if role == "user":
-        return {"role": "user", "content": fields.content(said, f"{where}.content", TEXTS)}
     if role == "tool":
         id = fields.text(message.get("tool_call_id"), f"{where}.tool_call_id")
         result = fields.content(said, f"{where}.content", TEXTS, left_out=left_out)

@@ -16,7 +16,8 @@ RETRY_COUNT: Final = "x-stainless-retry-count"
 """Header of the SDKs of OpenAI and Anthropic: how often this request was sent before."""
 
 UNREADABLE: Final = "(This model cannot read what is here.)"
-"""Takes the place of an image in a tool's result: the model chose to look at it, and can choose again."""
+"""Takes the place of an image in a tool's result, or in what the user says after one, as clients send images that a
+tool has made: the model chose to look at it, and can choose again."""
 
 _MOST: Final = 2**31 - 1
 _LABEL: Final = 40
@@ -140,6 +141,14 @@ def tool_result(id: str, name: str | None, content: str) -> Message:
     """The message with a tool's result. `name` is that of the tool, None if its call is not among the messages."""
     named = {} if name is None else {"name": name}
     return {"role": "tool", "content": content, "tool_call_id": id, **named}
+
+
+def ends_with_others(messages: Sequence[Message], name: str) -> None:
+    """Refuse a conversation that is empty, or whose last words are the assistant's."""
+    if not messages:
+        raise CallRefused(f"{name} must not be empty")
+    if messages[-1]["role"] == "assistant":
+        raise CallRefused(f"{name} must not end with the assistant's: no caller can start an answer")
 
 
 def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:

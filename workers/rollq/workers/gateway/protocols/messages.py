@@ -175,12 +175,15 @@ def _bills(block: Any) -> bool:
 def _messages(body: Mapping[str, Any], left_out: dict[str, None]) -> tuple[Message, ...]:
     names: dict[str, str] = {}  # of the tools, by the ids of their calls
     messages: list[Message] = []
+    has_result = False
     for place, raw in enumerate(fields.items(body.get("messages"), "messages")):
         where = f"messages[{place}]"
         message = fields.mapping(raw, where)
         role = message.get("role")
         if role == "user":
-            messages += _user(message.get("content"), f"{where}.content", names, left_out)
+            said = message.get("content")
+            has_result = has_result or _has_result(said)
+            messages += _user(said, f"{where}.content", names, left_out, has_result=has_result)
         elif role == "assistant":
             messages.append(_assistant(message.get("content"), f"{where}.content", names, left_out))
         elif role == "system":
@@ -188,15 +191,21 @@ def _messages(body: Mapping[str, Any], left_out: dict[str, None]) -> tuple[Messa
             messages.append({"role": "system", "content": said})
         else:
             raise CallRefused(f"{where}.role must be user, assistant or system")
-    if not messages:
-        raise CallRefused("messages must not be empty")
-    if messages[-1]["role"] == "assistant":
-        raise CallRefused("messages must not end with the assistant's: no caller can start an answer")
+    fields.ends_with_others(messages, "messages")
     return tuple(messages)
 
 
-def _user(said: Any, where: str, names: Mapping[str, str], left_out: dict[str, None]) -> list[Message]:
-    """Results of tools, and between them the texts that are next to each other."""
+def _has_result(said: Any) -> bool:
+    """Whether the result of a tool is among the blocks of a user's message."""
+    blocks = said if isinstance(said, list | tuple) else ()
+    return any(isinstance(block, Mapping) and block.get("type") == "tool_result" for block in blocks)
+
+
+def _user(
+    said: Any, where: str, names: Mapping[str, str], left_out: dict[str, None], *, has_result: bool
+) -> list[Message]:
+    """Results of tools, and between them the texts that are next to each other. Once there is a result, what cannot be
+    read is left out."""
     if not isinstance(said, list | tuple):
         return [{"role": "user", "content": fields.content(said, where, TEXTS)}]
     messages: list[Message] = []
@@ -214,7 +223,7 @@ def _user(said: Any, where: str, names: Mapping[str, str], left_out: dict[str, N
             end_texts()
             messages.append(_result(block, at, names, left_out))
         else:
-            texts.append(fields.block_text(block, at, ("text", "tool_result")))
+            texts.append(fields.block_text(block, at, ("text", "tool_result"), left_out if has_result else None))
     end_texts()
     return messages
 

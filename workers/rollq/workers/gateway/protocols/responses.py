@@ -48,8 +48,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     else:
         for place, item in enumerate(fields.items(body.get("input"), "input")):
             history.add(fields.mapping(item, f"input[{place}]"), f"input[{place}]")
-    if not history.messages:
-        raise CallRefused("input must not be empty")
+    fields.ends_with_others(history.messages, "input")
     return Call(
         model=fields.nonempty(body.get("model"), "model"),
         messages=tuple(history.messages),

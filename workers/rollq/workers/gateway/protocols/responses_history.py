@@ -26,6 +26,7 @@ class History:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.left_out: dict[str, None] = {}
+        self._has_result = False
         self._names: dict[str, str] = {}  # of the tools, by the ids of their calls
         self._turn: dict[str, Any] = {}  # the assistant's message that the next item may belong to
 
@@ -52,6 +53,7 @@ class History:
             id = fields.text(item.get("call_id"), f"{where}.call_id")
             result = fields.content(item.get("output"), f"{where}.output", TEXTS, left_out=self.left_out)
             self.messages.append(fields.tool_result(id, self._names.get(id), result))
+            self._has_result = True
         else:
             raise CallRefused(f"{where}.type {fields.label(kind)} is not supported")
 
@@ -65,7 +67,8 @@ class History:
             else:
                 self._open("content", "tool_calls")["content"] = content
         elif role in ("user", "system", "developer"):
-            content = fields.content(said, f"{where}.content", TEXTS)
+            left_out = self.left_out if role == "user" and self._has_result else None
+            content = fields.content(said, f"{where}.content", TEXTS, left_out=left_out)
             self.say("user" if role == "user" else "system", content)
         else:
             raise CallRefused(f"{where}.role must be user, assistant, system or developer")
