@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
+from rollq.workers.agents.conversation import Conversation
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.tokenizers.hugging_face import HfTokenizer, model_fingerprint, tokenizer_fingerprint
 
@@ -117,3 +118,11 @@ def test_a_text_prompt_begins_with_bos_where_the_tokenizer_puts_one_before_texts
 def test_a_text_prompt_has_no_further_tokens_where_the_tokenizer_adds_none(folder: Path) -> None:
     tokenizer = HfTokenizer(folder)
     assert prompt_tokens(Prompt("2+2="), tokenizer).tolist() == tokenizer.encode("2+2=")
+
+
+def test_the_model_continues_messages_that_end_with_the_assistants(folder: Path) -> None:
+    tokenizer = HfTokenizer(folder)
+    messages = ({"role": "user", "content": "12+34="}, {"role": "assistant", "content": "It is "})
+    assert tokenizer.decode(prompt_tokens(Prompt(messages), tokenizer).tolist()) == "user: 12+34=\nassistant: It is "
+    with pytest.raises(ValueError, match="only the agent loop single_turn continues"):
+        Conversation.begin(tokenizer, messages, ())

@@ -62,7 +62,9 @@ class Conversation:
 
     @classmethod
     def begin(cls, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Message]) -> Self:
-        """A conversation whose next turn is the model's."""
+        """A conversation whose next turn is the model's. Raises `ValueError` if the last one is the assistant's."""
+        if messages and messages[-1]["role"] == "assistant":
+            raise ValueError("the messages end with the assistant's, which only the agent loop single_turn continues")
         conversation, tools = for_template(tokenizer, messages), tools_for_template(tokenizer, tools)
         rendered = tokenizer.render(conversation, tools)
         prompt_ids = _ids(tokenizer, rendered)

@@ -164,4 +164,6 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
         return np.array(tokenizer.expand(ids) if isinstance(tokenizer, ImageTokenizer) else ids, dtype=np.int32)
     if isinstance(prompt.content, str):
         return np.array(tokenizer.encode_prompt(prompt.content), dtype=np.int32)
-    return np.array(tokenizer.chat(for_template(tokenizer, prompt.content)), dtype=np.int32)
+    messages = for_template(tokenizer, prompt.content)
+    is_continued = messages[-1]["role"] == "assistant"
+    return np.array(tokenizer.chat_continued(messages) if is_continued else tokenizer.chat(messages), dtype=np.int32)

@@ -260,6 +260,10 @@ class Tokenizer(Protocol):
         """Token ids of `render`."""
         ...
 
+    def chat_continued(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation that ends in the middle of the assistant's last message."""
+        ...
+
     @property
     def chat_template(self) -> str | None:
         """The template of `render` for conversations with tools, None without one."""

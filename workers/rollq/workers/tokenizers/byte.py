@@ -34,3 +34,7 @@ class ByteTokenizer:
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The bytes of `render`."""
         return self.encode(self.render(messages, tools))
+
+    def chat_continued(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The bytes of `render`, without the last newline."""
+        return self.chat(messages)[:-1]

@@ -102,6 +102,9 @@ class HfTokenizer:
 
         Raises `ConfigError` when the tokenizer has no chat template.
         """
+        return self._rendered(messages, tools, add_generation_prompt=True)
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **how: bool) -> str:
         if self._tokenizer.chat_template is None:
             raise ConfigError(
                 f"the tokenizer in {str(self._folder)!r} has no chat template: use prompts that are text, or add one"
@@ -110,13 +113,17 @@ class HfTokenizer:
             [dict(message) for message in messages],
             tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
-            add_generation_prompt=True,
+            **how,
         )
         return text
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of `render`."""
         return self.encode(self.render(messages, tools))
+
+    def chat_continued(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation without the end of the assistant's last message, which the model continues."""
+        return self.encode(self._rendered(messages, (), continue_final_message=True))
 
     @property
     def chat_template(self) -> str | None:
