@@ -245,6 +245,13 @@ def test_a_checkpoint_counts_when_its_last_file_is_there(tmp_path: Path) -> None
     assert newest_checkpoint(tmp_path) == (2, tmp_path / "checkpoint-2", "lineage")
 
 
+def test_a_copy_of_a_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
+    for name, step in (("checkpoint-2", 2), ("checkpoint-best", 2), ("checkpoint-30", 4)):
+        (tmp_path / name).mkdir()
+        finish(tmp_path / name, step, "lineage")
+    assert newest_checkpoint(tmp_path) == (2, tmp_path / "checkpoint-2", "lineage")
+
+
 def test_another_release_of_trl_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     installed.check_installed()
     monkeypatch.setattr(installed, "version", lambda _: "1.17.0")

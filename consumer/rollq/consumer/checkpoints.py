@@ -1,9 +1,11 @@
 """Checkpoints of the reference trainer: folders that `from_pretrained` loads, with the optimizer's state.
 
 Invariant: a checkpoint contains its step, and appears complete or not at all, so weights and step cannot disagree. The
-buffer's guarantee that no batch is trained twice depends on it.
+buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if its name is that of the step
+that it contains; others, such as copies under names of their own, are neither resumed from nor removed.
 """
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from safetensors.torch import save
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.consumer.lora import adapter_stream, has_adapter, write_adapter
-from rollq.consumer.settings import MAX_FILE_BYTES
+from rollq.consumer.settings import KEPT_CHECKPOINTS, MAX_FILE_BYTES
 from rollq.consumer.sharding import like, reshard
 from rollq.consumer.weights.safetensors import copy_config, write_model, write_tensors
 from rollq.consumer.weights.tensor_stream import model_stream, tensor_stream
@@ -25,9 +27,10 @@ from rollq.consumer.weights.tensor_stream import model_stream, tensor_stream
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KEPT = 2
 STATE_FILE = "trainer.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
+
+_STEP = re.compile(r"step-\d+")
 
 
 class Checkpoint(NamedTuple):
@@ -39,12 +42,11 @@ class Checkpoint(NamedTuple):
 
 
 def newest_checkpoint(output: Path) -> Checkpoint | None:
-    """Find the checkpoint of the highest step in a trainer's output folder; None without any."""
-    folders = sorted(_folders(output).glob("step-*"))
-    if not folders:
-        return None
-    state = orjson.loads((folders[-1] / STATE_FILE).read_bytes())
-    return Checkpoint(state["step"], folders[-1], state.get("lineage"))
+    """Find the checkpoint of the highest step in a trainer's output folder; None without any.
+
+    Raises `ConfigError` for one whose `STATE_FILE` says no step.
+    """
+    return max(_checkpoints(output), default=None, key=lambda one: one.step)
 
 
 def save_checkpoint(
@@ -55,14 +57,16 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     config_from: Path,
     *,
+    kept: int = KEPT_CHECKPOINTS,
     max_file_bytes: int = MAX_FILE_BYTES,
     rank: int = 0,
 ) -> Checkpoint:
-    """Write the checkpoint of `step`, with the configuration files of `config_from`; only the last `KEPT` stay.
+    """Write the checkpoint of `step`, with the configuration files of `config_from`; of it and those of earlier steps,
+    only the last `kept` stay.
 
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """
-    folder = _folders(output) / f"step-{step:08d}"
+    folder = _folders(output) / step_name(step)
     reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer does not know
     lora = has_adapter(model)  # then the checkpoint has the adapter alone
     moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)))
@@ -78,8 +82,9 @@ def save_checkpoint(
                 write_model(unfinished, weights, max_file_bytes=max_file_bytes)
             write_tensors(unfinished / OPTIMIZER_FILE, moments)
             (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
-    for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
-        shutil.rmtree(old)
+    earlier = sorted((one for one in _checkpoints(output) if one.step <= step), key=lambda one: one.step)
+    for old in earlier[:-kept]:
+        shutil.rmtree(old.folder)
     return Checkpoint(step, folder, lineage)
 
 
@@ -113,7 +118,7 @@ def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> 
     files = [path for path in sorted(weights.glob("*.safetensors*")) if not path.name.startswith("optimizer")]
     if not files:
         raise ConfigError(f"--weights {str(weights)!r}: there are no weights, *.safetensors, in this folder")
-    folder = _folders(output) / f"step-{step:08d}"
+    folder = _folders(output) / step_name(step)
     with atomic_folder(folder) as unfinished:
         copy_config(config_from, unfinished)
         for path in files:
@@ -143,8 +148,19 @@ def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.
             optimizer.state[parameter][slot] = like(tensor, parameter) if tensor.ndim else tensor
 
 
+def step_name(step: int) -> str:
+    """The name of the folder of a step."""
+    return f"step-{step:08d}"
+
+
 def _folders(output: Path) -> Path:
     return output / "checkpoints"
+
+
+def _checkpoints(output: Path) -> list[Checkpoint]:
+    """The checkpoints in a trainer's output folder, in no order. Raises `ConfigError` as `recorded_checkpoint` does."""
+    found = (recorded_checkpoint(folder) for folder in _folders(output).glob("step-*") if _STEP.fullmatch(folder.name))
+    return [one for one in found if one is not None and one.folder.name == step_name(one.step)]
 
 
 def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

@@ -17,7 +17,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.consumer.batch import Batch
-from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint
+from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, step_name
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
 from rollq.consumer.images import ImageInputs
 from rollq.consumer.lora import add_adapter, load_adapter, save_adapter, without_adapter
@@ -76,10 +76,10 @@ class Learner:
             model: Weights = self.model
             return model
         adapters = self._settings.output / "adapters"
-        folder = adapters / f"step-{step:08d}"
+        folder = adapters / step_name(step)
         save_adapter(folder, self.model, rank=self._ranks.rank)
         if self._ranks.is_first:
-            found = sorted(adapters.glob("step-*"))
+            found = sorted(adapters.glob("step-" + "[0-9]" * 8))  # not copies that have names of their own
             undone = [one for one in found if one > folder]  # of steps after the checkpoint that training resumed from
             for old in undone + [one for one in found if one <= folder][: -self._settings.keep_versions - 1]:
                 shutil.rmtree(old)

@@ -19,6 +19,7 @@ Transport = Literal["redis", "path", "s3", "nccl"]
 
 MAX_FILE_BYTES = 5 << 30
 """As large as shards of models usually are."""
+KEPT_CHECKPOINTS = 2
 
 
 class NcclSettings(Settings):
@@ -185,6 +186,7 @@ class TrainerSettings(ClientSettings):
     )
     threads: int | None = Field(default=None, gt=0, description="CPU threads used by torch; default: torch's choice")
     checkpoint_every: int = Field(default=10, gt=0, description="train steps between two checkpoints")
+    keep_checkpoints: int = Field(default=KEPT_CHECKPOINTS, gt=0, description="checkpoints that stay: the newest ones")
     evaluate_every: int = Field(default=0, ge=0, description="train steps between two evaluations; 0: never")
     evaluation_timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one evaluation, in seconds; default: no limit"

@@ -338,6 +338,7 @@ class Trainer:
                 learner.model,
                 learner.optimizer,
                 settings.model,
+                kept=settings.keep_checkpoints,
                 max_file_bytes=settings.max_file_bytes,
                 rank=self._ranks.rank,
             )
