@@ -33,8 +33,10 @@ MODES = {
 PRETRAINED = "## A pretrained model"
 """Heading of the section about SmolLM2."""
 AGENTS = "## An agent over the gateway"
-"""Heading of the section about agents, the last one of the page, which `benchmarks.agent_learning` writes."""
-HEADINGS = ("", PRETRAINED, AGENTS)
+"""Heading of the section about agents, which `benchmarks.agent_learning` writes."""
+PRECISION = "## Passes in bfloat16"
+"""Heading of the last section of the page, which `benchmarks.precision` writes."""
+HEADINGS = ("", PRETRAINED, AGENTS, PRECISION)
 """Headings of the page's parts, in order; the first part begins the page."""
 
 

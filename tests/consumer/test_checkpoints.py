@@ -1,10 +1,9 @@
 """Checkpoints on disk: which of them stay, which one training resumes from, and what else lies beside them."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import orjson
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from support.tiny_qwen3 import tiny_qwen3
 
 
 @pytest.fixture(scope="module")
-def save(model_folder: Path) -> Iterator[Callable[..., None]]:
+def save(model_folder: Path) -> Callable[..., None]:
     model = tiny_qwen3()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -25,7 +24,7 @@ def save(model_folder: Path) -> Iterator[Callable[..., None]]:
         for step in steps:
             save_checkpoint(output, step, "", model, optimizer, model_folder, kept=kept)
 
-    yield save
+    return save
 
 
 def names(output: Path) -> list[str]:
@@ -59,7 +58,7 @@ def test_a_checkpoint_of_a_later_step_that_was_put_there_does_not_push_out_the_o
 
 @pytest.mark.parametrize("kept", [1, 3])
 def test_as_many_checkpoints_stay_as_the_settings_say(save: Callable[..., None], tmp_path: Path, kept: int) -> None:
-    save(tmp_path, *range(1, 6))
+    save(tmp_path, *range(1, 6), kept=kept)
     assert names(tmp_path) == [f"step-{step:08d}" for step in range(6 - kept, 6)]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from rollq.buffer.errors import ConfigError
@@ -72,6 +73,28 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_by_four(
         assert run_ranks(2, server_url, f"{run_name}b", whole) == [0, 0]
     for one, other in zip(metrics(chosen), metrics(whole), strict=True):
         assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-3)
+
+
+def test_two_ranks_in_bfloat16_change_and_save_the_numbers_that_one_process_does(
+    server_url: str, run_name: str, model_folder: Path, tmp_path: Path
+) -> None:
+    lines, weights = {}, {}
+    for world_size in (1, 2):
+        run = f"{run_name}{world_size}"
+        chosen = short_training(model_folder, tmp_path / run, dtype="bfloat16", learning_rate=1e-6)
+        with filled(server_url, run, model_folder, tmp_path / f"{run}-groups", 4):
+            assert run_ranks(world_size, server_url, run, chosen) == [0] * world_size
+        newest = newest_checkpoint(chosen.output)
+        assert newest is not None
+        lines[world_size], weights[world_size] = metrics(chosen), load_file(newest.folder / "model.safetensors")
+    for one, two in zip(lines[1], lines[2], strict=True):
+        assert min(one["changed"], two["changed"]) > 0.9
+        assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=0.1)
+    start = load_file(model_folder / "model.safetensors")
+    for name, tensor in weights[2].items():
+        assert tensor.dtype == torch.float32
+        moved, expected = tensor - start[name], weights[1][name] - start[name]
+        assert torch.cosine_similarity(moved.flatten(), expected.flatten(), dim=0) > 0.9, name
 
 
 def undisturbed(

@@ -8,6 +8,7 @@ import numpy as np
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
+from rollq.consumer.changed_numbers import LEAST_SHARE
 from rollq.consumer.loss import ABSENT_REMEDY
 from rollq.consumer.settings import TrainerSettings
 
@@ -35,6 +36,23 @@ class BatchWarnings:
                 batch.step,
                 task,
             )
+
+    def changed(self, step: int, share: float, *, learning_rate: float, gradient_norm: float) -> None:
+        """Warn about a step that has changed fewer than `LEAST_SHARE` of the numbers that are trained."""
+        if share >= LEAST_SHARE:
+            return
+        cause = (
+            f"updates of about learning_rate = {learning_rate:g} are rounded away: raise it in [trainer]"
+            if gradient_norm
+            else "the gradient is 0: all advantages are, or no token is trained on"
+        )
+        self._log_once.warning(
+            f"changed {not gradient_norm}",
+            "step %d has changed only %.2g %% of the numbers that are trained (changed in the metrics); %s",
+            step,
+            100 * share,
+            cause,
+        )
 
     def left_out(self, step: int, tokens: Mapping[str, int]) -> None:
         """Warn about the loss tokens, by task, that a step left out for want of logprobs."""

@@ -1,8 +1,8 @@
 """Checkpoints of the reference trainer: folders that `from_pretrained` loads, with the optimizer's state.
 
 Invariant: a checkpoint contains its step, and appears complete or not at all, so weights and step cannot disagree. The
-buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if its name is that of the step
-that it contains; others, such as copies under names of their own, are neither resumed from nor removed.
+buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if its name is that of the
+step that it contains; others, such as copies under other names, are neither resumed from nor removed.
 """
 
 import re
@@ -145,7 +145,8 @@ def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.
                     f"{tuple(tensor.shape)}"
                 )
             # scalars (the count of updates) stay on the CPU, where the optimizer keeps them
-            optimizer.state[parameter][slot] = like(tensor, parameter) if tensor.ndim else tensor
+            moment = like(tensor.to(parameter.dtype), parameter) if tensor.ndim else tensor
+            optimizer.state[parameter][slot] = moment
 
 
 def step_name(step: int) -> str:

@@ -24,9 +24,10 @@ from rollq.consumer.lora import add_adapter, load_adapter, save_adapter, without
 from rollq.consumer.loss import leave_out_absent, policy_loss
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.precision import computing_in
 from rollq.consumer.ranks import Ranks
 from rollq.consumer.schedule import learning_rate
-from rollq.consumer.settings import LoraSettings, TrainerSettings
+from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.sharding import decoder_layers, reshard, shard, whole_number
 from rollq.consumer.teacher import teacher_logprobs, teacher_top_logprobs
 from rollq.consumer.token_logprobs import check_chunks, token_logprobs
@@ -43,7 +44,9 @@ class Learner:
         self._settings = settings
         self._ranks = ranks
         newest = settings.model if checkpoint is None or settings.lora else checkpoint.folder
-        self.model = _load(newest, settings, ranks, lora=settings.lora)
+        self.model = _load(newest, settings, ranks, is_trained=True)
+        compute = settings.compute_in
+        self._compute_dtype = None if compute == "float32" or ranks.are_several else getattr(torch, compute)
         if settings.replay_experts:
             routers_of(self.model)  # raises if it has none
         if settings.logprob_chunk:
@@ -59,11 +62,12 @@ class Learner:
                 load_adapter(checkpoint.folder, self.model)
             load_optimizer(checkpoint.folder, self.model, self.optimizer)
         needs_reference = settings.loss.kl_coefficient > 0
-        self._reference = _load(settings.model, settings, ranks) if needs_reference and not settings.lora else None
+        needs_other = needs_reference and not settings.lora
+        self._reference = _load(settings.model, settings, ranks, is_trained=False) if needs_other else None
 
     def start_weights(self, checkpoint: Checkpoint | None) -> Weights:
         """The weights that training starts from: a folder, or the model where it is rounded. All ranks call it."""
-        if self._settings.lora or self._settings.publish_dtype:
+        if self._settings.lora or self._settings.consumer().publish_dtype:
             return self.weights(0 if checkpoint is None else checkpoint.step)
         return self._settings.model if checkpoint is None else checkpoint.folder
 
@@ -77,9 +81,9 @@ class Learner:
             return model
         adapters = self._settings.output / "adapters"
         folder = adapters / step_name(step)
-        save_adapter(folder, self.model, rank=self._ranks.rank)
+        save_adapter(folder, self.model, rank=self._ranks.rank, dtype=self._settings.dtype)
         if self._ranks.is_first:
-            found = sorted(adapters.glob("step-" + "[0-9]" * 8))  # not copies that have names of their own
+            found = sorted(adapters.glob("step-" + "[0-9]" * 8))  # not copies under other names
             undone = [one for one in found if one > folder]  # of steps after the checkpoint that training resumed from
             for old in undone + [one for one in found if one <= folder][: -self._settings.keep_versions - 1]:
                 shutil.rmtree(old)
@@ -116,7 +120,7 @@ class Learner:
             if self._ranks.any(stop.is_set()):
                 return False
             micro = self._on_device(micro, batch)
-            with self._routing(micro):
+            with computing_in(self.model, self._compute_dtype), self._routing(micro):
                 loss = policy_loss(
                     self.model,
                     micro,
@@ -182,7 +186,7 @@ class Learner:
         found = []
         for micro, _ in self._micro_batches(batch):
             micro = self._on_device(micro, batch)
-            with self._routing(micro):
+            with computing_in(self.model, self._compute_dtype), self._routing(micro):
                 found.append(self._logprobs(self.model, micro))
         reshard(self.model)
         return found
@@ -216,14 +220,8 @@ class Learner:
 def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[Checkpoint | None, Learner]:
     """The newest checkpoint, and a learner that starts from it, or from the model.
 
-    Raises `ConfigError` for settings that need several ranks, and where ranks find different checkpoints;
-    `WeightsError` for a checkpoint of another model.
+    Raises `ConfigError` where ranks find different checkpoints; `WeightsError` for a checkpoint of another model.
     """
-    if settings.compute_dtype and not ranks.are_several:
-        raise ConfigError(
-            f"[trainer] compute_dtype = {settings.compute_dtype!r} needs several ranks: start `rollq train` with "
-            '--ranks, or set dtype = "bfloat16"'
-        )
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(seed)
@@ -237,26 +235,28 @@ def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[C
     return newest, Learner(settings, newest, ranks)
 
 
-def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, lora: LoraSettings | None = None) -> Any:
+def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: bool) -> Any:
     """The model of a folder in `eval` mode: without dropout, its forward pass is that of the engines.
 
-    With `lora`, it has a new adapter. With several ranks it is sharded, layer by layer on its way to the device, and
-    those of one machine load it one after the other.
+    If it is trained, its parameters are float32, or with `lora` in the settings those of its new adapter. With several
+    ranks it is sharded, layer by layer on its way to the device, and those of one machine load it one after the other.
     """
     if not ranks.are_several:
-        return _moved(_read(folder, settings, lora), settings)
+        return _moved(_read(folder, settings, is_trained=is_trained), settings)
+    compute = None if settings.compute_in == "float32" else getattr(torch, settings.compute_in)
     for mine in ranks.take_turns():
         if mine:
-            model = _read(folder, settings, lora)
-            compute = settings.compute_dtype and getattr(torch, settings.compute_dtype)
+            model = _read(folder, settings, is_trained=is_trained)
             shard(model, world_size=ranks.world_size, device=settings.device, compute_dtype=compute)
     return model
 
 
-def _read(folder: Path, settings: TrainerSettings, lora: LoraSettings | None) -> Any:
-    model: Any = model_class(folder).from_pretrained(folder, dtype=getattr(torch, settings.dtype))
-    if lora is not None:
-        add_adapter(model, lora)
+def _read(folder: Path, settings: TrainerSettings, *, is_trained: bool) -> Any:
+    is_frozen = not is_trained or settings.lora is not None
+    dtype = getattr(torch, settings.dtype if is_trained else settings.compute_in) if is_frozen else torch.float32
+    model: Any = model_class(folder).from_pretrained(folder, dtype=dtype)
+    if is_trained and settings.lora is not None:
+        add_adapter(model, settings.lora)
     if settings.checkpoint_activations:
         for layer in decoder_layers(model):
             layer.forward = partial(run_again, layer.forward, use_reentrant=False)

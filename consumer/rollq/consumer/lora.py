@@ -27,6 +27,7 @@ _NAME = ".default."
 def add_adapter(model: Any, settings: LoraSettings) -> None:
     """Add an adapter to a model of transformers in place: only the adapter is trained, and at first it changes nothing.
 
+    Its parameters are float32, whatever those of the model are: updates at a small learning rate would be rounded away.
     Raises `ConfigError` where `targets` match no module, and without the package peft.
     """
     try:
@@ -43,7 +44,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
     config.target_modules = sorted(config.target_modules or ())
     model.rollq_adapter = config
     for parameter in _adapter(model).values():
-        parameter.data = parameter.data.to(model.dtype)
+        parameter.data = parameter.data.float()
 
 
 @contextmanager
@@ -66,9 +67,12 @@ def has_adapter(model: Any) -> bool:
     return hasattr(model, "rollq_adapter")
 
 
-def save_adapter(folder: Path, model: Any, *, rank: int = 0) -> None:
-    """Write the adapter of `model` as a folder, which replaces an older one. All ranks call it, and rank 0 writes."""
-    with adapter_stream(model) as stream:
+def save_adapter(folder: Path, model: Any, *, rank: int = 0, dtype: str = "float32") -> None:
+    """Write the adapter of `model`, rounded to `dtype`, as a folder, which replaces an older one.
+
+    All ranks call it, and rank 0 writes.
+    """
+    with adapter_stream(model, dtype=dtype) as stream:
         if rank == 0:
             with atomic_folder(folder) as unfinished:
                 write_adapter(unfinished, model, stream)
@@ -80,9 +84,9 @@ def write_adapter(folder: Path, model: Any, stream: TensorStream) -> None:
     write_tensors(folder / ADAPTER_FILE, stream)
 
 
-def adapter_stream(model: Any) -> TensorStream:
-    """The tensors of the adapter, which may be sharded, by their names in files."""
-    return tensor_stream(_adapter(model))
+def adapter_stream(model: Any, *, dtype: str = "float32") -> TensorStream:
+    """The tensors of the adapter, which may be sharded, by their names in files, rounded to `dtype`."""
+    return tensor_stream(_adapter(model), dtype=dtype)
 
 
 def load_adapter(folder: Path, model: Any) -> None:

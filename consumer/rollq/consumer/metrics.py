@@ -58,7 +58,7 @@ class LossMetrics:
     def __init__(self) -> None:
         self.mismatch = MismatchGauge()
         self._tokens: list[tuple[npt.NDArray[Any], ...]] = []
-        self._loss = 0.0
+        self.loss = 0.0  # so far
         self._on_policy_error = 0.0
         self._has_entropy = False
         self._has_importance = False
@@ -86,7 +86,7 @@ class LossMetrics:
         """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
         `sequences` are indices into `Batch.sequences`; `importance` are the weights of a correction, if the loss has
         one. The mismatch of inserted tokens is that to no engine: it is in no sum."""
-        self._loss += float(loss)
+        self.loss += float(loss)
         self._has_entropy = entropy is not None
         self._has_importance = importance is not None
         inserted = versions == NO_VERSION
@@ -116,12 +116,12 @@ class LossMetrics:
 
     def rescale(self, factor: float) -> None:
         """Multiply the loss so far by a factor."""
-        self._loss *= factor
+        self.loss *= factor
 
     def sums(self) -> dict[str, Any]:
         """The sums as JSON, for `add_sums` of another rank."""
         return {
-            "loss": self._loss,
+            "loss": self.loss,
             "on_policy_error": self._on_policy_error,
             "has_entropy": self._has_entropy,
             "has_importance": self._has_importance,
@@ -131,7 +131,7 @@ class LossMetrics:
 
     def add_sums(self, sums: Mapping[str, Any]) -> None:
         """Add the sums of another rank. What is not finite has become None on the way."""
-        self._loss += sums["loss"]
+        self.loss += sums["loss"]
         error = sums["on_policy_error"]
         self._on_policy_error = max(self._on_policy_error, math.inf if error is None else error)
         self._has_entropy |= sums["has_entropy"]
@@ -146,11 +146,6 @@ class LossMetrics:
             return {}, np.zeros(0, np.int64)
         mismatch, ratio, clipped, sequences = (np.concatenate(parts) for parts in zip(*self._tokens, strict=True))
         return {"mismatch": mismatch, "ratio": ratio, "clipped": clipped}, sequences
-
-    @property
-    def loss(self) -> float:
-        """The loss so far."""
-        return self._loss
 
     @property
     def on_policy_error(self) -> float:
@@ -171,7 +166,7 @@ class LossMetrics:
         total = sampled + inserted
         tokens = max(total.tokens, 1.0)
         return {
-            "loss": self._loss,
+            "loss": self.loss,
             "tokens": int(total.tokens),
             **({"inserted_tokens": int(inserted.tokens)} if inserted.tokens else {}),
             **({"without_logprobs": dict(self.left_out)} if self.left_out else {}),

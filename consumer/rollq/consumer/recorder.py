@@ -49,12 +49,14 @@ def record_weights(
     *,
     max_file_bytes: int = MAX_FILE_BYTES,
     rank: int = 0,
+    dtype: str | None = None,
 ) -> None:
     """Write the weights of a version as a complete Hugging Face folder, with configuration from `config_from`.
 
-    All ranks of a sharded model call it, and rank 0 writes.
+    `dtype` is what they are rounded to as they are published, None if they are not. All ranks of a sharded model call
+    it, and rank 0 writes.
     """
-    with model_stream(model) as stream:
+    with model_stream(model, dtype=dtype) as stream:
         if rank == 0:
             with atomic_folder(folder / "weights" / f"epoch-{epoch}-version-{version}") as unfinished:
                 write_model(unfinished, stream, max_file_bytes=max_file_bytes, config_from=config_from)

@@ -170,10 +170,13 @@ class TrainerSettings(ClientSettings):
         default="padded", description="how sequences form micro-batches; packed is faster only with flash attention"
     )
     device: str = Field(default="cpu", description="torch device of the model, such as cpu or cuda")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="dtype of the model's weights")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="dtype of passes, of published weights, and of weights that are not trained; those that are, the "
+        "optimizer and checkpoints have float32",
+    )
     compute_dtype: Literal["bfloat16"] | None = Field(
-        default=None,
-        description="dtype of forward and backward passes with several ranks; the optimizer keeps `dtype`, the default",
+        default=None, description="dtype of forward and backward passes alone; default: `dtype`"
     )
     logprob_chunk: int = Field(
         default=1024, ge=0, description="tokens whose logits are in memory at a time; 0: those of a whole micro-batch"
@@ -268,9 +271,16 @@ class TrainerSettings(ClientSettings):
             raise ValueError(f"warmup_steps = {self.warmup_steps} must be less than steps = {self.steps}")
         return self
 
+    @property
+    def compute_in(self) -> Literal["float32", "bfloat16"]:
+        """The dtype of forward and backward passes."""
+        return self.compute_dtype or self.dtype
+
     def consumer(self, *, rank: int = 0, world_size: int = 1, launch_id: str | None = None) -> ConsumerSettings:
         """Settings of the consumer of a rank. Weights for transport `path` go to a folder inside `output`."""
         shared = {name: getattr(self, name) for name in ClientSettings.model_fields}
+        if self.dtype != "float32" and self.lora is None:
+            shared["publish_dtype"] = self.publish_dtype or self.dtype  # what passes compute with
         return ConsumerSettings(
             weights_dir=self.output / "weights",
             rank=rank,

@@ -24,10 +24,12 @@ from rollq.buffer.errors import InvalidGroup, ServerError
 from rollq.buffer.settings import PayloadSettings
 from rollq.consumer.batch import Batch
 from rollq.consumer.batch_warnings import BatchWarnings
+from rollq.consumer.changed_numbers import ChangedNumbers
 from rollq.consumer.checkpoints import save_checkpoint
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.epoch_start import wait_for_holder
 from rollq.consumer.learner import Learner, start_learner
+from rollq.consumer.losses.aggregation import averaged_over
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.output_lock import locked
@@ -226,9 +228,11 @@ class Trainer:
         if not norms:
             self._quarantine(batch)
             return True
-        found = StepMetrics.gather(batch, metrics, self._ranks)
+        found, changed = StepMetrics.gather(batch, metrics, self._ranks), self._before.share(self._ranks)
+        rate = learner.learning_rate(batch.step)
         if self._ranks.is_first:
             self._warnings.left_out(batch.step, found.loss.left_out)
+            self._warnings.changed(batch.step, changed, learning_rate=rate, gradient_norm=norms[0])
         self._bad_batches = 0
         trained_s = time.monotonic()
         if self._settings.record_dir is not None and self._ranks.is_first:
@@ -248,8 +252,9 @@ class Trainer:
                     **describe_batch(batch),
                     "replayed": batch.step <= consumer.replayed_through,
                     **found.result(),
-                    "gradient_norm": norms[0],
-                    "learning_rate": learner.learning_rate(batch.step),
+                    "gradient_norm": sum(norms) / len(norms),
+                    "learning_rate": rate,
+                    "changed": changed,
                     **({"updates": len(norms)} if self._settings.updates_per_batch > 1 else {}),
                     **seconds,
                     "idle": taken.wait_s / sum(seconds.values()),
@@ -265,16 +270,22 @@ class Trainer:
     def _update(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
         """Apply the gradients of the batch's parts until one is not finite, and add their norms to `norms`.
 
-        False if stopped before the first update.
+        The loss in `metrics` becomes the mean over the updates, each weighted by what it was averaged over. False if
+        stopped before the first update.
         """
+        total, weights = 0.0, 0
         for part, old_logprobs in self._learner.parts(self._shuffled(batch)):
             # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
             stop = threading.Event() if norms else self._stop
             self._learner.begin()
+            metrics.loss = 0.0
             if not self._learner.gradients(part, metrics, old_logprobs, stop):
                 return False
             if not self._apply(batch, metrics, norms):
-                return True
+                break
+            weight = averaged_over(part.counts, self._settings.loss.aggregation)
+            total, weights = total + metrics.loss * weight, weights + weight
+        metrics.loss = total / max(weights, 1)
         return True
 
     def _apply(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
@@ -282,6 +293,7 @@ class Trainer:
         is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
         if is_finite and not norms:
             self._verify(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
+            self._before = ChangedNumbers(self._learner.model)
         norm = self._learner.update(batch.step) if is_finite else None
         if norm is None:
             if norms:
@@ -363,6 +375,7 @@ class Trainer:
                 self._settings.model,
                 max_file_bytes=self._settings.max_file_bytes,
                 rank=self._ranks.rank,
+                dtype=self._settings.consumer().publish_dtype,
             )
 
     def _report(self, line: dict[str, Any], batch: Batch) -> None:

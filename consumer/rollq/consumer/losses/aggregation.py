@@ -7,6 +7,7 @@ Tokens that a correction or a mask leaves out are counted.
 import torch
 
 from rollq.consumer.losses.kinds import Aggregation
+from rollq.consumer.sequences import BatchCounts
 
 
 def token_weights(
@@ -25,3 +26,8 @@ def token_weights(
             return 1 / (sample_tokens * samples)
         case "constant":
             return torch.full_like(sample_tokens, 1 / (constant * max(samples, 1)))
+
+
+def averaged_over(counts: BatchCounts, aggregation: Aggregation) -> int:
+    """How many tokens or samples the loss of a batch, or of a part of it, is the mean over."""
+    return counts.loss_tokens if aggregation == "token" else counts.samples

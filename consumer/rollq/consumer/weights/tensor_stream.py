@@ -118,7 +118,7 @@ def model_stream(model: Any, *, dtype: str | None = None) -> TensorStream:
     With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
     """
     kept = untied(model, _once(model), _is_equal)
-    precise = _kept_precise(model, dtype)
+    precise = kept_precise(model, dtype)
     dtypes = {name: None if any(part in name for part in precise) else dtype for name in kept}
     rounded = {name: _described(tensor, dtypes[name]) for name, tensor in kept.items()}
     parts = divide_model(model, rounded)
@@ -175,6 +175,12 @@ def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def kept_precise(model: Any, dtype: str | None) -> set[str]:
+    """Parts of the names of tensors that transformers loads in float32 although a model is loaded in `dtype`."""
+    kept = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
+    return kept | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else kept
+
+
 def _once(model: Any) -> dict[str, Any]:
     """The state dict of a model, with each parameter under its first name only."""
     every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
@@ -199,12 +205,6 @@ def _dtype_in_file(tensor: Any, dtype: str | None) -> Any:
     if dtype is None or not tensor.is_floating_point() or tensor.element_size() < 2:
         return tensor.dtype
     return getattr(torch, dtype)
-
-
-def _kept_precise(model: Any, dtype: str | None) -> set[str]:
-    """Parts of the names of tensors that transformers loads in float32 although a model is loaded in `dtype`."""
-    kept = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
-    return kept | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else kept
 
 
 def _probe_of(model: Any) -> Probe:

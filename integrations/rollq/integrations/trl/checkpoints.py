@@ -42,5 +42,5 @@ def newest_checkpoint(output: Path) -> TrlCheckpoint | None:
     """The complete checkpoint of the highest step in TRL's `output_dir`; None without any."""
     marks = [(orjson.loads(mark.read_bytes()), mark.parent) for mark in output.glob(f"checkpoint-*/{MARK}")]
     found = [TrlCheckpoint(state["step"], folder, state["lineage"]) for state, folder in marks]
-    ours = [one for one in found if one.folder == folder_of(output, one.step)]  # not copies under names of their own
+    ours = [one for one in found if one.folder == folder_of(output, one.step)]  # not copies under other names
     return max(ours, default=None)

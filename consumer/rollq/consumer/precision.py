@@ -1,0 +1,41 @@
+"""Passes of a model in another dtype than that of its parameters, which an update at a small learning rate needs.
+
+AdamW moves each number by about the learning rate. Numbers around 0.02 are 1e-4 apart in bfloat16, so updates of 1e-6
+are rounded away: the parameters that are trained are float32, and passes run on rounded copies of them. Needs torch.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rollq.consumer.weights.tensor_stream import kept_precise
+
+
+@contextmanager
+def computing_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
+    """Run a model of transformers with its parameters rounded to `dtype`, in forward and backward passes.
+
+    Gradients arrive at the parameters themselves, in their own dtype, and add up there. What transformers keeps in
+    float32 is not rounded. None: the parameters as they are.
+    """
+    if dtype is None:
+        yield
+        return
+    precise = kept_precise(model, str(dtype).removeprefix("torch."))
+    rounded: dict[torch.nn.Parameter, torch.Tensor] = {}
+    held = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.is_floating_point() and not any(part in name for part in precise):
+            if parameter not in rounded:  # tied parameters share a copy
+                rounded[parameter] = parameter.to(dtype)
+            path, _, key = name.rpartition(".")
+            held.append((model.get_submodule(path)._parameters, key, parameter))
+    try:
+        for parameters, key, parameter in held:
+            parameters[key] = rounded[parameter]
+        yield
+    finally:
+        for parameters, key, parameter in held:
+            parameters[key] = parameter
