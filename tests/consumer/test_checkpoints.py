@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollq.buffer.errors import ConfigError
-from rollq.consumer.checkpoints import newest_checkpoint, save_checkpoint
+from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.consumer.checkpoints import adopt_weights, newest_checkpoint, save_checkpoint
 from rollq.consumer.learner import start_learner
 from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import LoraSettings, TrainerSettings
@@ -85,3 +85,86 @@ def test_an_adapter_that_was_copied_is_not_one_of_an_undone_step(model_folder: P
     for step in (2, 3):
         learner.weights(step)
     assert sorted(path.name for path in adapters.iterdir()) == ["step-00000002", "step-00000003", "step-best"]
+
+
+def other_model(model_folder: Path, folder: Path) -> Path:
+    """A model of the same shapes as the initial one."""
+    shutil.copytree(model_folder, folder)
+    tiny_qwen3(7).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"lora": {"rank": 2}}, "has only an adapter on them"),
+        ({"lora": {"rank": 2}, "loss": {"kl_coefficient": 0.1}}, "has only an adapter on them"),
+        ({"loss": {"kl_coefficient": 0.1}}, "kl_coefficient would compare with these from now on"),
+    ],
+    ids=str,
+)
+def test_a_training_that_needs_its_initial_model_does_not_resume_with_another(
+    model_folder: Path, tmp_path: Path, setting: dict[str, object], named: str
+) -> None:
+    def chosen(model: Path) -> TrainerSettings:
+        values = {"model": model, "output": tmp_path / "out", "steps": 3, **setting}
+        return TrainerSettings.model_validate(values)
+
+    _, learner = start_learner(chosen(model_folder), 0, Ranks())
+    for step in (1, 2):  # also a checkpoint of a training that has resumed knows it
+        save_checkpoint(
+            tmp_path / "out", step, "", learner.model, learner.optimizer, model_folder, initial=learner.initial
+        )
+        moved = shutil.copytree(model_folder, tmp_path / f"moved-{step}")
+        found, learner = start_learner(chosen(moved), 0, Ranks())
+        assert found is not None
+    with pytest.raises(
+        ConfigError, match=rf"^\[trainer\] model = '.*other': .*step-00000002' .* {named}: name the mod"
+    ):
+        start_learner(chosen(other_model(model_folder, tmp_path / "other")), 0, Ranks())
+
+
+def test_another_initial_model_that_has_no_effect_is_named(
+    save: Callable[..., None], model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = TrainerSettings(model=model_folder, output=tmp_path / "out", steps=3)
+    _, learner = start_learner(settings, 0, Ranks())
+    save_checkpoint(settings.output, 1, "", learner.model, learner.optimizer, model_folder, initial=learner.initial)
+    other = settings.model_copy(update={"model": other_model(model_folder, tmp_path / "other")})
+    _, resumed = start_learner(other, 0, Ranks())
+    assert "training continues with those of the checkpoint, and these have no effect" in caplog.text
+    assert resumed.initial == learner.initial, "what training began with, for the next checkpoint"
+
+
+def test_weights_that_are_adopted_keep_the_digest_of_the_model_that_they_came_from(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    settings = TrainerSettings(model=model_folder, output=tmp_path / "out", steps=3)
+    _, learner = start_learner(settings, 0, Ranks())
+    made = save_checkpoint(
+        settings.output, 1, "", learner.model, learner.optimizer, model_folder, initial=learner.initial
+    )
+    adopt_weights(tmp_path / "again", 1, made.folder, model_folder)
+    adopted = newest_checkpoint(tmp_path / "again")
+    assert adopted is not None
+    assert adopted.initial == made.initial
+    assert made.initial is not None
+
+
+def test_a_checkpoint_of_an_adapter_is_not_taken_for_that_of_a_model(model_folder: Path, tmp_path: Path) -> None:
+    adapted = TrainerSettings(model=model_folder, output=tmp_path, steps=3, lora=LoraSettings(rank=2))
+    _, learner = start_learner(adapted, 0, Ranks())
+    save_checkpoint(tmp_path, 1, "", learner.model, learner.optimizer, model_folder, initial=learner.initial)
+    with pytest.raises(
+        WeightsError, match=r"step-00000001' has an adapter and no model: .* \[trainer\.lora\]; set that as"
+    ):
+        start_learner(adapted.model_copy(update={"lora": None}), 0, Ranks())
+
+
+def test_a_checkpoint_without_the_state_of_the_optimizer_is_refused(
+    save: Callable[..., None], model_folder: Path, tmp_path: Path
+) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "checkpoints" / "step-00000001" / "optimizer.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"has no optimizer\.safetensors: .* `rollq recover --weights`"):
+        start_learner(TrainerSettings(model=model_folder, output=tmp_path, steps=3), 0, Ranks())

@@ -34,11 +34,17 @@ _STEP = re.compile(r"step-\d+")
 
 
 class Checkpoint(NamedTuple):
-    """`folder` holds the weights after train step `step`. `lineage` is that of their `Consumer`, None if unknown."""
+    """`folder` holds the weights after train step `step`. `lineage` is that of their `Consumer`, and `initial` the
+    digest of the weights that training began with; None if unknown."""
 
     step: int
     folder: Path
     lineage: str | None
+    initial: str | None = None
+
+    def encode(self) -> bytes:
+        """The content of `STATE_FILE`."""
+        return orjson.dumps({"step": self.step, "lineage": self.lineage, "initial": self.initial})
 
 
 def newest_checkpoint(output: Path) -> Checkpoint | None:
@@ -57,6 +63,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     config_from: Path,
     *,
+    initial: str | None = None,
     kept: int = KEPT_CHECKPOINTS,
     max_file_bytes: int = MAX_FILE_BYTES,
     rank: int = 0,
@@ -66,26 +73,26 @@ def save_checkpoint(
 
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """
-    folder = _folders(output) / step_name(step)
+    made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
     reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer does not know
     lora = has_adapter(model)  # then the checkpoint has the adapter alone
     moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)))
     weights = adapter_stream(model) if lora else model_stream(model)
     with moments, weights:  # which ends first
         if rank != 0:
-            return Checkpoint(step, folder, lineage)
-        with atomic_folder(folder) as unfinished:
+            return made
+        with atomic_folder(made.folder) as unfinished:
             copy_config(config_from, unfinished)
             if lora:
                 write_adapter(unfinished, model, weights)
             else:
                 write_model(unfinished, weights, max_file_bytes=max_file_bytes)
             write_tensors(unfinished / OPTIMIZER_FILE, moments)
-            (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
+            (unfinished / STATE_FILE).write_bytes(made.encode())
     earlier = sorted((one for one in _checkpoints(output) if one.step <= step), key=lambda one: one.step)
     for old in earlier[:-kept]:
         shutil.rmtree(old.folder)
-    return Checkpoint(step, folder, lineage)
+    return made
 
 
 def recorded_checkpoint(folder: Path) -> Checkpoint | None:
@@ -98,7 +105,7 @@ def recorded_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     try:
         state = orjson.loads(path.read_bytes())
-        return Checkpoint(int(state["step"]), folder, state.get("lineage"))
+        return Checkpoint(int(state["step"]), folder, state.get("lineage"), state.get("initial"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{str(path)!r} says no step of the weights beside it: {error!r}") from error
 
@@ -118,23 +125,30 @@ def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> 
     files = [path for path in sorted(weights.glob("*.safetensors*")) if not path.name.startswith("optimizer")]
     if not files:
         raise ConfigError(f"--weights {str(weights)!r}: there are no weights, *.safetensors, in this folder")
-    folder = _folders(output) / step_name(step)
-    with atomic_folder(folder) as unfinished:
+    recorded = recorded_checkpoint(weights)
+    made = Checkpoint(step, _folders(output) / step_name(step), None, recorded and recorded.initial)
+    with atomic_folder(made.folder) as unfinished:
         copy_config(config_from, unfinished)
         for path in files:
             shutil.copyfile(path, unfinished / path.name)
         (unfinished / OPTIMIZER_FILE).write_bytes(save({}))
-        (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": None}))
-    return Checkpoint(step, folder, None)
+        (unfinished / STATE_FILE).write_bytes(made.encode())
+    return made
 
 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the optimizer's state for each parameter of `model`, or this rank's part of it.
 
-    Raises `WeightsError` if the checkpoint has parameters that the model lacks, or of other shapes.
+    Raises `WeightsError` if the checkpoint has parameters that the model lacks, or of other shapes, or no such state.
     """
     parameters = dict(model.named_parameters())
-    with safe_open(folder / OPTIMIZER_FILE, framework="pt") as file:
+    path = folder / OPTIMIZER_FILE
+    if not path.exists():
+        raise WeightsError(
+            f"checkpoint {str(folder)!r} has no {OPTIMIZER_FILE}: move it elsewhere, and make a checkpoint of its "
+            "weights with `rollq recover --weights`"
+        )
+    with safe_open(path, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118 - not a mapping
             name, _, slot = key.rpartition(".")
             tensor = file.get_tensor(key)

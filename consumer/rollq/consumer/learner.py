@@ -20,6 +20,7 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, step_name
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
 from rollq.consumer.images import ImageInputs
+from rollq.consumer.initial_model import check_initial, check_kind, initial_digest
 from rollq.consumer.lora import add_adapter, load_adapter, save_adapter, without_adapter
 from rollq.consumer.loss import leave_out_absent, policy_loss
 from rollq.consumer.metrics import LossMetrics
@@ -40,7 +41,11 @@ OldLogprobs = Sequence[torch.Tensor]
 class Learner:
     """The model and its optimizer: computes gradients of batches and applies them. All ranks call the same."""
 
-    def __init__(self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks) -> None:
+    def __init__(
+        self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks, *, initial: str | None = None
+    ) -> None:
+        """`initial`: the digest of the weights of `settings.model`, for checkpoints."""
+        self.initial = initial
         self._settings = settings
         self._ranks = ranks
         newest = settings.model if checkpoint is None or settings.lora else checkpoint.folder
@@ -220,7 +225,8 @@ class Learner:
 def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[Checkpoint | None, Learner]:
     """The newest checkpoint, and a learner that starts from it, or from the model.
 
-    Raises `ConfigError` where ranks find different checkpoints; `WeightsError` for a checkpoint of another model.
+    Raises `ConfigError` where ranks find different checkpoints, and for a model other than that which the checkpoint
+    needs; `WeightsError` for a checkpoint of another model.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -232,7 +238,12 @@ def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[C
             f"[trainer] output = {str(settings.output)!r}: rank {ranks.rank} finds another newest checkpoint there "
             "than rank 0: all machines must share this folder"
         )
-    return newest, Learner(settings, newest, ranks)
+    initial = initial_digest(settings.model, ranks)
+    if newest is not None:
+        check_kind(newest, settings)
+        check_initial(newest, initial, settings, ranks)
+        initial = newest.initial or initial
+    return newest, Learner(settings, newest, ranks, initial=initial)
 
 
 def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: bool) -> Any:

@@ -350,6 +350,7 @@ class Trainer:
                 learner.model,
                 learner.optimizer,
                 settings.model,
+                initial=learner.initial,
                 kept=settings.keep_checkpoints,
                 max_file_bytes=settings.max_file_bytes,
                 rank=self._ranks.rank,
