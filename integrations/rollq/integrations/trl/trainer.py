@@ -7,6 +7,7 @@ a checkpoint is reported only when all of it is on disk.
 TRL's own generation, rewards and advantages are not used, nor their settings.
 """
 
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rollq.integrations.trl.connecting import ranks_of
 from rollq.integrations.trl.feed import Feed
 from rollq.integrations.trl.inputs import LOSS_SCALE
 from rollq.integrations.trl.installed import check_installed
-from rollq.integrations.trl.limits import BY_SAMPLES, check_config
+from rollq.integrations.trl.limits import check_config
 from rollq.integrations.trl.progress import Progress
 
 check_installed()
@@ -32,6 +33,8 @@ from datasets import Dataset  # noqa: E402
 from transformers import Trainer, TrainerCallback  # noqa: E402
 from transformers.trainer_utils import rotate_checkpoints  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+log = logging.getLogger(__name__)
 
 
 class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -182,10 +185,17 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigError(
                 "DeepSpeed's ZeRO stage 3 divides the weights, which cannot be published: use stage 1 or 2"
             )
-        if self.aux_loss_enabled and self.loss_type in BY_SAMPLES:
+        if self.aux_loss_enabled:
             raise ConfigError(
-                f"GRPOConfig loss_type = {self.loss_type!r} with the balancing loss of a mixture of experts: set "
-                "loss_type = 'dapo', or router_aux_loss_coef = 0"
+                f"GRPOConfig router_aux_loss_coef = {self.args.router_aux_loss_coef!r}: set it to 0: the balancing "
+                "loss of a mixture of experts depends on micro-batches"
+            )
+        small = {str(one.dtype) for one in self.model.parameters() if one.requires_grad and one.element_size() < 4}
+        for dtype in sorted(small):
+            log.warning(
+                "the model has weights in %s, whose updates are rounded away at small learning rates: load it in "
+                "float32, and set bf16=True in GRPOConfig for passes in bfloat16",
+                dtype.removeprefix("torch."),
             )
 
 
