@@ -24,11 +24,12 @@ from benchmarks.machine import describe
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder
-from rollq.cli.demo.held_out import held_out_rewards
+from rollq.cli.demo.held_out import read_prompts
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
 from rollq.cli.settings import EvaluationSettings
 from rollq.monitor.records import read_steps
+from rollq.workers.mean_rewards import mean_rewards
 
 WAYS = {
     "float32, one process": ("", ()),
@@ -37,12 +38,15 @@ WAYS = {
 }
 """The ways to train that are compared: name -> settings of `[trainer]`, and options of `rollq train`."""
 MINUTES = 30.0
+SAMPLES = 32
+"""Held-out samples of each prompt."""
 INTRODUCTION = f"""\
 {PRECISION}
 
 Each row is one asynchronous run of the demo's task, as at the top of this page but of {{steps}} steps: with
 `dtype = "float32"`, and with `dtype = "bfloat16"`, where passes and published weights are rounded, and the optimizer
-has float32. The runs of a seed begin with the same model. Rewards are held-out, the mean of both tasks.
+has float32. The runs of a seed begin with the same model. Rewards are held-out, {SAMPLES} samples of each prompt, the
+mean of both tasks.
 
 `python -m benchmarks.precision` writes this section and `learning-bfloat16.json`."""
 
@@ -113,7 +117,8 @@ def held_out(folder: DemoFolder, model: Path, seed: int) -> float:
         )
         for task in ("sum", "sort")
     }
-    return mean(held_out_rewards(model, evaluations, seed).values())
+    prompts = {task: (settings, read_prompts(settings)) for task, settings in evaluations.items()}
+    return mean(mean_rewards(model, prompts, samples=SAMPLES, seed=seed).values())
 
 
 def write_section(rows: Sequence[dict[str, Any]], steps: int, docs: Path) -> None:
