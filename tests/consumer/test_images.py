@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,14 @@ from rollq.buffer.image_processor import ImageProcessor, Images, model_class
 from rollq.buffer.rollouts import Group, ImageRef, Prompt
 from rollq.buffer.wire.images import digest_of_image, inline_image
 from rollq.consumer import Batch, ImageInputs
+from rollq.consumer.learner import start_learner
+from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.ranks import join_ranks
+from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.token_logprobs import token_logprobs
 from support.consumer_groups import make_group, make_sample, make_segment
+from support.forked_ranks import run_in_ranks
 from support.pictures import picture
 from support.vision_families import PLACEHOLDERS, make_vision_model
 
@@ -119,3 +125,30 @@ def test_sequences_name_the_images_and_how_they_are_processed(folder: Path) -> N
 def test_moving_a_micro_batch_moves_the_pixels(folder: Path) -> None:
     micro = micro_batch(Batch.build(1, [group(folder, ONE)]), folder).to("meta")
     assert {tensor.device.type for tensor in micro.inputs.values()} == {"meta"}
+
+
+def train_in_rank(folder: Path, log: Path) -> None:
+    """Compute the gradient of a group with an image and of one without, each on another rank."""
+    settings = TrainerSettings(model=folder, output=log / "out", steps=1, threads=1)
+    with join_ranks("cpu") as ranks:
+        _, learner = start_learner(settings, 0, ranks)
+        groups = [group(folder, picture(9, 9, seed=1)), replace(group(folder), group_id=1)]
+        batch = Batch.build(1, groups, rank=ranks.rank, world_size=ranks.world_size, reduction="mean")
+        for begin in (lambda: learner.parts(batch), lambda: learner.gradients(batch, LossMetrics(), None, Event())):
+            with pytest.raises(ConfigError) as refused:
+                begin()
+            (log / f"rank-{ranks.rank}").write_text(str(refused.value))
+
+
+@pytest.mark.slow  # two processes that load the model
+def test_images_on_several_ranks_are_refused_on_all_of_them(tmp_path: Path) -> None:
+    folder = make_vision_model(tmp_path / "model", "llava", seed=0)
+    assert run_in_ranks(2, train_in_rank, folder, tmp_path) == [0, 0]
+    for rank in range(2):
+        assert (
+            (tmp_path / f"rank-{rank}")
+            .read_text()
+            .startswith(
+                "step 1 has images in its prompts, which `rollq train` trains on in one process only: start it without"
+            )
+        )

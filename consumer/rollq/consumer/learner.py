@@ -100,6 +100,7 @@ class Learner:
         These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates, and what
         `Batch.with_credit` raises, with `credit` in the settings.
         """
+        self._check_images(batch)
         settings = self._settings
         if settings.credit != "sample":
             batch = batch.with_credit(settings.credit, discount=settings.discount, without=settings.loss.components)
@@ -118,8 +119,9 @@ class Learner:
         """Add the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
 
         Inserted samples without logprobs that the loss needs are left out of it, and counted. Raises `InvalidGroup` for
-        samples without those of a teacher that it needs.
+        samples without those of a teacher that it needs; `ConfigError` for images on several ranks.
         """
+        self._check_images(batch)
         for index, (micro, left_out) in enumerate(self._micro_batches(batch)):
             metrics.leave_out(left_out)
             if self._ranks.any(stop.is_set()):
@@ -177,8 +179,18 @@ class Learner:
         return leave_out_absent(batch, found, self._settings.loss)
 
     def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
-        has_images = any(batch.groups[index].prompt.images for index in batch.share_groups)
-        return (self._images.add(micro, batch) if has_images else micro).to(self._settings.device)
+        return (self._images.add(micro, batch) if _has_images(batch) else micro).to(self._settings.device)
+
+    def _check_images(self, batch: Batch) -> None:
+        """Raise `ConfigError` on all ranks if a part of the batch has images and there are several.
+
+        A rank without any would not run the layers that read them, and the others would wait for their gradients.
+        """
+        if self._ranks.are_several and self._ranks.any(_has_images(batch)):
+            raise ConfigError(
+                f"step {batch.step} has images in its prompts, which `rollq train` trains on in one process only: "
+                "start it without --ranks; the batch stays claimed"
+            )
 
     @cached_property
     def _images(self) -> ImageInputs:
@@ -244,6 +256,11 @@ def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[C
         check_initial(newest, initial, settings, ranks)
         initial = newest.initial or initial
     return newest, Learner(settings, newest, ranks, initial=initial)
+
+
+def _has_images(batch: Batch) -> bool:
+    """Whether the groups of this rank have images in their prompts."""
+    return any(batch.groups[index].prompt.images for index in batch.share_groups)
 
 
 def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: bool) -> Any:
