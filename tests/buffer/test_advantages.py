@@ -16,6 +16,24 @@ def test_grpo_subtracts_the_group_mean_and_divides_by_its_deviation() -> None:
     np.testing.assert_allclose(got, [3**0.5, *[-(3**-0.5)] * 3, -1, 1], rtol=1e-5)
 
 
+def test_the_deviation_of_a_sample_divides_by_one_less() -> None:
+    sample = AdvantageSettings(deviation="sample")
+    torch_std = np.array([np.std(REWARDS[:4], ddof=1)] * 4 + [np.std(REWARDS[4:], ddof=1)] * 2)
+    centred = np.array([0.75, -0.25, -0.25, -0.25, -1, 1])
+    np.testing.assert_allclose(advantages(REWARDS, GROUPS, ALL, sample), centred / torch_std, rtol=1e-5)
+    valid = [True, True, False, True, True, False]
+    got = advantages(REWARDS, GROUPS, valid, sample)
+    third = np.std([1.0, 0.0, 0.0], ddof=1)
+    np.testing.assert_allclose(got, [2 / 3 / third, -1 / 3 / third, 0, -1 / 3 / third, 0, 0], rtol=1e-5)
+
+
+def test_the_deviation_of_a_batch_divides_by_one_less_too() -> None:
+    settings = AdvantageSettings(baseline="batch", scale="batch", deviation="sample")
+    rewards = np.array(REWARDS)
+    expected = (rewards - rewards.mean()) / rewards.std(ddof=1)
+    np.testing.assert_allclose(advantages(REWARDS, GROUPS, ALL, settings), expected, rtol=1e-5)
+
+
 def test_without_scale_the_advantage_is_the_distance_from_the_group_mean() -> None:
     got = advantages(REWARDS, GROUPS, ALL, AdvantageSettings(scale="none"))
     np.testing.assert_allclose(got, [0.75, -0.25, -0.25, -0.25, -1, 1], rtol=1e-6)

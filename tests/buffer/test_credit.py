@@ -76,7 +76,17 @@ def test_the_scale_is_the_deviation_of_the_returns() -> None:
     np.testing.assert_allclose(np.concatenate(scaled), np.concatenate(plain) / np.std([3, 2, 2, 1]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [GRPO, CENTRED, RLOO, AdvantageSettings(baseline="leave_one_out")], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        GRPO,
+        CENTRED,
+        RLOO,
+        AdvantageSettings(baseline="leave_one_out"),
+        AdvantageSettings(deviation="sample"),
+    ],
+    ids=str,
+)
 def test_a_reward_of_the_last_token_gives_all_tokens_the_advantage_of_their_sample(settings: AdvantageSettings) -> None:
     rng = np.random.default_rng(3)
     rewards, groups = rng.random(9), np.repeat([0, 1, 2], [4, 4, 1])

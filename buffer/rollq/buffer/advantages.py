@@ -41,6 +41,9 @@ class AdvantageSettings(Settings):
         default="group",
         description="standard deviation that is divided by: none, the group's, or the task's in the batch",
     )
+    deviation: Literal["population", "sample"] = Field(
+        default="population", description="what the squares are divided by: population: n, sample: n - 1, as torch does"
+    )
     eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
 
     @model_validator(mode="after")
@@ -65,7 +68,7 @@ def advantages(
 
     `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
     `tasks` int [N] task index of each sample from 0; None: all are of one task.
-    Deviations are of the population (divided by n), so a group of one has deviation 0 and advantage 0.
+    A group of one has deviation 0 and advantage 0.
     """
     keep = np.asarray(valid, dtype=np.bool_)
     group = np.asarray(groups, dtype=np.int64)
@@ -84,7 +87,8 @@ def advantages(
             centred = (reward - _mean(reward, group, keep)) * np.where(count > 1, count / np.maximum(count - 1, 1), 0.0)
     if settings.scale != "none":
         pool = group if settings.scale == "group" else task
-        centred = centred / (_deviation(reward, pool, keep) + settings.eps)
+        fewer = 1 if settings.deviation == "sample" else 0
+        centred = centred / (_deviation(reward, pool, keep, fewer) + settings.eps)
     return np.where(keep, centred, 0.0).astype(np.float32)
 
 
@@ -108,6 +112,8 @@ def _mean(values: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray) ->
     return np.asarray(sums / np.maximum(_count(pool, keep), 1.0))
 
 
-def _deviation(rewards: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
-    """Population standard deviation over the valid samples of each sample's pool, [N]."""
-    return np.asarray(np.sqrt(_mean((rewards - _mean(rewards, pool, keep)) ** 2, pool, keep)))
+def _deviation(rewards: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray, fewer: int) -> Float64Array:
+    """Standard deviation over the n valid samples of each sample's pool, [N]; squares are divided by n - `fewer`."""
+    count = _count(pool, keep)
+    squares = _mean((rewards - _mean(rewards, pool, keep)) ** 2, pool, keep) * count
+    return np.asarray(np.sqrt(squares / np.maximum(count - fewer, 1.0)))

@@ -89,7 +89,8 @@ def token_advantages(
     centred = returns - baseline[:, None]
     if settings.scale == "group":
         spread = (np.where(is_step, centred, 0.0) ** 2).sum(axis=1) / counts
-        scale = np.sqrt(_group_mean(spread, group)) + settings.eps
+        fewer = 1 if settings.deviation == "sample" else 0
+        scale = np.sqrt(_group_mean(spread, group) * samples / np.maximum(samples - fewer, 1)) + settings.eps
     else:
         scale = np.ones_like(means)
     if settings.baseline == "leave_one_out":  # the mean of the others; alone, there is no baseline to learn from
