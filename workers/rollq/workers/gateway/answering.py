@@ -47,7 +47,8 @@ def too_many_messages(messages: int) -> CallRefused:
 class Answering:
     """Answers the calls of one session. `failure` is what ended it, if something did; `replayed` counts answers from
     the record, of which there were `recorded` at the start; `forced` counts calls that demanded a tool call, which the
-    model was free to make; `ignored` those with a part that has no effect, by its name."""
+    model was free to make; `guided` those whose answer follows a schema; `ignored` those with a part that has no
+    effect, by its name."""
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
         """Raises `CorruptFrame` for records that cannot be read."""
@@ -55,7 +56,7 @@ class Answering:
         self.rollout = rollout
         self.failure: BaseException | None = None
         self.tools: tuple[Message, ...] = ()
-        self.replayed = self.forced = 0
+        self.replayed = self.forced = self.guided = 0
         self.ignored: Counter[str] = Counter()
         self._format = chat_format
         self._log: list[Segment] = list(rollout.previous.segments)
@@ -115,6 +116,7 @@ class Answering:
         node = self.tree.add(placement, completion, turn, number=number, stop_text=stop_text, end_ids=self._end_ids)
         self.tools = self.tools or call.tools
         self.forced += call.tool_choice == "required"
+        self.guided += call.schema is not None
         self.ignored.update(call.ignored)
         if record is None:
             await self._record(RecordedCall(number, located.digest, placement.delta, completion, created_s))
@@ -172,6 +174,8 @@ class Answering:
             stop=(*rollout.sampling.stop, *located.call.stop),
             seed=call_seed(rollout.sampling, located.digest, times),
         )
+        if located.call.schema is not None:
+            sampling = replace(sampling, guided_json=located.call.schema, guided_regex=None)
         segment: Segment | None = None
         reason: FinishReason | None = None
         while reason is None:

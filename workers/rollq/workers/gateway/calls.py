@@ -57,8 +57,9 @@ class Call:
     text); of an assistant also `reasoning_content` (a text) and `tool_calls`
     (`{"id", "type": "function", "function": {"name", "arguments": JSON}}`), of a tool `tool_call_id` and `name`.
     A completion has a `text` or `ids` instead, and no messages. `tools` are definitions as in chat completions.
-    `max_tokens` and `stop` are what the caller asks for. `repeats`: how often its client says that it has sent the same
-    request before. `ignored`: names of parts of the request that have no effect here.
+    `max_tokens`, `stop` and `schema`, the JSON schema of the answer, are what the caller asks for. `repeats`: how often
+    its client says that it has sent the same request before. `ignored`: names of parts of the request that have no
+    effect here.
     """
 
     model: str
@@ -69,6 +70,7 @@ class Call:
     tool_choice: ToolChoice = "auto"
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
     stream: bool = False
     repeats: int = 0
     ignored: tuple[str, ...] = ()

@@ -66,7 +66,7 @@ def ordered_results(messages: Sequence[Message]) -> Sequence[Message]:
 
 def request_digest(history: bytes, call: Call) -> bytes:
     """The digest of a whole request: its history, its tools, and how it wants the answer."""
-    wanted = [call.tools, call.tool_choice, call.max_tokens, call.stop]
+    wanted = [call.tools, call.tool_choice, call.max_tokens, call.stop, *([] if call.schema is None else [call.schema])]
     return digest_of(history, b"request", exact_json.dumps(wanted, option=orjson.OPT_SORT_KEYS))
 
 

@@ -256,6 +256,7 @@ class Session:
             "dropped_records": answering.recorded - answering.replayed,
             "unfinished_calls": self._unfinished,
             "forced_tool_choices": answering.forced,
+            "guided_calls": answering.guided,
         }
         ignored = {"ignored": dict(answering.ignored)} if answering.ignored else {}
         facts = {**extra, **{name: count for name, count in counts.items() if count}, **ignored}

@@ -20,8 +20,9 @@ from rollq.workers.gateway.protocols.writing import (
 )
 
 SERVED: Final = frozenset(
-    ("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream")
-)
+    ("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream",
+     "response_format")
+)  # fmt: skip
 WITHOUT_EFFECT: Final = frozenset(
     ("stream_options", "n", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
 )
@@ -47,6 +48,9 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     messages = _messages(body, left_out)
     tools, without = _tools(body)
     choice, named = fields.openai_choice(body.get("tool_choice"))
+    has_tools = bool(tools) and choice != "none"
+    form = body.get("response_format")
+    schema, in_vain = fields.answer_schema(form, "response_format", has_tools=has_tools, holder="json_schema")
     limit = fields.count(body.get("max_completion_tokens"), "max_completion_tokens")
     return Call(
         model=fields.nonempty(body.get("model"), "model"),
@@ -55,9 +59,10 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
         tool_choice=choice,
         max_tokens=limit or fields.count(body.get("max_tokens"), "max_tokens"),
         stop=fields.texts(body.get("stop"), "stop"),
+        schema=schema,
         stream=fields.flag(body.get("stream"), "stream"),
         repeats=fields.repeats(headers),
-        ignored=(*fields.unused(body, SERVED | WITHOUT_EFFECT, DEFAULTS), *without, *named, *left_out),
+        ignored=(*fields.unused(body, SERVED | WITHOUT_EFFECT, DEFAULTS), *in_vain, *without, *named, *left_out),
     )
 
 

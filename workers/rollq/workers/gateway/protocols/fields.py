@@ -161,6 +161,32 @@ def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:
     return "auto", ("tool_choice",)
 
 
+def answer_schema(
+    form: Any, name: str, *, has_tools: bool, holder: str | None = None
+) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
+    """The JSON schema that an answer in this form follows, None for any text; and names of what is asked for in vain.
+
+    `holder` is the field of the form with the schema, if it is not the form itself. An answer that follows a schema
+    cannot hold a call: beside tools, a schema is refused, and `json_object` has no effect.
+    """
+    kind = None if form is None else mapping(form, name).get("type")
+    if form is None or kind == "text":
+        return None, ()
+    if kind == "json_object":
+        return (None, (name,)) if has_tools else ({"type": "object"}, ())
+    if kind != "json_schema":
+        raise CallRefused(f"{name}.type must be text, json_object or json_schema")
+    if has_tools:
+        raise CallRefused(
+            f"{name} would keep the model from calling its tools: ask for the object in a request without tools, or "
+            "with a tool that takes it"
+        )
+    where = name if holder is None else f"{name}.{holder}"
+    schema = mapping((form if holder is None else mapping(form.get(holder), where)).get("schema"), f"{where}.schema")
+    json_text(schema, f"{where}.schema")
+    return schema, ()
+
+
 def unused(body: Mapping[str, Any], known: Collection[str], defaults: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of fields that are set, but neither `known` nor equal to their `defaults`."""
     return tuple(

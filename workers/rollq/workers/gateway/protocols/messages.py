@@ -42,6 +42,10 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     messages = _messages(body, left_out)
     tools, without = _tools(body)
     choice, named = _choice(body.get("tool_choice"))
+    config = fields.mapping(body.get("output_config") or {}, "output_config")
+    form = config.get("format") or body.get("output_format")
+    has_tools = bool(tools) and choice != "none"
+    schema, in_vain = fields.answer_schema(form, "output_config.format", has_tools=has_tools)
     return Call(
         model=fields.nonempty(body.get("model"), "model"),
         messages=(*_system(body.get("system")), *messages),
@@ -49,10 +53,23 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
         tool_choice=choice,
         max_tokens=fields.count(body.get("max_tokens"), "max_tokens"),
         stop=fields.texts(body.get("stop_sequences"), "stop_sequences"),
+        schema=schema,
         stream=fields.flag(body.get("stream"), "stream"),
         repeats=fields.repeats(headers),
-        ignored=(*fields.unused(body, SERVED | WITHOUT_EFFECT, {}), *without, *named, *left_out),
+        ignored=(
+            *fields.unused(_without_format(body), SERVED | WITHOUT_EFFECT, {}),
+            *without,
+            *named,
+            *in_vain,
+            *left_out,
+        ),
     )
+
+
+def _without_format(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body without the format of the answer; other parts of `output_config` have no effect."""
+    others = {field: value for field, value in (body.get("output_config") or {}).items() if field != "format"}
+    return {**body, "output_config": others, "output_format": None}
 
 
 def answer(call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:

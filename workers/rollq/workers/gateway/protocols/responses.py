@@ -22,7 +22,7 @@ WITHOUT_EFFECT: Final = frozenset(
      "safety_identifier", "stream_options")
 )  # fmt: skip
 """Fields on which no answer depends."""
-DEFAULTS: Final = {"parallel_tool_calls": True, "truncation": "disabled", "text": {"format": {"type": "text"}}}
+DEFAULTS: Final = {"parallel_tool_calls": True, "truncation": "disabled"}
 REFUSED: Final = {
     "previous_response_id": "nothing is stored here, so send all items",
     "conversation": "nothing is stored here, so send all items",
@@ -40,6 +40,10 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     _encrypts(body)
     tools, without = definitions(body)
     choice, named = fields.openai_choice(body.get("tool_choice"))
+    form = fields.mapping(body.get("text") or {}, "text")
+    has_tools = bool(tools) and choice != "none"
+    schema, in_vain = fields.answer_schema(form.get("format"), "text.format", has_tools=has_tools)
+    body = {**body, "text": {field: value for field, value in form.items() if field != "format"}}
     history = History()
     if body.get("instructions") is not None:
         history.say("system", fields.text(body["instructions"], "instructions"))
@@ -55,10 +59,11 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
         tools=tools,
         tool_choice=choice,
         max_tokens=fields.count(body.get("max_output_tokens"), "max_output_tokens"),
+        schema=schema,
         stream=fields.flag(body.get("stream"), "stream"),
         repeats=fields.repeats(headers),
         ignored=(
-            *fields.unused(body, SERVED | WITHOUT_EFFECT, DEFAULTS), *without, *named, *history.left_out,
+            *fields.unused(body, SERVED | WITHOUT_EFFECT, DEFAULTS), *in_vain, *without, *named, *history.left_out,
         ),
     )  # fmt: skip
 
