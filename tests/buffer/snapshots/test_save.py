@@ -19,7 +19,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import BatchState, Claimed, PutOutcome
-from rollq.buffer.rollouts import NO_VERSION, GroupResult, PipelineOutput, Prompt
+from rollq.buffer.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index
@@ -31,6 +31,7 @@ from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_samples
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_of, set_clock
+from support.finished_groups import finished_groups, finished_sample
 from support.made_samples import assert_same_sample
 from support.old_frames import encode_old_frame
 from support.waiting import PATIENCE_S
@@ -142,6 +143,19 @@ def test_xb16_a_restored_buffer_has_the_order_all_fields_and_all_counters(
     assert saved.resume_steps == (1, 2)
     elsewhere.check()
     world.check()
+
+
+def test_inserted_groups_with_large_frames_come_back(world: World, elsewhere: World, tmp_path: Path) -> None:
+    world.start(demos={"offline": True})
+    samples = tuple([finished_sample(float(index), text="x" * 40_000) for index in range(2)])
+    groups = [FinishedGroup(Prompt("large"), samples), *finished_groups(1)]
+    world.buffer.insert("demos", groups, source="expert")
+    world.buffer.save(tmp_path / "saved")
+    elsewhere.buffer.restore(tmp_path / "saved")
+    elsewhere.begin(0, launch_id="again")
+    found = elsewhere.buffer.fetch(elsewhere.train(1, demos=2).groups)
+    assert [[len(sample.text) for sample in group.samples] for group in found] == [[40_000] * 2, [0] * 2]
+    elsewhere.check()
 
 
 def test_xb16_batches_evaluations_and_groups_that_cool_come_back_too(

@@ -138,9 +138,13 @@ class Restoring(BufferCore):
         self.call("finish_restore", self.keys.info, incarnation, digest, *chain(*_writes(parts)), "", *snapshot.tasks)
 
 
+NO_LEASE = "0" * 16
+"""In place of the nonce of a lease, in names of payloads."""
+
+
 def _nonce(task: str, group: SavedGroup) -> str:
-    """The nonce of the lease that made the large frame of a group."""
-    named = group.fields.get("payload", group.fields["put_nonce"])
+    """The nonce of the lease that made the large frame of a group; `NO_LEASE` for one that was inserted."""
+    named = group.fields.get("payload") or group.fields.get("put_nonce") or NO_LEASE
     away = PayloadName.parse(task, named)
     return away.leaf.partition("-")[0] if away else named
 
