@@ -1,11 +1,14 @@
 """Groups that grow too old: the bound, the sweep, and the order in which groups are claimed."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from rollq.buffer.put_args import version_of
 from rollq.buffer.replies import PutOutcome, Shortfall
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, SampleStatus
+from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, SampleStatus, VersionSpan
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.keys import task_keys
@@ -222,3 +225,18 @@ def test_fifo_never_serves_a_stale_group_that_arrived_first(world: World) -> Non
     world.put(world.lease(2, version=3), version=3)
     assert [group.group_id for group in world.claim(4).groups] == [4, 5]
     world.check()
+
+
+def test_a_sample_counts_as_its_newest_token_in_the_loss() -> None:
+    rules = TaskRules(batch_groups=1, max_staleness=6, max_token_staleness=3)
+    spans = (VersionSpan(1, 0, 1), VersionSpan(1, 4, 1))
+
+    def counted(loss_mask: list[bool] | None) -> int | None:
+        segment = replace(make_sample(0, tokens=2).segments[0], versions=spans)
+        mask = None if loss_mask is None else np.array(loss_mask)
+        return version_of(replace(make_sample(0), segments=(replace(segment, loss_mask=mask),)), Floors(), rules)
+
+    difference = rules.token_threshold - rules.stale_threshold
+    assert counted(None) == counted([False, True]) == min(0, 4 + difference)
+    assert counted([True, False]) == 0 + difference, "nothing would be left to train on"
+    assert counted([False, False]) == min(0, 4 + difference), "masked on purpose, it is part of the baseline"

@@ -215,5 +215,17 @@ def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
         return None
     if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):
         return min(versions)
-    newest = max(versions)  # a span that the environment wrote all of is as young as the model's tokens before it
-    return counted_version(min(versions), newest, rules.stale_threshold, rules.token_threshold)
+    counted = _versions_in_loss(sample, floors) or versions  # of a sample that was masked on purpose, none is
+    return counted_version(min(versions), max(counted), rules.stale_threshold, rules.token_threshold)
+
+
+def _versions_in_loss(sample: Sample, floors: Floors) -> list[int]:
+    """The versions of the spans of which the loss counts a token."""
+    found: list[int] = []
+    for segment in sample.segments:
+        mask, start = segment.loss_mask, 0
+        for span in segment.versions:
+            if mask is None or mask[start : start + span.tokens].any():
+                found.append(floors.counted(span.epoch, span.version))
+            start += span.tokens
+    return found
