@@ -23,7 +23,7 @@ def test_the_deviation_of_a_sample_divides_by_one_less() -> None:
     np.testing.assert_allclose(advantages(REWARDS, GROUPS, ALL, sample), centred / torch_std, rtol=1e-5)
     valid = [True, True, False, True, True, False]
     got = advantages(REWARDS, GROUPS, valid, sample)
-    third = np.std([1.0, 0.0, 0.0], ddof=1)
+    third = float(np.std([1.0, 0.0, 0.0], ddof=1))
     np.testing.assert_allclose(got, [2 / 3 / third, -1 / 3 / third, 0, -1 / 3 / third, 0, 0], rtol=1e-5)
 
 

@@ -46,6 +46,7 @@ RollqError
  |- RequestFailed        a request to the engine's servers failed at every try
  |- RecordsFull          the buffer keeps no more calls of a group that agents over HTTP have made
  |- JudgeFailed          a judge in a separate process ended without a reward
+ |- CallsHang            all calls of a user's function that may run at the same time hang
  |- FilterError          a filter failed; names it and the reason
  |- ToolError            a tool failed; names it and the reason
  |- CallError            the model called a tool incorrectly; the message answers the model
