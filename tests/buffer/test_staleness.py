@@ -8,7 +8,7 @@ import pytest
 
 from rollq.buffer.put_args import version_of
 from rollq.buffer.replies import PutOutcome, Shortfall
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, SampleStatus, VersionSpan
+from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, SamplePart, SampleStatus, VersionSpan
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.keys import task_keys
@@ -240,3 +240,125 @@ def test_a_sample_counts_as_its_newest_token_in_the_loss() -> None:
     assert counted(None) == counted([False, True]) == min(0, 4 + difference)
     assert counted([True, False]) == 0 + difference, "nothing would be left to train on"
     assert counted([False, False]) == min(0, 4 + difference), "masked on purpose, it is part of the baseline"
+
+
+def wait_in_the_pool(world: World, versions: range) -> None:
+    """Steps are trained while groups wait to be sampled again; then all of them are sent back to workers."""
+    for version in versions:
+        world.buffer.publish(world.held, version, uri="u", digest=str(version))
+    world.buffer.recycle("math", epoch=world.held.epoch, target=10, limit=5)
+
+
+@pytest.mark.parametrize("order", ["staleness", "fifo"])
+@pytest.mark.parametrize(("max_staleness", "interval"), [(0, 1), (1, 1), (2, 1), (1, 2)])
+def test_a_fresh_member_ages_while_its_group_waits_to_be_sampled_again(
+    world: World, max_staleness: int, interval: int, order: str
+) -> None:
+    rules = {"max_staleness": max_staleness, "sync_weights_interval": interval, "order": order}
+    world.start(math=rules).admit(1)
+    threshold = (max_staleness + 1) * interval
+    (lease,) = world.lease(1)
+    world.buffer.publish(world.held, threshold, uri="u", digest="1")
+    made = (make_sample(0), make_sample(threshold))
+    assert world.buffer.put([GroupResult(lease, made)]) == [PutOutcome.EXPIRED]
+    wait_in_the_pool(world, range(threshold + 1, 2 * threshold + 1))
+    (again,) = world.lease(1)
+    assert again.samples == (EMPTY_SAMPLE,) * 2
+    world.check()
+    assert world.put([again]) == [PutOutcome.COMPLETED]
+    world.check()
+
+
+@pytest.mark.parametrize(("expiry", "kept"), [("member", 1), ("group", 0)])
+def test_interrupted_samples_age_while_their_group_waits(world: World, expiry: str, kept: int) -> None:
+    world.start(math={"max_staleness": 1, "partial_rollout": True, "expiry": expiry}).admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    interrupted = (make_sample(0, status="a"), make_sample(1, status="a"))
+    assert world.buffer.put([GroupResult(lease, interrupted)]) == [PutOutcome.ABORTED]
+    wait_in_the_pool(world, range(2, 3))  # no sweep looks at the group meanwhile
+    (again,) = world.lease(1)
+    assert [len(sample.segments) for sample in again.samples] == [0, kept]
+    world.check()
+
+
+def test_what_a_group_brought_to_a_lease_ages_after_it_was_handed_back(world: World) -> None:
+    world.start(math={"max_staleness": 1, "partial_rollout": True}).admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.put([GroupResult(lease, (make_sample(0, status="a"), EMPTY_SAMPLE))])
+    wait_in_the_pool(world, range(0))
+    (again,) = world.lease(1)
+    assert len(again.samples[0].segments) == 1
+    world.buffer.hand_back([again])
+    wait_in_the_pool(world, range(1, 3))
+    (third,) = world.lease(1)
+    assert third.samples == (EMPTY_SAMPLE,) * 2
+    world.check()
+
+
+def test_a_group_keeps_nothing_that_only_a_batch_which_is_full_could_have_trained(world: World) -> None:
+    world.start(math={"max_staleness": 1, "partial_rollout": True})
+    world.admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.put([GroupResult(lease, (make_sample(0, status="a"), EMPTY_SAMPLE))])
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    world.complete(2)
+    world.claim(2)
+    wait_in_the_pool(world, range(0))
+    (again,) = world.lease(1)
+    assert again.group_id == lease.group_id
+    assert again.samples == (EMPTY_SAMPLE,) * 2, "tokens of version 0 are too old at step 3"
+
+
+@pytest.mark.parametrize(("stragglers", "kept"), [("wait", 1), ("expire", 0)])
+def test_what_is_kept_has_a_step_to_spare_where_no_batch_waits_for_it(world: World, stragglers: str, kept: int) -> None:
+    world.start(math={"max_staleness": 1, "partial_rollout": True, "stragglers": stragglers}).admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    world.buffer.put([GroupResult(lease, (make_sample(0, status="a"), make_sample(1, status="a")))])
+    wait_in_the_pool(world, range(0))
+    (again,) = world.lease(1)
+    assert [len(sample.segments) for sample in again.samples] == [kept, 1]
+
+
+def test_samples_are_not_made_anew_that_would_be_no_younger(world: World) -> None:
+    world.start(math={"max_staleness": 0, "partial_rollout": True, "stragglers": "expire"}).admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.put([GroupResult(lease, (make_sample(0, status="a"), EMPTY_SAMPLE))])
+    wait_in_the_pool(world, range(0))
+    (again,) = world.lease(1)
+    assert len(again.samples[0].segments) == 1
+
+
+def test_an_evaluation_keeps_what_was_salvaged_however_far_training_is(world: World) -> None:
+    world.start(math={}, held_out={"kind": "eval", "partial_rollout": True, "max_staleness": 0})
+    batch = world.buffer.open_batch("held_out", "eval/1", "eval", step=1)
+    world.buffer.fill_batch("held_out", batch.handle, 0, [Prompt("one")], last=True)
+    (lease,) = world.lease(1, "held_out")
+    world.buffer.salvage([SamplePart(lease, 0, 0, 0, make_sample(0, status="a"))])
+    for version in range(1, 4):
+        world.buffer.publish(world.held, version, uri="u", digest=str(version))
+    world.buffer.hand_back([lease])
+    (again,) = world.lease(1, "held_out", version=0)
+    assert len(again.samples[0].segments) == 1
+    world.check()
+
+
+def test_kept_tokens_of_a_dead_epoch_stay_as_old_as_the_rewind_when_others_are_salvaged(world: World) -> None:
+    world.start(math={"max_staleness": 1, "partial_rollout": True, "max_uncheckpointed_steps": 9}).complete(2)
+    world.train(1)
+    world.complete(2)
+    world.train(2)
+    world.admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.put([GroupResult(lease, (make_sample(2, status="a"), EMPTY_SAMPLE))])
+    world.begin(0, mode="return", launch_id="launch-2")  # version 2 of epoch 1 counts as version 0
+    world.buffer.recycle("math", epoch=2, target=10, limit=5)
+    (again,) = [lease for lease in world.lease(9) if lease.group_id == 5]
+    world.buffer.salvage([SamplePart(again, 0, 1, 0, make_sample(0, epoch=2, status="a"))])
+    for version in (1, 2):
+        world.buffer.publish(world.held, version, uri="u", digest=f"other {version}")
+    world.buffer.hand_back([again])
+    (third,) = [lease for lease in world.lease(9) if lease.group_id == 5]
+    assert third.samples == (EMPTY_SAMPLE,) * 2
+    world.check()

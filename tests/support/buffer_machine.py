@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, ClassVar
 
@@ -27,10 +27,10 @@ from rollq.buffer.rollouts import GroupResult, Lease, Sample, SamplePart, Sample
 from rollq.buffer.steering import GroupOrder, Refusal
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.training import ResumeMode
+from support.buffer_model import Kept, Model, ModelGroup
 from support.buffer_run import World, make_sample, text_of
 from support.late_copies import AT_ANY_TIME, RecordingBuffer, name_of
 
-THRESHOLD = 2
 BATCH = 2
 ORDERED = {
     GroupOrder.DROP: {Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.ABORTED, Status.EXPIRED, Status.FAILED},
@@ -38,117 +38,6 @@ ORDERED = {
     GroupOrder.QUARANTINE: {Status.RUNNING, Status.COMPLETED},
 }
 """The statuses of groups that an operator can move."""
-
-
-@dataclass
-class Salvaged:
-    """What is kept of a sample that is still being made, or waits for the rest of its group."""
-
-    ids: list[int]
-    oldest: int
-    finished: bool
-
-
-@dataclass
-class ModelGroup:
-    status: Status = Status.PENDING
-    oldest: int = -1  # as it was in the epoch that it was counted in
-    counted_in: int = 0
-    began: int = -1  # the version that its lease was given for
-    lease: Lease | None = None
-    salvaged: dict[int, Salvaged] = field(default_factory=dict)  # by the index of the sample
-    parts: int = 0
-    sent: list[SamplePart] = field(default_factory=list)  # with its lease
-    offered: set[int] = field(default_factory=set)
-    offer_calls: int = 0
-    loans: dict[str, Lease] = field(default_factory=dict)  # by nonce
-    lent_parts: dict[str, list[SamplePart]] = field(
-        default_factory=dict
-    )  # by nonce, those of loans that have ended too
-
-    @property
-    def lent(self) -> set[int]:
-        """The indices of the samples that are lent."""
-        return {index for loan in self.loans.values() for index in loan.borrowed}
-
-    def end_lease(self) -> None:
-        """Its worker has put it, or has lost it: offers and loans end with the lease."""
-        self.lease, self.sent, self.offered, self.offer_calls, self.loans, self.lent_parts = None, [], set(), 0, {}, {}
-
-
-@dataclass
-class Model:
-    """What the buffer should hold, in the simplest terms."""
-
-    groups: dict[int, ModelGroup] = field(default_factory=dict)
-    dropped: int = 0
-    step: int = 1
-    version: int = 0
-    committed: int = 0
-    history: int = 0
-    batches: dict[int, list[int]] = field(default_factory=dict)
-    filling: dict[int, list[int]] = field(default_factory=dict)  # batches that are not whole yet
-    trained: list[tuple[int, int]] = field(default_factory=list)  # (step, group) of this history of weights
-    floors: dict[int, int] = field(default_factory=dict)  # of each dead epoch
-    published: dict[int, dict[int, str]] = field(default_factory=dict)  # epoch -> version -> digest
-
-    def ids(self, *statuses: Status) -> list[int]:
-        return [group_id for group_id, group in self.groups.items() if group.status in statuses]
-
-    def stale(self, oldest: int, step: int) -> bool:
-        return step - oldest - 1 >= THRESHOLD
-
-    def counted(self, group_id: int) -> int:
-        """The version that a group counts as now."""
-        group = self.groups[group_id]
-        return min(group.oldest, self.floors.get(group.counted_in, group.oldest))
-
-    def stale_ids(self, *statuses: Status) -> list[int]:
-        return [group_id for group_id in self.ids(*statuses) if self.stale(self.counted(group_id), self.step)]
-
-    def begin(self, epoch: int, from_step: int, digest: str) -> None:
-        """What was made after `from_step` counts as of it, until its weights are published again."""
-        for dead in self.published:
-            self.floors[dead] = min(self.floors.get(dead, from_step), from_step)
-        self.published[epoch] = {from_step: digest}
-        self.version = from_step
-
-    def publish(self, epoch: int, version: int, digest: str) -> None:
-        """Epochs agree with the live one up to the last version that all since them have published alike."""
-        self.published[epoch][version] = digest
-        since = epoch
-        for earlier in sorted(self.published, reverse=True):
-            if self.published[earlier].get(version, digest) != digest:
-                break
-            since = earlier if version in self.published[earlier] else since
-        for dead, floor in self.floors.items():
-            if dead >= since and floor == self.version:
-                self.floors[dead] = version
-        self.version = version
-
-    def set_all(self, ids: Sequence[int], status: Status) -> None:
-        for group_id in ids:
-            self.groups[group_id].status = status
-
-    def requeue(self, group_id: int) -> None:
-        """A lease ends without a result. What was salvaged and is too old is dropped."""
-        group = self.groups[group_id]
-        group.status = Status.PENDING
-        group.end_lease()
-        group.salvaged = {
-            index: sample for index, sample in group.salvaged.items() if not self.stale(sample.oldest, self.step)
-        }
-        if not group.salvaged:
-            group.parts = 0
-
-    def held(self, step: int) -> list[int]:
-        """The groups of a batch, whole or not."""
-        return self.batches.get(step) or self.filling.get(step, [])
-
-    def drop(self, ids: Sequence[int]) -> None:
-        for group_id in ids:
-            del self.groups[group_id]
-            self.dropped += 1
 
 
 class BufferMachine(RuleBasedStateMachine):
@@ -163,6 +52,7 @@ class BufferMachine(RuleBasedStateMachine):
         type(self).moves -= 1  # the model is also compared before the first move
         self.buffer = RecordingBuffer.connect(self.url, f"machine-{uuid.uuid4().hex[:12]}")
         rules: dict[str, Any] = {"max_deaths": 50, "max_tries": 1000, "lease_s": 600, "max_uncheckpointed_steps": 4}
+        rules["partial_rollout"] = True
         self.world = World(self.buffer).start(math=rules)
         self.model = Model()
         self.lives = 1  # how often the weights took another course
@@ -206,20 +96,18 @@ class BufferMachine(RuleBasedStateMachine):
                 self.world.lease(n)
             return
         for lease in self.world.lease(n):
+            self.model.grant(lease.group_id, lease)
             group = self.model.groups[lease.group_id]
-            assert group.status is Status.PENDING
-            oldest = min((sample.oldest for sample in group.salvaged.values()), default=self.model.version)
-            group.status, group.lease, group.began = Status.RUNNING, lease, min(oldest, self.model.version)
             assert lease.parts == group.parts
             for index, sample in enumerate(lease.samples):
-                self.check_salvaged(sample, group.salvaged.get(index))
+                self.check_kept(sample, group.kept.get(index))
 
-    def check_salvaged(self, sample: Sample, salvaged: Salvaged | None) -> None:
-        """A leased sample has what was salvaged of it."""
+    def check_kept(self, sample: Sample, kept: Kept | None) -> None:
+        """A leased sample has what its group keeps of it."""
         ids = [token for segment in sample.segments for token in segment.response_ids.tolist()]
-        assert ids == (salvaged.ids if salvaged else [])
-        if salvaged:
-            assert sample.status is (SampleStatus.COMPLETED if salvaged.finished else SampleStatus.ABORTED)
+        assert ids == (kept.ids if kept else [])
+        if kept:
+            assert sample.status is (SampleStatus.COMPLETED if kept.finished else SampleStatus.ABORTED)
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
     @rule(data=st.data(), age=st.integers(0, 3))
@@ -234,7 +122,9 @@ class BufferMachine(RuleBasedStateMachine):
     def salvage_one(
         self, group: ModelGroup, index: int, version: int, *, finished: bool, loan: Lease | None = None
     ) -> None:
-        kept = group.salvaged.get(index, Salvaged([], version, finished=False))
+        if group.parts == 0:
+            self.model.count_anew(group, self.world.held.epoch)
+        kept = group.kept.get(index, Kept([], version, finished=False))
         if kept.finished:
             return
         made = [self.made + 1, self.made + 2]
@@ -249,7 +139,7 @@ class BufferMachine(RuleBasedStateMachine):
         part = replace(part, lease=loan or part.lease, number=number)
         again = [part, *sent]  # those before are repeated
         assert self.buffer.salvage(again) == [SalvageOutcome.KEPT] * len(again)
-        group.salvaged[index] = Salvaged(kept.ids + made, oldest, finished)
+        group.kept[index] = Kept(kept.ids + made, oldest, finished)
         sent.append(part)
         group.parts += 1
 
@@ -271,7 +161,7 @@ class BufferMachine(RuleBasedStateMachine):
             group = self.model.groups[group_id]
             assert group.lease is not None
             chosen = data.draw(st.sets(st.integers(0, 1)))
-            finished = {index for index, kept in group.salvaged.items() if kept.finished}
+            finished = {index for index, kept in group.kept.items() if kept.finished}
             added, taken_back = chosen - group.offered - group.lent - finished, chosen & group.offered
             offer = Offer(group.lease, group.offer_calls, tuple(added), tuple(taken_back))
             group.offered = (group.offered | added) - taken_back
@@ -296,7 +186,7 @@ class BufferMachine(RuleBasedStateMachine):
             group.offered -= set(loan.borrowed)
             group.loans[loan.nonce] = loan
             for index in loan.borrowed:
-                self.check_salvaged(loan.samples[index], group.salvaged.get(index))
+                self.check_kept(loan.samples[index], group.kept.get(index))
 
     @rule(data=st.data())
     def two_workers_borrow(self, data: st.DataObject) -> None:
@@ -322,29 +212,43 @@ class BufferMachine(RuleBasedStateMachine):
             self.old_leases.append(loan)
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
-    @rule(data=st.data(), age=st.integers(0, 3), letter=st.sampled_from("ccca"))
-    def put(self, data: st.DataObject, age: int, letter: str) -> None:
+    @rule(data=st.data(), ages=st.tuples(st.integers(0, 3), st.integers(0, 3)), letter=st.sampled_from("ccca"))
+    def put(self, data: st.DataObject, ages: tuple[int, int], letter: str) -> None:
         epoch = data.draw(st.sampled_from(list(self.starts)))
-        self.put_one(data.draw(st.sampled_from(self.model.ids(Status.RUNNING))), age, letter, epoch)
+        self.put_one(data.draw(st.sampled_from(self.model.ids(Status.RUNNING))), ages, letter, epoch)
 
-    def put_one(self, group_id: int, age: int, letter: str, epoch: int | None = None) -> None:
-        """`epoch`: of the weights that made the result. Its trainer may have been ahead of the live one."""
-        group, epoch = self.model.groups[group_id], epoch or self.world.held.epoch
+    def put_one(self, group_id: int, ages: tuple[int, int], letter: str, epoch: int | None = None) -> None:
+        """Samples that were finished before are put as they were. `epoch`: of the weights that made the others. Its
+        trainer may have been ahead of the live one."""
+        group, live = self.model.groups[group_id], self.world.held.epoch
+        epoch = epoch or live
         assert group.lease is not None
-        is_dead = epoch < self.world.held.epoch
-        made_by = self.model.version + age if is_dead else max(0, self.model.version - age)
-        group.oldest, group.counted_in = made_by, epoch
+        samples = []
+        for had, age in zip(group.lease.samples, ages, strict=True):
+            made_by = self.model.version + age if epoch < live else max(0, self.model.version - age)
+            made = make_sample(made_by, epoch=epoch, status=letter, text=text_of(group_id))
+            samples.append(had if had.status is SampleStatus.COMPLETED else made)
+        spans = [segment.versions[0] for sample in samples for segment in sample.segments]
+        made_in = {span.epoch for span in spans}
+        group.counted_in = live if len(made_in) > 1 else max(made_in)
+        floors = self.model.floors if group.counted_in == live else {}
+        counted = [min(span.version, floors.get(span.epoch, span.version)) for span in spans]
+        group.oldest = min(counted)
         version = self.model.counted(group_id)
-        sample = make_sample(made_by, epoch=epoch, status=letter, text=text_of(group_id))
-        (outcome,) = self.buffer.put([GroupResult(group.lease, (sample, sample))])
-        if self.model.stale(version, self.model.step):
-            group.status = Status.EXPIRED
-        else:
-            group.status = Status.COMPLETED if letter == "c" else Status.ABORTED
-        assert outcome.value == group.status.value
+        (outcome,) = self.buffer.put([GroupResult(group.lease, tuple(samples))])
         self.old_leases.append(group.lease)
         group.end_lease()
-        group.salvaged, group.parts = {}, 0
+        group.parts = 0
+        group.kept = {
+            index: Kept(sample.segments[0].response_ids.tolist(), oldest, sample.status is SampleStatus.COMPLETED)
+            for index, (sample, oldest) in enumerate(zip(samples, counted, strict=True))
+        }
+        if self.model.stale(version, self.model.step):
+            self.model.expire(group_id)
+        else:
+            finished = all(kept.finished for kept in group.kept.values())
+            group.status = Status.COMPLETED if finished else Status.ABORTED
+        assert outcome.value == group.status.value
 
     @rule(n=st.integers(2, 4))
     def produce(self, n: int) -> None:
@@ -356,7 +260,21 @@ class BufferMachine(RuleBasedStateMachine):
         self.admit(n=n, room=n)
         self.lease(n=n)
         for group_id in set(self.model.ids(Status.RUNNING)) - before:
-            self.put_one(group_id, age=0, letter="c")
+            self.put_one(group_id, ages=(0, 0), letter="c")
+
+    @rule(letter=st.sampled_from("ca"), waits=st.integers(0, 2))
+    def a_sample_waits_for_its_siblings(self, letter: str, waits: int) -> None:
+        """A stretch that takes the machine to where groups wait to be sampled again while steps are trained."""
+        self.admit(n=1, room=1)
+        self.lease(n=1)
+        if running := self.model.ids(Status.RUNNING):
+            self.put_one(running[-1], ages=(2, 0), letter=letter)
+        for _ in range(waits):
+            self.produce(n=2)
+            if self.model.committed - self.model.history < 4:
+                self.train(publish=True)
+        self.recycle(limit=3)
+        self.lease(n=2)
 
     @rule(data=st.data(), n=st.integers(1, 3), age=st.integers(0, 3))
     def a_worker_dies_and_another_continues(self, data: st.DataObject, n: int, age: int) -> None:
@@ -414,6 +332,7 @@ class BufferMachine(RuleBasedStateMachine):
         _, *granted = self.buffer.call_task("lease", "math", "w", uuid.uuid4().hex, epoch, version, n, 0, 1)
         for group_id, attempt, tries, *_ in granted:
             before = self.buffer.inspect("math", group_id)
+            self.model.grant(group_id, None)
             self.world.run_out_ids("math", [group_id])
             assert self.buffer.reap("math") == (1, 0, False)
             self.model.requeue(group_id)
@@ -443,7 +362,8 @@ class BufferMachine(RuleBasedStateMachine):
         model = self.model
         stale = model.stale_ids(Status.COMPLETED, Status.ABORTED)
         assert self.buffer.expire("math") == len(stale)
-        model.set_all(stale, Status.EXPIRED)
+        for group_id in stale:
+            model.expire(group_id)
 
     # -- the operator -----------------------------------------------------------------------------------------------
 
@@ -467,7 +387,8 @@ class BufferMachine(RuleBasedStateMachine):
             return
         group.status = Status.PENDING if order is GroupOrder.REQUEUE else Status.FAILED
         group.end_lease()
-        group.salvaged, group.parts = {}, 0
+        if order is GroupOrder.REQUEUE or group.parts:
+            group.forget()
 
     # -- the trainer ------------------------------------------------------------------------------------------------
 
@@ -526,7 +447,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.admit(n=n, room=n)
         self.lease(n=4)
         for group_id in self.model.ids(Status.RUNNING)[:-1]:
-            self.put_one(group_id, age=0, letter="c")
+            self.put_one(group_id, ages=(0, 0), letter="c")
         if self.model.committed - self.model.history < 4:
             self.claim(so_far=True, divide=True)
 
@@ -617,6 +538,8 @@ class BufferMachine(RuleBasedStateMachine):
                 model.set_all(ids, Status.CLAIMED)
                 continue
             model.set_all(ids, Status.COMPLETED if mode == "return" else Status.PENDING)
+            for group_id in ids if mode == "regenerate" else []:
+                model.groups[group_id].forget()
             model.batches.pop(step, None)
             model.filling.pop(step, None)
         model.trained = [(step, group_id) for step, group_id in model.trained if step <= from_step]
@@ -635,7 +558,9 @@ class BufferMachine(RuleBasedStateMachine):
             while self.model.version < last and self.model.committed + 1 in self.model.batches:
                 self.train(publish=True)
                 if running := self.model.ids(Status.RUNNING):
-                    self.put_one(running[0], age=2, letter="c", epoch=data.draw(st.sampled_from(list(self.starts))))
+                    self.put_one(
+                        running[0], ages=(2, 2), letter="c", epoch=data.draw(st.sampled_from(list(self.starts)))
+                    )
 
     @precondition(lambda self: self.replaced)
     @rule(data=st.data())

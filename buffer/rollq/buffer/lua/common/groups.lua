@@ -17,27 +17,30 @@ end
 -- A group's `history`, for people, has a line for each lease that has ended but the last: attempt, until (ms), how it
 -- ended (a word), parts of samples that were salvaged by then, and its `leased` (see `grant`). The last lease is in the
 -- history too unless it ended by `put`: then `leased` is left, and `put_ms` is its end, so that `put` need not write.
-local LEASES_KEPT, MOST_HISTORY_BYTES = 16, 2000
+local note_lease
+do
+  local LEASES_KEPT, MOST_HISTORY_BYTES = 16, 2000
 
--- The history after one more lease. Beyond its limits, the oldest lines go.
-local function with_lease(history, line)
-  if not history then return line end
-  local lines = history .. '\n' .. line
-  local _, older = string.gsub(lines, '\n', '')
-  while older >= LEASES_KEPT or (older > 0 and #lines > MOST_HISTORY_BYTES) do
-    lines = string.sub(lines, string.find(lines, '\n', 1, true) + 1)
-    older = older - 1
+  -- The history after one more lease. Beyond its limits, the oldest lines go.
+  local function with_lease(history, line)
+    if not history then return line end
+    local lines = history .. '\n' .. line
+    local _, older = string.gsub(lines, '\n', '')
+    while older >= LEASES_KEPT or (older > 0 and #lines > MOST_HISTORY_BYTES) do
+      lines = string.sub(lines, string.find(lines, '\n', 1, true) + 1)
+      older = older - 1
+    end
+    return lines
   end
-  return lines
-end
 
--- Moves a group's last lease, which ended at `until_ms`, to its history.
-local function note_lease(key, how, until_ms)
-  local history, attempt, leased, parts = fields(key, 'history', 'attempt', 'leased', 'parts')
-  if not leased then return end -- an older rollq has granted it
-  local line = table.concat({ attempt, until_ms, how, parts or '0', leased }, ' ')
-  redis.call('HSET', key, 'history', with_lease(history, line))
-  redis.call('HDEL', key, 'leased')
+  -- Moves a group's last lease, which ended at `until_ms`, to its history.
+  function note_lease(key, how, until_ms)
+    local history, attempt, leased, parts = fields(key, 'history', 'attempt', 'leased', 'parts')
+    if not leased then return end -- an older rollq has granted it
+    local line = table.concat({ attempt, until_ms, how, parts or '0', leased }, ' ')
+    redis.call('HSET', key, 'history', with_lease(history, line))
+    redis.call('HDEL', key, 'leased')
+  end
 end
 
 -- new -> pending. `batch`: handle of the batch that gathers the group, or false.

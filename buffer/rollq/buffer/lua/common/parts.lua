@@ -1,7 +1,7 @@
 -- Parts of samples that are still being made: fields of a group's rollout, after those of whole samples.
 --
 -- Versions count as they did when the worker learned of the epoch. Until `put` counts them again, they decide only what
--- a lease that ended leaves out as too old, and which batches wait for the group.
+-- the next lease leaves out as too old, and which batches wait for the group.
 local FIRST_PART = 2
 local PART_ARGS = 10
 
@@ -27,6 +27,15 @@ do
     return table.concat(kept, ',')
   end
 
+  -- The versions of a group's samples, and those of their oldest tokens, as they count in the live epoch. So all are
+  -- counted in one, those of its parts too.
+  local function count_anew(clock, key, versions, token_versions)
+    local cap = cap_of(clock, redis.call('HGET', key, 'counted_in'))
+    redis.call('HSET', key, 'counted_in', clock.epoch)
+    local none = no_versions(clock)
+    return cap_versions(versions or none, cap), cap_versions(token_versions or none, cap - clock.token_shift)
+  end
+
   -- Adds a part to its sample; returns the word for it.
   local function keep_part(clock, key, args, at)
     local id, attempt, nonce, number, index, letter, version, token_version, begins, part =
@@ -50,7 +59,10 @@ do
     end
     index = tonumber(index)
     letters = string.sub(letters, 1, index) .. letter .. string.sub(letters, index + 2)
-    versions = note_version(versions or no_versions(clock), index, version, begins == '1')
+    if parts == 0 then
+      versions, token_versions = count_anew(clock, key, versions, token_versions)
+    end
+    versions = note_version(versions, index, version, begins == '1')
     if counts_masked(clock) then
       token_versions = note_version(token_versions or no_versions(clock), index, token_version, begins == '1')
       redis.call('HSET', key, 'token_versions', token_versions)

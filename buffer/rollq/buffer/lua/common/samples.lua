@@ -245,6 +245,14 @@ local function oldest_token(clock, id, floors)
   return capped(oldest_kept(letters, token_versions), cap == NO_TOKENS and cap or cap - clock.token_shift)
 end
 
+-- The numbers in a list of versions, none above `cap`.
+local function cap_versions(versions, cap)
+  local found = string.gsub(versions, '%-?%d+', function(version)
+    return exact(capped(version, cap))
+  end)
+  return found
+end
+
 -- The fields of a group's hash (flat) with its versions as they count in the live epoch, for people, archives and
 -- copies of the buffer. Those of a batch stay as they were when it was claimed.
 local function fields_as_counted(clock, id)
@@ -253,10 +261,7 @@ local function fields_as_counted(clock, id)
     at[found[i]] = i + 1
   end
   local function cap_all(name, cap)
-    if not at[name] then return end
-    found[at[name]] = string.gsub(found[at[name]], '%-?%d+', function(version)
-      return exact(capped(version, cap))
-    end)
+    if at[name] then found[at[name]] = cap_versions(found[at[name]], cap) end
   end
   local status, cap = found[at.status], cap_of(clock, found[at.counted_in])
   local is_counted_anew = status == 'completed' or status == 'aborted' or status == 'cooling'
@@ -281,9 +286,22 @@ local function reset_group(clock, id, stale, cap)
   redis.call('HDEL', key, 'shaped', 'rows')
 end
 
--- Removes those samples of a group that are too old by now, if it has salvaged ones.
-local function reset_salvaged(clock, id)
-  local parts, letters, versions = group_fields(clock, id, 'parts', 'letters', 'versions')
-  local stale = stale_version(clock, clock.step)
-  if parts and oldest_kept(letters, versions) <= stale then reset_group(clock, id, stale, NO_TOKENS) end
+-- The newest version that tokens of an epoch may count as yet: as long as each version that was published since the
+-- rewind has had the weights that it had in that epoch, they may count as they are.
+local function hoped_of(clock, epoch)
+  local newest = newest_of(clock, epoch)
+  return newest == clock.version and NO_TOKENS or newest
+end
+
+-- Removes those samples of a group under way that count as version `stale` or older: while it waits to be sampled,
+-- nothing else looks at them. Returns the oldest version that it keeps. Groups of an evaluation are never too old.
+local function age_group(clock, id, stale)
+  local letters, versions, counted_in = group_fields(clock, id, 'letters', 'versions', 'counted_in')
+  local epoch = tonumber(counted_in or '') -- another text only where somebody has changed it
+  local cap = epoch and hoped_of(clock, epoch) + clock.token_shift or NO_TOKENS
+  local oldest = capped(oldest_kept(letters, versions), cap)
+  if clock.kind ~= 'train' or oldest > stale then return oldest end
+  reset_group(clock, id, stale, cap)
+  letters, versions = group_fields(clock, id, 'letters', 'versions')
+  return capped(oldest_kept(letters, versions), cap)
 end

@@ -31,7 +31,7 @@ local function hand_back(keys, args)
         file_for_audit(clock, id, 'failed', error_text)
         failed = failed + 1
       else
-        reset_salvaged(clock, id)
+        age_group(clock, id, stale_version(clock, clock.step))
         if counted ~= '1' then redis.call('HINCRBY', key, 'tries', -1) end
         make_pending(clock, id, tonumber(deaths))
       end

@@ -29,23 +29,24 @@ local function describe_lease(now, version, worker)
   return exact(now) .. ' ' .. exact(version) .. ' ' .. worker
 end
 
--- The newest version that tokens of an epoch may count as yet: as long as each version that was published since the
--- rewind has had the weights that it had in that epoch, they may count as they are.
-local function hoped_of(clock, epoch)
-  local newest = epoch and newest_of(clock, tonumber(epoch)) or NO_TOKENS
-  return newest == clock.version and NO_TOKENS or newest
+-- Up to which version samples are too old to be kept by a group that is leased now, for weights of `version`. Its next
+-- batch must find it young enough, and the one after that where no batch waits for stragglers; but samples are not made
+-- anew that would be no younger.
+local function too_old_to_keep(clock, version)
+  local step, manifest = clock.step, manifest_key(clock, clock.step)
+  if has_batch(manifest) and not open_target(manifest) then step = step + 1 end
+  if clock.stragglers ~= 'wait' then step = step + 1 end
+  return math.min(stale_version(clock, step), version - 1)
 end
 
 local function grant(clock, id, request, alone)
   local key = group_key(clock.prefix, id)
-  local letters, versions, attempt, admitted_ms, counted_in, parts =
-    fields(key, 'letters', 'versions', 'attempt', 'admitted_ms', 'counted_in', 'parts')
+  local attempt, admitted_ms = fields(key, 'attempt', 'admitted_ms')
   if attempt == '0' then
     request.first_leases = request.first_leases + 1
     request.queued_ms = request.queued_ms + math.max(0, request.now - tonumber(admitted_ms))
   end
-  -- what was salvaged since the last put was counted in a later epoch
-  local kept = capped(oldest_kept(letters, versions), hoped_of(clock, not parts and counted_in))
+  local kept = age_group(clock, id, request.too_old)
   redis.call('ZADD', clock.prefix .. 'generating', math.min(request.hoped_version, kept), id)
   redis.call('ZREM', clock.prefix .. 'pending', id)
   redis.call('ZREM', clock.prefix .. 'suspects', id)
@@ -184,7 +185,7 @@ local function lease(keys, args)
   if not runs or clock.sleep or clock.version < 0 then return { 0 } end
   -- an evaluation is of one version: a worker with another one takes no part in it
   if clock.kind == 'eval' and clock.pin ~= epoch .. ':' .. version then return { 0 } end
-  local hoped_version = math.min(tonumber(version), hoped_of(clock, epoch))
+  local hoped_version = math.min(tonumber(version), hoped_of(clock, tonumber(epoch)))
   version = math.min(tonumber(version), newest_of(clock, tonumber(epoch)))
   if clock.kind == 'train' and version <= stale_version(clock, clock.step) then
     return fail('STALE_WORKER', 'weights of version %s would be too old at step %s', version, clock.step)
@@ -196,6 +197,7 @@ local function lease(keys, args)
     nonce = nonce,
     version = version,
     hoped_version = hoped_version,
+    too_old = too_old_to_keep(clock, version),
     want = tonumber(want),
     suspects_held = tonumber(suspects_held),
     idle = idle == '1',

@@ -44,7 +44,7 @@ end
 
 local function requeue(clock, id, deaths, alone_from, confirmed)
   local key = group_key(clock.prefix, id)
-  reset_salvaged(clock, id)
+  age_group(clock, id, stale_version(clock, clock.step))
   if confirmed then
     deaths = math.max(deaths, math.min(deaths + 1, alone_from))
     redis.call('HSET', key, 'deaths', deaths)
