@@ -121,8 +121,8 @@ class UsableRows:
         if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
             raise InvalidPrompt(
                 f"{unusable} of the {self.seen} rows that were read are unusable, more than max_bad_rows = "
-                f"{self._max_bad_rows:g} allows: {self.described()}; mend or leave out these rows, or raise "
-                "max_bad_rows to train without them"
+                f"{self._max_bad_rows:g} allows: {self.described()}. Mend these rows, or raise max_bad_rows to leave "
+                f"them out. The last one is {error}"
             ) from error
         self._log_once.warning(row, "prompt skipped: %s", error)
         if len(self.bad) == MAX_KEYS:
