@@ -90,6 +90,27 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "starving: 4 groups in generation on 2 workers; the trainer has waited 12 s for step 41: task math has 0 "
         "of 16 groups",
     ),
+    "a judge fails for some samples": (
+        run_status(
+            task_status(statuses={Status.RUNNING: 4}),
+            workers={
+                "gpu0": worker(4, unrewarded=0.25, judge_error="judge 'a.b': KeyError: 'x' (a.py:8)"),
+                "gpu1": worker(unrewarded=0.0),
+                "gpu2": worker(unrewarded=None),
+            },
+        ),
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 3 workers",
+    ),
+    "a judge fails for many samples": (
+        run_status(
+            task_status(statuses={Status.RUNNING: 4}),
+            workers={"gpu0": worker(4, unrewarded=0.25, judge_error="judge 'a.b': KeyError: 'x' (a.py:8)")},
+        ),
+        "failing: 25% of the samples of the last minute have no reward, the last one with judge 'a.b': KeyError: 'x' "
+        "(a.py:8); the trainer has been training step 41 for 12 s\n"
+        "to do: mend the judge, or what it depends on, and restart every worker: samples without a reward are left "
+        "out, and the others of their groups trained alone",
+    ),
     "a judge blocks a worker": (
         run_status(
             task_status(statuses={Status.RUNNING: 4}),

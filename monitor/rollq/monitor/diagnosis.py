@@ -15,6 +15,8 @@ from rollq.monitor.units import count, in_config, of_limit, seconds_in_words
 LEAST_OUTCOMES = 4
 """Finished groups from which on none worth training is a failure, and not chance."""
 LONG_WAIT_S = 5.0
+MOST_UNREWARDED = 0.1
+"""The share of judged samples without a reward from which on a run fails."""
 _RESTING = ("paused", "draining")
 """States of workers that take no groups, by order of an operator."""
 
@@ -100,6 +102,12 @@ def diagnose(run: RunStatus) -> Diagnosis:
         remedies.add("if the pause is no longer wanted: `rollq resume`")
         remedies.add_roles(run, sampled)
         return Diagnosis(State.PAUSED, _join([f"{names} set to pause{why}", described(trainer)]), remedies.found)
+    if unrewarded := _unrewarded(run):
+        remedies.add(
+            "mend the judge, or what it depends on, and restart every worker: samples without a reward are left out, "
+            "and the others of their groups trained alone"
+        )
+        return Diagnosis(State.FAILING, _join([unrewarded, described(trainer)]), remedies.found)
     work, empty = [described(trainer)], [*_empty(trainer, tasks, remedies)]
     remedies.add_roles(run, sampled)
     causes = [*empty, *_unproduced(run), *_production(run, sampled, remedies)]
@@ -149,6 +157,16 @@ def _more_room(fullness: Fullness) -> str:
     size = in_config(2 * fullness.limit_bytes) if fullness.limit_bytes else "BYTES"
     command = f"`redis-cli CONFIG SET maxmemory {size}`"
     return f"raise maxmemory, if the machine has more: {command}, and in its configuration file"
+
+
+def _unrewarded(run: RunStatus) -> str:
+    """That judges fail for too many samples, and how; empty if they do not."""
+    shares = {name: report.get("unrewarded") or 0.0 for name, report in run.alive_workers.items()}
+    share = sum(shares.values()) / len(shares) if shares else 0.0
+    if share < MOST_UNREWARDED:
+        return ""
+    error = run.alive_workers[max(shares, key=shares.__getitem__)].get("judge_error") or ""
+    return f"{share:.0%} of the samples of the last minute have no reward, the last one with {shortened(error)}"
 
 
 def _consequence(trainer: TrainerState, error: str = "") -> str:

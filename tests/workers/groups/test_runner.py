@@ -96,6 +96,19 @@ def test_xp14_an_error_of_the_engine_about_one_request_fails_that_sample_with_it
     world.world.check()
 
 
+def test_the_share_of_samples_without_a_reward_is_reported_with_the_last_error(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, {"judge": "support.worker_run.own_judge"})
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: any(report["unrewarded"] for report in buffer.workers().values()))
+        (report,) = buffer.workers().values()
+        assert report["unrewarded"] == 1.0
+        assert "RuntimeError: the judge is out" in report["judge_error"]
+
+    world.play(scene)
+
+
 def test_xp14_a_judge_that_raises_fails_the_group_and_never_rewards_0(buffer: Buffer, server_url: str) -> None:
     world = WorkerWorld(buffer, server_url, {"judge": "support.worker_run.own_judge"})
     world.admit(1)

@@ -229,6 +229,8 @@ class Worker:
                 "tokens_per_s": round(last_minute.per_s("tokens"), 1),
                 "generate_s": last_minute.ratio("generate_s", "generated"),
                 "judge_s": last_minute.ratio("judge_s", "judged"),
+                "unrewarded": last_minute.ratio("unrewarded", "judged"),
+                "judge_error": self.maker.judge_error,
                 "idle_s": round(monotonic() - idle_since_s, 1),
             }
             report = self._last_report = facts | rates | self._state() | self._totals()

@@ -48,7 +48,8 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 class SampleMaker:
     """Makes the samples of leases. `tokens` counts generated tokens, `recomputed_tokens` those that went through the
-    engine again because the weights changed under a running request."""
+    engine again because the weights changed under a running request; `judge_error` says why the last sample that got no
+    reward has none."""
 
     def __init__(
         self,
@@ -62,7 +63,8 @@ class SampleMaker:
         worker: str,
     ) -> None:
         self.tokens = self.recomputed_tokens = 0
-        self._generated = self._judged = 0  # samples
+        self._generated = self._judged = self._unrewarded = 0  # samples
+        self.judge_error = ""
         self._generate_s = self._judge_s = 0.0  # summed over samples
         self._host = host
         self._tokenizer = tokenizer
@@ -106,6 +108,7 @@ class SampleMaker:
             "generate_s": self._generate_s,
             "judged": self._judged,
             "judge_s": self._judge_s,
+            "unrewarded": self._unrewarded,
         }
 
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
@@ -233,6 +236,9 @@ class SampleMaker:
         judge_s = monotonic() - started_s
         self._judged += 1
         self._judge_s += judge_s
+        if made.status is SampleStatus.FAILED:
+            self._unrewarded += 1
+            self.judge_error = made.error or ""
         judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
 
