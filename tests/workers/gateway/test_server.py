@@ -1,6 +1,7 @@
 """The gateway over HTTP: tokens, statuses, streams, lost connections, rewards, sessions for harnesses from outside."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -266,6 +267,27 @@ def test_a_client_that_leaves_while_it_sends_its_request_is_no_error(
 
     with_served(Model(tokenizer, []), use)
     assert caplog.messages == []
+
+
+def test_a_request_that_cannot_be_read_is_logged_without_its_token_and_once(
+    tokenizer: HfTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(given: Served) -> None:
+        host, _, port = given.gateway.url.removeprefix("http://").rpartition(":")
+        for ending in (b" HTTP/9.9x\r\n\r\n", b" HTTP/1.1\r\nHost: a\r\nHost : b\x00\r\n\r\n", b"\r\n\r\n"):
+            for _ in range(5):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(f"POST /s/{given.token}/v1/models".encode() + ending)
+                assert b" 400 " in await reader.readline()
+                writer.close()
+        assert (await given.post(f"/s/{given.token}/v1/chat/completions"))[0] == 200
+
+    with caplog.at_level(logging.INFO):
+        with_served(Model(tokenizer, ["It is 42"]), use)
+    shown = [record for record in caplog.records if "could not be read" in record.getMessage()]
+    assert len(shown) <= 1
+    assert "/s/" not in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_reward_may_come_again_and_not_change(tokenizer: HfTokenizer) -> None:

@@ -23,6 +23,7 @@ from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
 from rollq.workers.gateway.gateway import SESSION_PATH, Gateway
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
 from rollq.workers.gateway.protocols.models import model, model_list
+from rollq.workers.gateway.request_log import request_log
 from rollq.workers.gateway.session import Session
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,9 @@ class Server:
         settings = self._gateway.settings
         app = web.Application(client_max_size=int(settings.max_body_mb * 1e6))
         app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=75, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=request_log, keepalive_timeout=75, shutdown_timeout=1.0
+        )
         await self._runner.setup()
         host, _, port = settings.bind.rpartition(":")
         try:
