@@ -237,8 +237,9 @@ def answering(server_url: str, run_name: str, buffer: Buffer) -> Iterator[list[f
                 leased = own.lease(["held_out"], 9, worker="w", version=clock.version, epoch=clock.epoch)
                 for lease in leased.leases:
                     reward = rewards[int(str(lease.prompt.content))]
-                    if reward >= 0:  # a negative one is never finished
-                        sample = make_sample(clock.version, epoch=clock.epoch, reward=reward, tokens=4)
+                    if reward >= 0:  # a negative one is never finished, and 9 cannot be judged
+                        status = "f" if reward == 9 else "c"
+                        sample = make_sample(clock.version, epoch=clock.epoch, reward=reward, tokens=4, status=status)
                         own.put([GroupResult(lease, (sample, sample))])
                 events.wait(0.2)
 
@@ -269,6 +270,16 @@ def test_xm01_an_evaluation_of_the_live_version_is_returned_and_leaves_nothing_b
     assert buffer.counts("held_out").dropped == {"evaluated": 6}
     assert buffer.counts("math").progress["admitted"] == 0
     World(buffer).check()
+
+
+def test_an_evaluation_warns_of_prompts_that_could_not_be_judged(
+    connect: Connect, answering: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    answering += [1.0, 9.0]
+    with connect() as consumer:
+        found = consumer.evaluate()
+    assert (found["eval/held_out/failed"], found["eval/held_out/reward"]) == (1, 1.0)
+    assert "evaluation held_out: 1 of 2 prompts have failed, so the reward is that of the others" in caplog.text
 
 
 def test_tc05_an_evaluation_tolerates_a_timeout(

@@ -12,6 +12,9 @@ from rollq.consumer.trainer_lease import TrainerLease
 
 log = logging.getLogger(__name__)
 
+MOST_FAILED = 0.1
+"""The share of prompts that have failed from which on an evaluation warns."""
+
 
 def evaluate(
     lease: TrainerLease,
@@ -39,11 +42,25 @@ def evaluate(
             log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
         metrics: dict[str, float] = {}
         for task, state in opened.items():
-            metrics |= evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
+            found = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
+            _warn_of_failures(task, found)
+            metrics |= found
     finally:
         for task, state in opened.items():
             buffer.close_evaluation(task, state.handle)
     return metrics
+
+
+def _warn_of_failures(task: str, metrics: Mapping[str, float]) -> None:
+    count, failed = (int(metrics[f"eval/{task}/{name}"]) for name in ("count", "failed"))
+    if failed > MOST_FAILED * (count + failed):
+        log.warning(
+            "evaluation %s: %d of %d prompts have failed, so the reward is that of the others: `rollq status` has the "
+            "last error",
+            task,
+            failed,
+            count + failed,
+        )
 
 
 def _selected(buffer: Evaluations, names: Sequence[str] | None) -> Sequence[str]:

@@ -386,9 +386,11 @@ class Trainer:
         append(self._settings.output, METRICS_FILE, line)
         self._show(line["step"], line["reward"], line["tokens_per_s"])
         self._consumer.report(line)
+        failed = int((~batch.valid).sum())
+        left_out = f", {failed} of {len(batch.valid)} samples have failed" if failed else ""
         log.info(
             "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
-            "trained %(train_s).2f s, published %(publish_s).2f s",
-            line,
+            "trained %(train_s).2f s, published %(publish_s).2f s%(left_out)s",
+            line | {"left_out": left_out},
         )
         self._trackers.log_step(line, batch)
