@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rollq.workers.judging.answers import accepted, as_text, equals, equals_as_number, expressions_of, numbers_of
+from rollq.workers.judging.matching import match_math
 from support.judge_doubles import verdicts
 
 LONG = 147573952589676412928
@@ -94,3 +95,9 @@ def test_an_answer_that_a_judge_cannot_use_is_refused(read: Any, answer: Any, me
 def test_an_answer_equals_itself_as_text(answer: Any) -> None:
     assert equals(as_text(answer), answer)
     assert equals_as_number(as_text(answer), answer)
+
+
+def test_judges_of_users_compare_with_the_answer_as_it_is() -> None:
+    assert match_math("It is 72.", "6 * 12 = #### 72") == 1.0
+    assert match_math(r"\boxed{0.5}", [1, r"\frac12"]) == 1.0
+    assert match_math("It is 5", 1e-05) == 0.0

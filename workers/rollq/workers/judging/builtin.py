@@ -85,7 +85,7 @@ def _math(settings: NoOptions, context: JudgeContext) -> Judge:
         raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
 
     async def judge(prompt: Prompt, sample: Sample) -> Answer:
-        args = (sample.text, expressions_of(prompt.answer))
+        args = (sample.text, prompt.answer)
         return await context.processes.call(match_math, *args, timeout_s=context.timeout_s)
 
     return Judge("math", UserFunction.wrap(judge, None, quick=False))

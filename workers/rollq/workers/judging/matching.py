@@ -2,10 +2,9 @@
 
 import logging
 import re
-from collections.abc import Sequence
 from typing import Any, Final
 
-from rollq.workers.judging.answers import SHOWN, equals_as_number
+from rollq.workers.judging.answers import SHOWN, equals_as_number, expressions_of
 from rollq.workers.judging.numbers import are_equal, only_number, with_plain_powers
 
 _BOX: Final = re.compile(r"\\boxed\s*(?:\{|(?=\w))")
@@ -24,11 +23,11 @@ def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
     return float(equals_as_number(matches[-1], answer))
 
 
-def match_math(text: str, expressions: Sequence[str]) -> float:
-    """1 when the text's final expression equals one of the answers' as mathematics; else 0.
+def match_math(text: str, answer: Any) -> float:
+    """1 when the text's final expression equals that of an accepted answer as mathematics; else 0.
 
     The final expression is in the last `\\boxed{}`, or the library math-verify finds it. Two numbers are compared
-    exactly, everything else by the library. Raises `ValueError` for an answer that the library cannot read, because the
+    exactly, everything else by the library. Raises `ValueError` for an answer that is not an expression, because the
     prompt cannot be judged.
     """
     from math_verify import parse, verify
@@ -37,7 +36,7 @@ def match_math(text: str, expressions: Sequence[str]) -> float:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     said = parse(with_plain_powers(last_box(text)), parsing_timeout=None)
     said_number = only_number(said[-1]) if said and isinstance(said[-1], str) else None
-    for expression in expressions:
+    for expression in expressions_of(answer):
         plain = with_plain_powers(expression)
         expected = parse(plain if _DELIMITED.search(plain) else f"${plain}$", parsing_timeout=None)
         if not expected:
