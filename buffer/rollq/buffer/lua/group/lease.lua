@@ -29,13 +29,11 @@ local function describe_lease(now, version, worker)
   return exact(now) .. ' ' .. exact(version) .. ' ' .. worker
 end
 
--- Up to which version samples are too old to be kept by a group that is leased now, for weights of `version`. Its next
--- batch must find it young enough, and the one after that where no batch waits for stragglers; but samples are not made
--- anew that would be no younger.
+-- Up to which version samples are too old to be kept by a group that is leased now, for weights of `version`: its next
+-- batch must find it young enough. Samples are not made anew that would be no younger.
 local function too_old_to_keep(clock, version)
   local step, manifest = clock.step, manifest_key(clock, clock.step)
   if has_batch(manifest) and not open_target(manifest) then step = step + 1 end
-  if clock.stragglers ~= 'wait' then step = step + 1 end
   return math.min(stale_version(clock, step), version - 1)
 end
 
