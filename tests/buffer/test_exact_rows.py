@@ -52,3 +52,9 @@ def test_what_json_has_no_form_for_is_refused() -> None:
 def test_a_view_of_bytes_is_read_like_bytes() -> None:
     text = b'{"n": 147573952589676412928}'
     assert exact_json.loads(memoryview(text)) == exact_json.loads_as_written(memoryview(text)) == {"n": 1 << 67}
+
+
+@pytest.mark.parametrize("number", ["1", "12345678901234567890", "1e400"])
+def test_half_of_a_surrogate_pair_is_refused_beside_any_number(number: str) -> None:
+    with pytest.raises(ValueError, match="surrogate"):
+        exact_json.loads_as_written(f'{{"prompt": "\\ud800", "answer": {number}}}')

@@ -35,15 +35,19 @@ def loads(text: bytes | memoryview | str) -> Any:
 
 def loads_as_written(text: bytes | memoryview | str) -> Any:
     """As `loads`, but a number with a fraction or an exponent whose digits a float does not have is a text: the number
-    as it is written. For what people write, such as the answers of rows."""
+    as it is written. For content that people write, such as the answers of rows."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
         return orjson.loads(text)
     text = text if isinstance(text, str) else data.decode()
     try:
-        return _DECODER_AS_WRITTEN.decode(text)
+        value = _DECODER_AS_WRITTEN.decode(text)
+        dumps(value)  # refuses halves of surrogate pairs
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return value
 
 
 def number_as_written(written: str) -> float | str:
