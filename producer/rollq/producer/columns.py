@@ -26,7 +26,7 @@ With `chat`, a text becomes a user's message, so that the model's chat template 
 system message at the start, unless the row has one, and turns texts into messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
@@ -76,14 +76,17 @@ class Columns:
         names = fields + self.metadata_fields
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
-    def absent(self, rows: Sequence[Mapping[str, Any]]) -> str | None:
-        """The setting that names a column which none of the rows has; None if all that are asked for exist."""
+    def absent(self, read_rows: Callable[[], Sequence[Mapping[str, Any]]]) -> str | None:
+        """The setting that names a column which none of the rows has; None if all that are asked for exist.
+
+        The rows are read if settings ask for some column."""
         asked = [("metadata_fields", name) for name in self.metadata_fields or ()]
         for setting in ("ids_field", "images_field"):  # by default, they may be absent
             if (name := getattr(self, setting)) != getattr(Columns(), setting):
                 asked.append((setting, name))
+        rows = read_rows() if asked else ()
         missing = object()
-        for setting, name in asked:
+        for setting, name in asked if rows else ():
             if all(look_up(row, name, missing) is missing for row in rows):
                 columns = sorted({column for row in rows for column in row})
                 return f"{setting}: no row has a column {name!r}; the columns are {', '.join(columns)}"

@@ -87,11 +87,15 @@ class PromptFile:
 
     def _check_columns(self, table: Table) -> None:
         """Raise `ConfigError` if a setting names a column that none of the first rows has."""
-        rows = []
-        for row in range(min(table.rows, LOOKED_AT)):
-            with suppress(ValueError):  # it is reported when it is its turn
-                rows.append(table.read(row))
-        if rows and (problem := self._columns.absent(rows)):
+
+        def first_rows() -> list[dict[str, Any]]:
+            rows = []
+            for row in range(min(table.rows, LOOKED_AT)):
+                with suppress(ValueError):  # it is reported when it is its turn
+                    rows.append(table.read(row))
+            return rows
+
+        if problem := self._columns.absent(first_rows):
             raise ConfigError(f"{problem} (in {str(self.path)!r})")
 
     def __exit__(

@@ -52,7 +52,8 @@ class Unusable:
 
 
 class UsableRows:
-    """Reads the rows of a source as prompts. `bad` are the rows found unusable so far, `reasons` says why."""
+    """Reads the rows of a source as prompts. `seen` counts those that have been read, `bad` are the ones found unusable
+    so far, and `reasons` says why."""
 
     def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
         """`max_bad_rows`: the share of rows that may be unusable; 1: all but one. `count`: how many rows of the source
@@ -61,14 +62,10 @@ class UsableRows:
         self.count = source.rows if count is None else count
         self.bad: set[int] = set()
         self.reasons: dict[str, Unusable] = {}
+        self.seen = 0
         self._max_bad_rows = max_bad_rows
-        self._seen = np.zeros(source.rows, np.bool_)
+        self._is_seen = np.zeros(source.rows, np.bool_)
         self._log_once = LogOnce(log)
-
-    @property
-    def seen(self) -> int:
-        """How many rows have been read."""
-        return int(self._seen.sum())
 
     def prompt(self, row: int) -> Prompt | None:
         """The prompt of a row; None if it is unusable, which is logged for the first rows.
@@ -77,7 +74,8 @@ class UsableRows:
         """
         if row in self.bad:
             return None
-        self._seen[row] = True
+        self.seen += not self._is_seen[row]
+        self._is_seen[row] = True
         try:
             return self.source.prompt(row)
         except InvalidPrompt as error:
