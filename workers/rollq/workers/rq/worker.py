@@ -171,9 +171,12 @@ class RqWorker(BaseWorker):
         loop = asyncio.get_running_loop()
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self.request_shutdown)
-                interrupt()
+            if loop.is_closed():  # nothing is left to be stopped in good order
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+                return
+            loop.call_soon_threadsafe(self.request_shutdown)
+            interrupt()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
