@@ -102,11 +102,7 @@ def diagnose(run: RunStatus) -> Diagnosis:
         remedies.add("if the pause is no longer wanted: `rollq resume`")
         remedies.add_roles(run, sampled)
         return Diagnosis(State.PAUSED, _join([f"{names} set to pause{why}", described(trainer)]), remedies.found)
-    if unrewarded := _unrewarded(run):
-        remedies.add(
-            "mend the judge, or what it depends on, and restart every worker: samples without a reward are left out, "
-            "and the others of their groups trained alone"
-        )
+    if unrewarded := _unrewarded(run, remedies):
         return Diagnosis(State.FAILING, _join([unrewarded, described(trainer)]), remedies.found)
     work, empty = [described(trainer)], [*_empty(trainer, tasks, remedies)]
     remedies.add_roles(run, sampled)
@@ -159,12 +155,16 @@ def _more_room(fullness: Fullness) -> str:
     return f"raise maxmemory, if the machine has more: {command}, and in its configuration file"
 
 
-def _unrewarded(run: RunStatus) -> str:
+def _unrewarded(run: RunStatus, remedies: _Remedies) -> str:
     """That judges fail for too many samples, and how; empty if they do not."""
     shares = {name: report.get("unrewarded") or 0.0 for name, report in run.alive_workers.items()}
     share = sum(shares.values()) / len(shares) if shares else 0.0
     if share < MOST_UNREWARDED:
         return ""
+    remedies.add(
+        "mend the judge, or what it depends on, and restart every worker: samples without a reward are left out, and "
+        "the others of their groups trained alone"
+    )
     error = run.alive_workers[max(shares, key=shares.__getitem__)].get("judge_error") or ""
     return f"{share:.0%} of the samples of the last minute have no reward, the last one with {shortened(error)}"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollq.workers.judging.answers import accepted, as_text, equals, equals_as_number, expressions_of, numbers_of
+from rollq.workers.judging.answers import accepted, expressions_of, numbers_of
 from rollq.workers.judging.matching import match_math
 from support.judge_doubles import verdicts
 
@@ -89,12 +89,6 @@ def test_no_judge_compares_with_nothing(read: Any, answer: Any) -> None:
 def test_an_answer_that_a_judge_cannot_use_is_refused(read: Any, answer: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(answer)
-
-
-@pytest.mark.parametrize("answer", ["Paris", 42.0, 1e-05, LONG, True, {"a": [1]}, ["x", "y"], [[1]], -3, 0.1])
-def test_an_answer_equals_itself_as_text(answer: Any) -> None:
-    assert equals(as_text(answer), answer)
-    assert equals_as_number(as_text(answer), answer)
 
 
 def test_judges_of_users_compare_with_the_answer_as_it_is() -> None:

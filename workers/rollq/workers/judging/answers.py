@@ -75,14 +75,6 @@ def expressions_of(answer: Any) -> tuple[str, ...]:
     return tuple(map(_expression_of, accepted(answer)))
 
 
-def as_text(answer: Any) -> str:
-    """An accepted answer as the text that states it; the first one of a list."""
-    one = accepted(answer)[0]
-    if isinstance(one, str):
-        return one
-    return decimal_text(number_of(one)) if is_number(one) else exact_json.dumps(one).decode()
-
-
 def _is_written(text: str, one: Any) -> bool:
     if isinstance(one, str):
         return text.strip() == one.strip()

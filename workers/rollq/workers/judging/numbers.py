@@ -36,7 +36,7 @@ _LATEX: Final = (
     (re.compile(r"\\[,;:]"), "\u2009"),
     (re.compile(r"\\([$%£€])"), r"\1"),
 )
-_VULGAR: Final = re.compile(r"(?<=\d)[¼-¾⅐-⅞↉]|[¼-¾⅐-⅞↉]")
+_VULGAR: Final = re.compile(r"[¼-¾⅐-⅞↉]")
 _SUPERSCRIPTS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 
 _GROUPS: Final = "|".join((
