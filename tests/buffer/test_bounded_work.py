@@ -12,7 +12,7 @@ import redis
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
 from rollq.buffer.history import HISTORY_ROWS
-from rollq.buffer.replies import Claimed
+from rollq.buffer.replies import Claimed, UnusableRow
 from rollq.buffer.rollouts import Lease, Prompt, Status
 from rollq.buffer.steering import GroupOrder, Order
 from rollq.buffer.store import library
@@ -118,8 +118,10 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     """Every call, each on its own: what it finds is no sensible run."""
     buffer, held, prompts = world.buffer, world.held, [Prompt("a prompt")] * 500
     rows = [(prompt, at) for at, prompt in enumerate(prompts, start=1)]
+    unusable = [UnusableRow(row, f"reason {row}", "prompts.jsonl:1") for row in range(500)]
     yield lambda: buffer.admit("math", rows, epoch=1, cursor=0, target=10**9, step=1)
     yield lambda: buffer.record_prompts("math", "digest", FULL, "", "prompts.jsonl")
+    yield lambda: buffer.account_rows("math", "a", rows=FULL, passed=FULL, unusable=unusable)
     yield lambda: buffer.recycle("math", epoch=1, target=10**9, limit=10**6)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1, suspects_held=10**6, idle=False)

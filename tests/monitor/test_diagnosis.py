@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import LastError
+from rollq.buffer.replies import LastError, Unusable
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase
 from rollq.monitor.diagnosis import State, diagnose
@@ -195,6 +195,20 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(task_status(producer_silent_s=45.0), trainer=waiting({"math": (0, 16)})),
         "starving: nobody produces for 45 s; all workers are idle; the trainer has waited 12 s for step 41: task "
         "math has 0 of 16 groups\n"
+        "to do: start the producer: `rollq produce`",
+    ),
+    "a producer that refuses its rows": (
+        run_status(
+            task_status(
+                producer_silent_s=45.0,
+                progress={"rows": 900, "rows_read": 51, "rows_unusable": 51},
+                unusable={"no field 'answer'": Unusable(50, "p.jsonl:1"), "not JSON": Unusable(1, "p.jsonl:9")},
+            ),
+            trainer=waiting({"math": (0, 16)}),
+        ),
+        "starving: nobody produces for 45 s; 51 of 51 rows that were read of task math are unusable: 50 x no field "
+        "'answer', first p.jsonl:1; 1 x not JSON, first p.jsonl:9; all workers are idle; the trainer has waited 12 s "
+        "for step 41: task math has 0 of 16 groups\n"
         "to do: start the producer: `rollq produce`",
     ),
     "a hook that ended production": (

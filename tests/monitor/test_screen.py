@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import LastError
+from rollq.buffer.replies import LastError, Unusable
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase
 from rollq.monitor.screen import STATUS_VERSION, as_json, as_json_line, as_table
@@ -24,6 +24,8 @@ BUSY = run_status(
         running_age_s=75.0,
         ready_age_s=3.25,
         last_error=LastError("judge: ValueError: no number", 3.0),
+        progress={"rows": 1000, "rows_read": 640, "rows_unusable": 12, "rows_too_long": 3},
+        unusable={"not JSON": Unusable(12, "p.jsonl:3")},
     ),
     task_status("math", {Status.COMPLETED: 16}),
     workers={"worker-1-483c9254": worker(13), "worker-2-fb7dd6c4": worker(condition="dead", age_s=45.0)},
@@ -47,6 +49,10 @@ def test_every_fact_is_on_the_screen() -> None:
     assert ["math", "-", "-", "-", "-", "90%", "-", "-", "-"] in words
     assert ["code", "-", "75", "s", "3.2", "s", "0.5", "s", "ago"] in words
     assert "code: staleness of ready groups: 0: 2, 1: 1" in lines
+    assert (
+        "code: prompts: 640 of 1,000 rows read, 625 used, 12 unusable, 3 too long (12 x not JSON, first p.jsonl:3)"
+        in lines
+    )
     assert "code: so far: 1,200 groups trained, 4 groups expired" in lines
     assert "code: samples take 4 KiB (completed 4 KiB)" in lines
     assert "code: last error (3.0 s ago): judge: ValueError: no number" in lines

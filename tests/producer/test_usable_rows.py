@@ -3,8 +3,9 @@
 import pytest
 
 from rollq.buffer.errors import InvalidPrompt
+from rollq.buffer.replies import Unusable
 from rollq.buffer.rollouts import Prompt
-from rollq.producer.usable_rows import MORE, MOST_REASONS, Unusable, UsableRows
+from rollq.producer.usable_rows import MORE, MOST_REASONS, UsableRows
 
 
 class Rows:
@@ -12,6 +13,7 @@ class Rows:
 
     def __init__(self, rows: int, bad: dict[int, str]) -> None:
         self.rows = rows
+        self.account = "account"
         self._bad = bad
 
     def prompt(self, row: int) -> Prompt:

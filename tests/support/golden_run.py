@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollq.buffer.replies import Claimed, Control, Offer
+from rollq.buffer.replies import Claimed, Control, Offer, UnusableRow
 from rollq.buffer.rollouts import Prompt, SamplePart
 from rollq.buffer.steering import GroupOrder, Order
 from support.buffer_run import World, make_sample
@@ -26,6 +26,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
         demos={"offline": True},
     )
     buffer.record_prompts("math", "digest", 9, "", "prompts.jsonl")
+    buffer.account_rows("math", "a", rows=9, passed=3, unusable=[UnusableRow(2, "not JSON", "prompts.jsonl:3")])
     yield "start"
     buffer.insert("demos", finished_groups(4), source="expert")
     yield "insert"

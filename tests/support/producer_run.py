@@ -38,6 +38,7 @@ class Rows:
     def __init__(self, rows: int, bad: frozenset[int] = frozenset()) -> None:
         self.rows = rows
         self.bad = bad
+        self.account = "account"
 
     def place(self, row: int) -> str:
         return f"rows:{row + 1}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import Admitted, Control, PromptRecord, PromptStats
+from rollq.buffer.replies import Admitted, Control, PromptRecord, PromptStats, UnusableRow
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL, MOVED_IDS_PER_CALL, Sweeping
@@ -67,6 +67,16 @@ class Admission(Sweeping):
         """Row of a prompt that a worker has found too long -> its tokens."""
         found = self.send("HGETALL", task_keys(self.run, task).too_long)
         return {int(row): int(tokens) for row, tokens in found.items()}
+
+    def account_rows(self, task: str, account: str, *, rows: int, passed: int, unusable: Sequence[UnusableRow]) -> None:
+        """Count the rows of a task's prompts: all `rows`, those read up to the cursor `passed`, and `unusable` ones.
+
+        Each row counts once, also when several producers report it. `account` names the file and the way it is read; a
+        different one starts the counts again.
+        """
+        for start in range(0, max(1, len(unusable)), MAX_IDS_PER_CALL):
+            found = chain.from_iterable(unusable[start : start + MAX_IDS_PER_CALL])
+            self.call_task("account_rows", task, account, rows, passed, *found)
 
     def recycle(
         self,

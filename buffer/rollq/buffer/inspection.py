@@ -7,7 +7,7 @@ import orjson
 from rollq.buffer.core import BufferCore, number, pairs
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.history import HistoryRow, Overview
-from rollq.buffer.replies import ArchiveState, Counts, LastError
+from rollq.buffer.replies import ArchiveState, Counts, LastError, Unusable
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.trainer_state import TrainerState
@@ -52,6 +52,15 @@ class Inspection(BufferCore):
             running_age_s=running_s,
             ready_age_s=ready_s,
         )
+
+    def unusable_rows(self, task: str) -> dict[str, Unusable]:
+        """Why rows of a task's prompts are unusable, the most frequent reason first."""
+        found = self.send("HGETALL", task_keys(self.run, task).unusable)
+        reasons = {}
+        for reason, value in found.items():
+            count, _, first = value.decode(errors="replace").partition(" ")
+            reasons[reason.decode(errors="replace")] = Unusable(int(count), first)
+        return dict(sorted(reasons.items(), key=lambda item: -item[1].rows))
 
     def archive_state(self, task: str) -> ArchiveState:
         """The archive of a task."""

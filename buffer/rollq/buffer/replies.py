@@ -71,7 +71,8 @@ class Counts:
     how long the attempts that were put took; staleness, the sum of that of the groups that were trained, of each one's
     oldest token when it was claimed; outlived, deaths of workers with groups that were finished later; quarantined,
     groups that a worker died of alone; lent, samples that workers have borrowed. Two of them fall, too:
-    failed_in_a_row, and bytes, what the frames of its groups take now.
+    failed_in_a_row, and bytes, what the frames of its groups take now. Of the prompts there are rows, rows_read,
+    rows_unusable and rows_too_long, which start again when the prompts or the way they are read change.
     """
 
     task: str
@@ -222,6 +223,22 @@ class PromptRecord(NamedTuple):
     rows: int
     seeds: str
     path: str
+
+
+class UnusableRow(NamedTuple):
+    """A row of prompts that cannot be used, why, and where it is: its file and line."""
+
+    row: int
+    reason: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """How many rows are unusable for one reason, and where the first of them is."""
+
+    rows: int
+    first: str
 
 
 class Reaped(NamedTuple):

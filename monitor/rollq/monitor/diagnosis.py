@@ -8,6 +8,7 @@ from rollq.buffer.fullness import FULL, Fullness
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.imbalance import imbalance
+from rollq.monitor.prompt_rows import PromptRows, reasons
 from rollq.monitor.status import SILENT_PRODUCER_S, RunStatus, TaskStatus
 from rollq.monitor.trainer_words import described, is_silent, shortened
 from rollq.monitor.units import count, in_config, of_limit, seconds_in_words
@@ -270,7 +271,17 @@ def _unproduced(run: RunStatus) -> list[str]:
     silent = [task for task in run.tasks if task.is_sampled and not _is_produced(task)]
     ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
     since = f" for {seconds_in_words(min(ages))}" if ages else ""
-    return [f"nobody produces{since}"] if silent else []
+    if not silent:
+        return []
+    return [f"nobody produces{since}", *(_unusable(task) for task in run.tasks if task.unusable)]
+
+
+def _unusable(task: TaskStatus) -> str:
+    """That rows of a task's prompts are unusable: when too many are, its producer does not run."""
+    rows = PromptRows.counted(task.progress)
+    read = f" of {count(rows.read, 'row')} that {'was' if rows.read == 1 else 'were'} read" if rows else ""
+    unusable = sum(found.rows for found in task.unusable.values())
+    return f"{unusable}{read} of task {task.task} {'is' if unusable == 1 else 'are'} unusable: {reasons(task.unusable)}"
 
 
 def _warnings(run: RunStatus, remedies: _Remedies) -> Iterator[str]:

@@ -7,6 +7,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollq.monitor.prompt_rows import PromptRows
 from rollq.monitor.records import StepRecord
 
 HARDLY = 0.1
@@ -25,7 +26,7 @@ REASONS = {
     "evaluated": "part of an evaluation",
 }
 FACTS = {"seed": "Seed", "mode": "Mode", "steps": "Train steps", "trained_tokens": "Trained tokens", "train_s": "Time"}
-HANDLED = ("held_out", "staleness_shares", "samples_by_worker", "conservation", "in_time")
+HANDLED = ("held_out", "staleness_shares", "samples_by_worker", "conservation", "prompts", "in_time")
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -60,6 +61,7 @@ def render_page(title: str, summary: Mapping[str, Any], steps: Sequence[StepReco
         _section("How old were the trained tokens?", _ages(summary), images["staleness"], "Age of the trained tokens"),
         _section("Who waited for whom?", _waits(steps)),
         _section("Where did the groups go?", _groups(summary), images["depth"], "Groups in the buffer over time"),
+        _section("Were all prompts used?", _prompts(summary)),
         _section("Which workers made the samples?", _workers(summary)),
         _section("About this run", _facts(summary)),
     ]
@@ -146,6 +148,17 @@ def _groups(summary: Mapping[str, Any]) -> str:
         "A group is one prompt with all its samples. Every admitted group is accounted for: none was lost, and none "
         "was counted twice. The plot shows those that waited or were worked on. A steady height is good; many "
         "completed ones mean that the trainer is the slower part."
+    )
+
+
+def _prompts(summary: Mapping[str, Any]) -> str:
+    rows = [
+        (task, *(f"{rows[name]:,}" for name in PromptRows._fields)) for task, rows in summary.get("prompts", {}).items()
+    ]
+    return _table(("Task", "rows", "read", "used", "unusable", "too long"), rows) + (
+        _note("Rows that cannot be read as prompts, or are longer than max_prompt_tokens, are left out.")
+        if rows
+        else ""
     )
 
 

@@ -12,6 +12,7 @@ from rollq.buffer.replies import LiveModel
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerState
 from rollq.monitor.diagnosis import diagnose
+from rollq.monitor.prompt_rows import PromptRows, described, reasons
 from rollq.monitor.status import RunStatus, TaskStatus
 from rollq.monitor.tables import aligned
 from rollq.monitor.trainer_words import is_silent, last_work, shortened
@@ -159,6 +160,8 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     lines = []
     if task.offline:
         lines.append(f"offline: {int(task.progress.get('inserted', 0)):,} groups were inserted so far")
+    if (rows := PromptRows.counted(task.progress)) is not None:
+        lines.append(f"prompts: {described(rows)}" + (f" ({reasons(task.unusable)})" if task.unusable else ""))
     if any(task.by_staleness.values()):
         shares = ", ".join(f"{staleness}: {groups}" for staleness, groups in task.by_staleness.items())
         lines.append(f"staleness of ready groups: {shares}")

@@ -9,7 +9,7 @@ from rq import Queue
 from rollq.buffer.batch_sizes import groups_at, groups_through, is_retired
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.history import HistoryRow
-from rollq.buffer.replies import Counts, LastError, LiveModel
+from rollq.buffer.replies import Counts, LastError, LiveModel, Unusable
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import SCHEDULED, Status
 from rollq.buffer.store.connection import Patience
@@ -41,7 +41,7 @@ class TaskStatus:
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
     None when no producer was ever seen. `archive_trouble`: why an archiver cannot write, empty if it can;
     `archives`: whether one has taken groups lately.
-    `last_error`: None before the first one.
+    `last_error`: None before the first one. `unusable`: why rows of its prompts cannot be used.
     """
 
     task: str
@@ -73,6 +73,7 @@ class TaskStatus:
     archive_trouble: str = ""
     archives: bool = False
     last_error: LastError | None = None
+    unusable: Mapping[str, Unusable] = field(default_factory=dict)
     rates: Rates | None = None
     offline: bool = False  # filled by insertions alone
     checkpoint: int = 0  # the last step that a checkpoint covers, 0 before the first
@@ -230,6 +231,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         archive_trouble=archive.trouble,
         archives=archive.is_alive,
         last_error=counts.last_error,
+        unusable=buffer.unusable_rows(task),
         rates=rates(overview.rows, _row_of(counts)),
         offline=rules.offline,
         checkpoint=clock.checkpoint,

@@ -7,6 +7,7 @@ from typing import Any
 from rollq.buffer.replies import dropped_groups, unaccounted_groups
 from rollq.buffer.rollouts import Status
 from rollq.monitor.live import staleness_shares
+from rollq.monitor.prompt_rows import PromptRows
 from rollq.monitor.records import BufferReading, StepRecord
 
 
@@ -26,6 +27,12 @@ def conservation(reading: BufferReading) -> dict[str, Any]:
             unaccounted_groups(reading.progress[task], reading.depths.get(task, {})) for task in reading.progress
         ),
     }
+
+
+def prompt_rows(reading: BufferReading) -> dict[str, dict[str, int]]:
+    """The rows of the prompts of each task and evaluation: all, read, used, unusable and too long."""
+    counted = {task: PromptRows.counted(counters) for task, counters in reading.progress.items()}
+    return {task: rows._asdict() for task, rows in counted.items() if rows is not None}
 
 
 def samples_by_worker(steps: Iterable[StepRecord]) -> dict[str, int]:
@@ -55,6 +62,7 @@ def summarize(
         "staleness_shares": {str(age): share for age, share in staleness_shares(steps).items()},
         "samples_by_worker": samples_by_worker(steps),
         "conservation": conservation(snapshots[-1]) if snapshots else {},
+        "prompts": prompt_rows(snapshots[-1]) if snapshots else {},
     }
 
 

@@ -24,6 +24,7 @@ from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.events import EventKind
 from rollq.producer.progress_log import Move, ProgressLog
+from rollq.producer.row_account import RowAccount
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import SchedulePlan, TaskState, plan_production, step_of, too_little_kept
@@ -85,6 +86,7 @@ class Producer:
         self._log_once = LogOnce(log)
         self._progress = ProgressLog()
         self._audit = Audit(buffer)
+        self._rows = RowAccount(buffer)
         self._too_long: dict[str, int] = {}  # groups of each task that were dropped for it, when last looked at
 
     def run(self, stop: threading.Event) -> None:
@@ -191,7 +193,9 @@ class Producer:
             target = plan.target
             if step < plan.last_step:
                 target = min(target, groups_through(rules.batch_groups, rules.schedule, step))
-            prompts = feed.sampler.prompts_from(cursor, min(target - index, PROMPTS_PER_CALL))
+            with self._rows.keeping(feed.task, feed.sampler.rows) as passed:
+                prompts = feed.sampler.prompts_from(cursor, min(target - index, PROMPTS_PER_CALL))
+                passed.append(prompts[-1][1])
             admitted = self._buffer.admit(
                 feed.task, prompts, epoch=counts.clock.epoch, cursor=cursor, target=target, step=step
             )
@@ -247,7 +251,8 @@ class Producer:
         size = batch.size
         while not batch.closed:
             # unusable rows are skipped, so a group's number differs from that of its row
-            prompts = feed.rows.prompts_from(size, MAX_FILL + 1)
+            with self._rows.keeping(feed.task, feed.rows):
+                prompts = feed.rows.prompts_from(size, MAX_FILL + 1)
             last = len(prompts) <= MAX_FILL
             size = self._buffer.fill_batch(feed.task, batch.handle, size, prompts, last=last)
             batch = self._buffer.batch_by_handle(feed.task, batch.handle)

@@ -14,6 +14,7 @@ same rows. The sampler's order and the statistics per prompt rely on it.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -28,6 +29,10 @@ from rollq.producer.settings import PromptSettings
 
 LOOKED_AT = 100
 """First rows of a file that are searched for the columns that settings name."""
+READING = set(PromptSettings.model_fields) - {
+    "prompts", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed", "shuffle_seed",
+}  # fmt: skip
+"""The settings that decide how a row becomes a prompt."""
 DATASET_SUFFIXES = frozenset({".parquet", ".arrow"})
 
 
@@ -114,6 +119,13 @@ class PromptFile:
     def fingerprint(self) -> str:
         """The digest of the bytes of the file, or of the files of a folder."""
         return self._opened.fingerprint
+
+    @property
+    def account(self) -> str:
+        """The digest of the file, of the settings by which rows become prompts, and of what reads their answers."""
+        settings = self.settings.model_dump_json(include=READING)
+        reader = getattr(self._read_answer, "__qualname__", "")
+        return blake2b(f"{self.fingerprint} {reader} {settings}".encode(), digest_size=16).hexdigest()
 
     def place(self, row: int) -> str:
         """Where row `row` (from 0) is: its file, and its line or row."""

@@ -6,7 +6,6 @@ producer.
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.log_once import MAX_KEYS, LogOnce
+from rollq.buffer.replies import Unusable, UnusableRow
 from rollq.buffer.rollouts import Prompt
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,11 @@ class PromptSource(Protocol):
         """Number of rows, usable or not."""
         ...
 
+    @property
+    def account(self) -> str:
+        """The digest of the rows and of the way they are read."""
+        ...
+
     def prompt(self, row: int) -> Prompt:
         """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` for an unusable one."""
         ...
@@ -43,17 +48,9 @@ class PromptSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """How many rows are unusable for one reason, and where the first of them is."""
-
-    rows: int
-    first: str
-
-
 class UsableRows:
     """Reads the rows of a source as prompts. `seen` counts those that have been read, `bad` are the ones found unusable
-    so far, and `reasons` says why."""
+    so far, and `reasons` says why; `unreported` are those that the buffer does not know yet."""
 
     def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
         """`max_bad_rows`: the share of rows that may be unusable; 1: all but one. `count`: how many rows of the source
@@ -62,6 +59,7 @@ class UsableRows:
         self.count = source.rows if count is None else count
         self.bad: set[int] = set()
         self.reasons: dict[str, Unusable] = {}
+        self.unreported: list[UnusableRow] = []
         self.seen = 0
         self._max_bad_rows = max_bad_rows
         self._is_seen = np.zeros(source.rows, np.bool_)
@@ -110,6 +108,7 @@ class UsableRows:
         self.bad.add(row)
         place = self.source.place(row)
         reason = str(error).removeprefix(f"{place}: ").partition(";")[0][:REASON_CHARACTERS]
+        self.unreported.append(UnusableRow(row, reason, place))
         reason = reason if reason in self.reasons or len(self.reasons) < MOST_REASONS else MORE
         known = self.reasons.get(reason, Unusable(0, place))
         self.reasons[reason] = Unusable(known.rows + 1, known.first)

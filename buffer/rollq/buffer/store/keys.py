@@ -40,6 +40,8 @@ rollq:{run:task}:timings         list    ms per group since they were last taken
 rollq:{run:task}:prompt_file     hash    digest, rows, path of the prompts; their seeds functions  run
 rollq:{run:task}:history         list    depths and counters, a row each 10 s            functions  1 day
 rollq:{run:task}:too_long        hash    row of a prompt that is too long -> its tokens  functions  run
+rollq:{run:task}:unusable        hash    why rows of prompts are unusable -> how many, first functions  run
+rollq:{run:task}:unusable_rows   hash    row of a prompt that is unusable -> nothing    functions  run
 rollq:{run:task}:sources         hash    source of groups that were inserted -> how many  functions  run
 rollq:{run:task}:prompts         hash    row -> statistics of its prompt, as text      functions  run
 rollq:{run:task}:batches         hash    batch id -> handle                            functions  200 more are over
@@ -235,6 +237,10 @@ class TaskKeys:
     @property
     def too_long(self) -> str:
         return self._key("too_long")
+
+    @property
+    def unusable(self) -> str:
+        return self._key("unusable")
 
     @property
     def batches(self) -> str:

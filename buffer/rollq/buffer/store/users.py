@@ -73,6 +73,8 @@ rollq:{run:task}:archive            read      read    read     read     write   
 rollq:{run:task}:prompts            write     write   read     -        write     -
 rollq:{run:task}:prompt_file        write     -       -        read     write     read
 rollq:{run:task}:too_long           write     write   -        -        write     -
+rollq:{run:task}:unusable           write     read    read     read     write     read
+rollq:{run:task}:unusable_rows      write     -       -        -        write     -
 rollq:{run:task}:sources            write     -       -        read     write     -
 rollq:{run:task}:grant:<nonce>      -         write   -        -        -         -
 rollq:{run:task}:window             -         write   write    -        -         -
@@ -102,7 +104,7 @@ field and how long that is, or copy one to another, but neither read nor write i
 restore` does."""
 
 READS = (
-    "get exists hexists hget hgetall hmget hrandfield hscan hstrlen hvals llen lrange smembers srandmember strlen "
+    "get exists hexists hget hgetall hlen hmget hrandfield hscan hstrlen hvals llen lrange smembers srandmember strlen "
     "xrange xread zcard zcount zrandmember zrange zrangebyscore zrevrange zscore"
 )
 WRITES = (

@@ -9,6 +9,7 @@ from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.diagnosis import State, diagnose
+from rollq.monitor.prompt_rows import PromptRows
 from rollq.monitor.status import RunStatus, TaskStatus
 from rollq.monitor.wanted import wanted_workers
 
@@ -124,6 +125,11 @@ def _ages(task: TaskStatus) -> dict[str, float | None]:
     return {"pending": task.pending_age_s, "running": task.running_age_s, "completed": task.ready_age_s}
 
 
+def _rows(task: TaskStatus) -> dict[str, float | None]:
+    rows = PromptRows.counted(task.progress)
+    return {} if rows is None else {"all" if name == "rows" else name: count for name, count in rows._asdict().items()}
+
+
 METRICS = (
     Metric("rollq_state", "1 for the state of the diagnosis, 0 for the others", ("state",), _states),
     _of_run("rollq_model_version", "Train step after which the live weights were published",
@@ -171,6 +177,8 @@ METRICS = (
               lambda task: None if task.offline else task.limit),
     _of_tasks("rollq_kept_ratio", "Share of the last finished groups that were worth training",
               lambda task: task.kept / task.outcomes if task.outcomes else None),
+    _in_tasks("rollq_prompt_rows", "Rows of the file of prompts: all, read, and of these used, unusable and too long",
+              "rows", _rows),
     _in_tasks("rollq_samples_bytes", "Memory of samples by the status of their group", "status",
               lambda task: task.bytes),
     _in_tasks("rollq_oldest_group_seconds", "Age of the oldest group: since admission, lease, or put", "status",

@@ -24,7 +24,8 @@ local function drop_too_long(keys, args)
     if live_attempt == attempt and live_nonce == nonce then
       withdraw(clock, id, 'running')
       if row and tonumber(id) >= first_of_prompts(clock) then
-        redis.call('HSET', clock.prefix .. 'too_long', row, tokens)
+        local new = redis.call('HSET', clock.prefix .. 'too_long', row, tokens)
+        redis.call('HINCRBY', clock.prefix .. 'progress', 'rows_too_long', new)
       end
       if batch then
         note_lease(key, 'error', now)

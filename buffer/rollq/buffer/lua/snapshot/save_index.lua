@@ -21,6 +21,8 @@ local function read_parts(clock)
   add('last_error', 'hash')
   add('prompt_file', 'hash')
   add('too_long', 'hash')
+  add('unusable', 'hash')
+  add('unusable_rows', 'hash')
   add('sources', 'hash')
   for step = clock.first_manifest, clock.claimed_step do
     add('manifest:' .. step, 'hash')

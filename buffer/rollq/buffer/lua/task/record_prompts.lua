@@ -19,6 +19,7 @@ local function record_prompts(keys, args)
     if known and known_digest ~= digest then
       local progress = clock.prefix .. 'progress'
       redis.call('UNLINK', clock.prefix .. 'prompts', clock.prefix .. 'too_long')
+      redis.call('HDEL', progress, 'rows_too_long')
       redis.call('HSET', progress, 'prompts_from', redis.call('HGET', progress, 'admitted') + 1)
     end
     -- stylua: ignore

@@ -1,0 +1,41 @@
+"""The rows of a task's prompts, accounted for: how many were read, used and left out. Pure."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rollq.buffer.replies import Unusable
+
+
+class PromptRows(NamedTuple):
+    """How many rows a file of prompts has, and how many of them producers have `read`.
+
+    `used`: they became prompts. `unusable`: they cannot be read as one. `too_long`: they have more tokens than
+    `max_prompt_tokens`.
+    """
+
+    rows: int
+    read: int
+    used: int
+    unusable: int
+    too_long: int
+
+    @classmethod
+    def counted(cls, progress: Mapping[str, float]) -> "PromptRows | None":
+        """Those in the counters of a task; None before a producer has read any, and for tasks without prompts."""
+        if "rows" not in progress:
+            return None
+        rows, read, unusable, too_long = (
+            int(progress.get(name, 0)) for name in ("rows", "rows_read", "rows_unusable", "rows_too_long")
+        )
+        return cls(rows, read, max(0, read - unusable - too_long), unusable, too_long)
+
+
+def described(rows: PromptRows) -> str:
+    """The account in a line: `640 of 1,000 rows read, 625 used, 12 unusable, 3 too long`."""
+    left_out = [f"{n:,} {what}" for n, what in ((rows.unusable, "unusable"), (rows.too_long, "too long")) if n]
+    return ", ".join([f"{rows.read:,} of {rows.rows:,} rows read", f"{rows.used:,} used", *left_out])
+
+
+def reasons(unusable: Mapping[str, Unusable]) -> str:
+    """Why rows are unusable: `10 x no field 'answer', first p.jsonl:3; 2 x not JSON, first p.jsonl:9`."""
+    return "; ".join(f"{found.rows:,} x {reason}, first {found.first}" for reason, found in unusable.items())
