@@ -106,10 +106,10 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status(statuses={Status.RUNNING: 4}),
             workers={"gpu0": worker(4, unrewarded=0.25, judge_error="judge 'a.b': KeyError: 'x' (a.py:8)")},
         ),
-        "failing: 25% of the samples of the last minute have no reward, the last one with judge 'a.b': KeyError: 'x' "
-        "(a.py:8); the trainer has been training step 41 for 12 s\n"
-        "to do: mend the judge, or what it depends on, and restart every worker: samples without a reward are left "
-        "out, and the others of their groups trained alone",
+        "failing: the judges failed for 25% of the samples of the last minute, the last one with judge 'a.b': "
+        "KeyError: 'x' (a.py:8); the trainer has been training step 41 for 12 s\n"
+        "to do: mend the judge, or what it depends on, and restart every worker: samples that it fails for are left "
+        'out, and the others of their groups trained alone; on_judge_error = "zero" counts them as wrong instead',
     ),
     "a judge blocks a worker": (
         run_status(

@@ -163,11 +163,11 @@ def _unrewarded(run: RunStatus, remedies: _Remedies) -> str:
     if share < MOST_UNREWARDED:
         return ""
     remedies.add(
-        "mend the judge, or what it depends on, and restart every worker: samples without a reward are left out, and "
-        "the others of their groups trained alone"
+        "mend the judge, or what it depends on, and restart every worker: samples that it fails for are left out, and "
+        'the others of their groups trained alone; on_judge_error = "zero" counts them as wrong instead'
     )
     error = run.alive_workers[max(shares, key=shares.__getitem__)].get("judge_error") or ""
-    return f"{share:.0%} of the samples of the last minute have no reward, the last one with {shortened(error)}"
+    return f"the judges failed for {share:.0%} of the samples of the last minute, the last one with {shortened(error)}"
 
 
 def _consequence(trainer: TrainerState, error: str = "") -> str:

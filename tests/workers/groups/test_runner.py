@@ -109,6 +109,23 @@ def test_the_share_of_samples_without_a_reward_is_reported_with_the_last_error(b
     world.play(scene)
 
 
+def test_a_judge_that_raises_can_count_as_a_wrong_answer_and_is_counted(buffer: Buffer, server_url: str) -> None:
+    judge = "support.worker_run.own_judge"
+    world = WorkerWorld(buffer, server_url, {"judge": judge, "on_judge_error": "zero"})
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.COMPLETED, 1)
+        await world.until(lambda: any(report["unrewarded"] for report in buffer.workers().values()))
+
+    world.play(scene)
+    ((_, samples),) = world.results(1)
+    for sample in samples:
+        assert (sample.status, sample.reward) == (SampleStatus.COMPLETED, 0.0)
+        assert sample.reward_parts == {"judge_error": 1.0}
+        assert "RuntimeError: the judge is out" in str(sample.extra["judge_error"])
+
+
 def test_xp14_a_judge_that_raises_fails_the_group_and_never_rewards_0(buffer: Buffer, server_url: str) -> None:
     world = WorkerWorld(buffer, server_url, {"judge": "support.worker_run.own_judge"})
     world.admit(1)

@@ -123,6 +123,34 @@ def test_a_judge_of_ones_own_may_be_blocking_or_async_and_may_name_parts() -> No
     assert verdict(f"{__name__}.parts_judge") == Verdict(1.5, {"right": 1.0, "short": 0.5})
 
 
+@pytest.mark.parametrize("isolate", [False, True])
+def test_only_what_a_judge_raises_may_count_as_a_wrong_answer(isolate: bool) -> None:
+    async def found(name: str) -> Verdict:
+        processes = JudgePool(1)
+        try:
+            judge = make_judge(f"{__name__}.{name}", {}, JudgeContext(PATIENCE_S, processes, isolate))
+            return await judge.judge(Prompt("?"), sample("42"))
+        finally:
+            await processes.close()
+
+    assert asyncio.run(found("raising_judge")).raised
+    assert asyncio.run(found("exiting_judge")).raised
+    for name in ("nan_judge", "nan_part_judge", "silent_judge"):
+        verdict = asyncio.run(found(name))
+        assert verdict.error
+        assert not verdict.raised
+
+
+def test_a_sum_of_judges_knows_whether_its_part_raised() -> None:
+    def found(name: str) -> Verdict:
+        options = {"parts": {"own": {"judge": f"{__name__}.{name}"}}}
+        judge = make_judge("weighted", options, JudgeContext(PATIENCE_S, JudgePool(1)))
+        return asyncio.run(judge.judge(Prompt("?"), sample("42")))
+
+    assert found("raising_judge").raised
+    assert not found("nan_judge").raised
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -159,7 +187,7 @@ def test_a_judge_that_takes_too_long_is_left_behind(name: str) -> None:
     release.clear()
     found = verdict(f"{__name__}.{name}", timeout_s=0.1)
     release.set()
-    assert found == Verdict(error=f"judge '{__name__}.{name}': took longer than 0.1 s")
+    assert found == Verdict(error=f"judge '{__name__}.{name}': took longer than 0.1 s", raised=True)
 
 
 def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of_threads() -> None:

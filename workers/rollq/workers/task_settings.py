@@ -86,6 +86,10 @@ class JudgeSettings(Settings):
     isolate_judge: bool = Field(
         default=False, description="run a custom judge in a separate process, which may hang or crash, not in a thread"
     )
+    on_judge_error: Literal["fail", "zero"] = Field(
+        default="fail",
+        description="a sample for which the judge raises or takes too long fails, or gets reward 0 and is trained",
+    )
 
 
 class RolloutSettings(SamplingSettings, JudgeSettings):

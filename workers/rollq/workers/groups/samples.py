@@ -33,7 +33,7 @@ from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage, SampleSalvage
 from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
-from rollq.workers.judging.rewards import Verdict
+from rollq.workers.judging.rewards import JUDGE_ERROR, Verdict, failed_as_wrong
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
 from rollq.workers.real_numbers import finite
 from rollq.workers.user_code import contained
@@ -236,9 +236,9 @@ class SampleMaker:
         judge_s = monotonic() - started_s
         self._judged += 1
         self._judge_s += judge_s
-        if made.status is SampleStatus.FAILED:
+        if judge_error := made.error or made.extra.get(JUDGE_ERROR):
             self._unrewarded += 1
-            self.judge_error = made.error or ""
+            self.judge_error = judge_error
         judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
 
@@ -279,6 +279,8 @@ class SampleMaker:
             verdict = await recipe.judge.judge(lease.prompt, made)
         else:
             verdict = own_verdict(made)
+        if verdict.raised and recipe.settings.on_judge_error == "zero":
+            verdict = failed_as_wrong(verdict)
         if verdict.error is not None:
             return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
         judged = replace(

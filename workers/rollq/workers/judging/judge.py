@@ -10,7 +10,7 @@ from rollq.workers.call_slots import CallsHang
 from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
-from rollq.workers.judging.rewards import Answer, Verdict, check_answer
+from rollq.workers.judging.rewards import Answer, InvalidReward, Verdict, check_answer
 from rollq.workers.user_code import UserFunction
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,24 @@ class Judge:
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
         try:
-            return check_answer(await self.call(prompt, sample), sample)
+            answer = await self.call(prompt, sample)
         except TimeoutError as error:
-            reason = str(error)
+            return self._verdict(str(error), raised=True)
         except CallsHang as error:
-            reason = f"{error}; set isolate_judge = true: then a call that takes too long is killed"
+            return self._verdict(f"{error}; set isolate_judge = true: then a call that takes too long is killed")
+        except InvalidReward as error:
+            return self._logged(str(error))
         except Exception as error:  # noqa: BLE001 - whatever a judge raises fails its sample alone
-            reason = str(error) if isinstance(error, JudgeFailed) else reason_of(error)
-            message = "judge %s failed; its samples keep this error, which is not logged again"
-            self.failures.warning(reason, message, self.name, exc_info=True)
-        return Verdict(error=f"judge {self.name!r}: {reason}")
+            return self._logged(str(error) if isinstance(error, JudgeFailed) else reason_of(error), raised=True)
+        try:
+            return check_answer(answer, sample)
+        except Exception as error:  # noqa: BLE001 - whatever the answer is
+            return self._logged(reason_of(error))
+
+    def _logged(self, reason: str, *, raised: bool = False) -> Verdict:
+        message = "judge %s failed; its samples keep this error, which is not logged again"
+        self.failures.warning(reason, message, self.name, exc_info=True)
+        return self._verdict(reason, raised=raised)
+
+    def _verdict(self, reason: str, *, raised: bool = False) -> Verdict:
+        return Verdict(error=f"judge {self.name!r}: {reason}", raised=raised)

@@ -25,7 +25,7 @@ from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.options import WeightedOptions
-from rollq.workers.judging.rewards import SCORE, Answer, Credit, Reward, Verdict
+from rollq.workers.judging.rewards import SCORE, Answer, Credit, InvalidReward, Reward, Verdict
 from rollq.workers.judging.token_rewards import on_last_token
 from rollq.workers.user_code import UserFunction
 
@@ -107,7 +107,8 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
         for name, (weight, judge) in parts.items():
             verdict = await judge.judge(prompt, sample)
             if verdict.reward is None:
-                raise ValueError(f"part {name!r}: {verdict.error}")
+                failure = f"part {name!r}: {verdict.error}"
+                raise ValueError(failure) if verdict.raised else InvalidReward(failure)
             named = {f"{name}/{part}": reward for part, reward in verdict.parts.items()} or {name: verdict.reward}
             rewards.update((part, weight * reward) for part, reward in named.items())
             facts.update((f"{name}/{fact}", value) for fact, value in {**verdict.facts, **verdict.notes}.items())

@@ -60,13 +60,21 @@ def _answer(answers: BinaryIO, module: str, name: str, args: list[Any]) -> bytes
         function = getattr(import_module(module), name)
         _write(answers, b"")
         answer = function(*args)
-        if isinstance(answer, Credit):
-            return orjson.dumps(plain_credit(answer))
-        return orjson.dumps({"reward": plain_verdict(check_reward(answer))})
     except BrokenPipeError:
         raise
     except BaseException as error:  # noqa: BLE001 - a judge's failure is its sample's, SystemExit too
-        return orjson.dumps({"error": reason_of(error), "trace": shown(traceback.format_exc(), MAX_TRACE)})
+        return _failure(error, raised=True)
+    try:
+        if isinstance(answer, Credit):
+            return orjson.dumps(plain_credit(answer))
+        return orjson.dumps({"reward": plain_verdict(check_reward(answer))})
+    except Exception as error:  # noqa: BLE001 - whatever the answer is
+        return _failure(error, raised=False)
+
+
+def _failure(error: BaseException, *, raised: bool) -> bytes:
+    trace = shown(traceback.format_exc(), MAX_TRACE)
+    return orjson.dumps({"error": reason_of(error), "trace": trace, "raised": raised})
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:

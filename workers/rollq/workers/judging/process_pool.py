@@ -21,7 +21,7 @@ import orjson
 from rollq.buffer import exact_json
 from rollq.buffer.errors import RollqError
 from rollq.workers.judging.process_main import HEAD, LENGTH
-from rollq.workers.judging.rewards import Answer, Credit
+from rollq.workers.judging.rewards import Answer, Credit, InvalidReward
 
 MAIN = "import sys; sys.path[:] = sys.argv[1:]; from rollq.workers.judging.process_main import serve; serve()"
 BEGIN_S = 120.0
@@ -56,7 +56,8 @@ class JudgePool:
 
         The function is at a module's top level, `args` are JSON. A process whose call takes longer than `timeout_s` or
         is cancelled is killed with all that it started. Raises `JudgeFailed` if the function raises or its process
-        dies, `TimeoutError`, and `TypeError` for arguments that are not JSON.
+        dies, `InvalidReward` if it returns anything but a reward, `TimeoutError`, and `TypeError` for arguments that
+        are not JSON.
         """
         call = exact_json.dumps([function.__module__, function.__qualname__, args])
         message = HEAD.pack(len(call), len(blob)) + call + blob
@@ -150,7 +151,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 def _read(answer: bytes) -> Answer:
     result = orjson.loads(answer)
     if "error" in result:
-        error = JudgeFailed(result["error"])
+        error = JudgeFailed(result["error"]) if result["raised"] else InvalidReward(result["error"])
         error.add_note(f"In its process:\n{result['trace']}")
         raise error
     if "tokens" in result:

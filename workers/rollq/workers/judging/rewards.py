@@ -27,6 +27,9 @@ Reward = float | Mapping[str, Any]
 SCORE: Final = "score"
 """The name of the reward in a mapping whose other entries are facts, as verl's reward functions return."""
 
+JUDGE_ERROR: Final = "judge_error"
+"""The name of the fact that a sample has a reward of 0 because its judge failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Credit:
@@ -45,11 +48,16 @@ class Credit:
 Answer = Reward | Credit
 
 
+class InvalidReward(ValueError):
+    """A judge has returned something that is not a reward."""
+
+
 class Verdict(NamedTuple):
     """A judge's result for one sample: a reward with its named parts, or the error that prevented one.
 
     `parts` add up to the reward; `facts` are further numbers, which do not count, and `notes` are other facts, as JSON.
-    `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none.
+    `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none. `raised`:
+    the judge raised, or took too long, for this sample.
     """
 
     reward: float | None = None
@@ -58,6 +66,12 @@ class Verdict(NamedTuple):
     token_rewards: Float32Array | None = None
     facts: Mapping[str, float] = MappingProxyType({})
     notes: Mapping[str, Any] = MappingProxyType({})
+    raised: bool = False
+
+
+def failed_as_wrong(verdict: Verdict) -> Verdict:
+    """A reward of 0 for a sample that its judge has failed for, which keeps the error."""
+    return Verdict(0.0, facts={JUDGE_ERROR: 1.0}, notes={JUDGE_ERROR: verdict.error})
 
 
 def check_reward(answer: Any) -> Verdict:
