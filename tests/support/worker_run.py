@@ -127,6 +127,18 @@ class LoadingEngine(ScriptedEngine):
             self.script.sleeps.append("start ended")
 
 
+def cold_judge(prompt: Any, sample: Sample) -> float:
+    """A judge that accepts nothing."""
+    return 0.0
+
+
+def strict_judge(prompt: Any, sample: Sample) -> float:
+    """A judge that fails for wrong answers."""
+    if sample.text != prompt.answer:
+        raise RuntimeError("this is not the answer")
+    return 1.0
+
+
 async def own_judge(prompt: Any, sample: Sample) -> float:
     """A judge that fails."""
     raise RuntimeError("the judge is out")

@@ -288,6 +288,8 @@ def _warnings(run: RunStatus, remedies: _Remedies) -> Iterator[str]:
     for found in ("silent", "dead"):
         if names := [name for name, report in run.workers.items() if report["condition"] == found]:
             yield f"{count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {found}"
+    if doubts := sorted({doubt for report in run.alive_workers.values() if (doubt := report.get("judge_doubt"))}):
+        yield shortened("; ".join(doubts))
     if troubles := sorted({task.archive_trouble for task in run.tasks if task.archive_trouble}):
         yield f"the archiver waits: {shortened('; '.join(troubles))}"
     waiting = [task.groups(Status.LEAVING) for task in run.tasks]

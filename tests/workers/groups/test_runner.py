@@ -110,7 +110,7 @@ def test_the_share_of_samples_without_a_reward_is_reported_with_the_last_error(b
 
 
 def test_a_judge_that_raises_can_count_as_a_wrong_answer_and_is_counted(buffer: Buffer, server_url: str) -> None:
-    judge = "support.worker_run.own_judge"
+    judge = "support.worker_run.strict_judge"
     world = WorkerWorld(buffer, server_url, {"judge": judge, "on_judge_error": "zero"})
     world.admit(1)
 
@@ -123,7 +123,30 @@ def test_a_judge_that_raises_can_count_as_a_wrong_answer_and_is_counted(buffer: 
     for sample in samples:
         assert (sample.status, sample.reward) == (SampleStatus.COMPLETED, 0.0)
         assert sample.reward_parts == {"judge_error": 1.0}
-        assert "RuntimeError: the judge is out" in str(sample.extra["judge_error"])
+        assert "RuntimeError: this is not the answer" in str(sample.extra["judge_error"])
+
+
+def test_a_judge_that_raises_on_the_own_answer_of_a_row_costs_no_generation(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, {"judge": "support.worker_run.own_judge"})
+    world.admit(3)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.FAILED, 3)
+
+    assert not world.play(scene).requests
+
+
+def test_a_judge_that_prefers_no_answer_is_doubted_and_named(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, {"judge": "support.worker_run.cold_judge"})
+    world.admit(6)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.COMPLETED, 6)
+        await world.until(lambda: any(report["judge_doubt"] for report in buffer.workers().values()))
+        (report,) = buffer.workers().values()
+        assert "gives the own answers of the first rows no better reward than a wrong text" in report["judge_doubt"]
+
+    world.play(scene)
 
 
 def test_xp14_a_judge_that_raises_fails_the_group_and_never_rewards_0(buffer: Buffer, server_url: str) -> None:
@@ -136,7 +159,8 @@ def test_xp14_a_judge_that_raises_fails_the_group_and_never_rewards_0(buffer: Bu
     world.play(scene)
     judge, said = "judge 'support.worker_run.own_judge'", "RuntimeError: the judge is out"
     place = r"\(tests/support/worker_run\.py:\d+ in own_judge\)"
-    assert re.fullmatch(f"{re.escape(judge)}: {said} {place}", world.error(1))
+    given = r"it was given the prompt's own answer, as the text '0'"
+    assert re.fullmatch(f"{re.escape(judge)}: {said} {place}; {given}", world.error(1))
 
 
 def test_xp10_aborted_samples_go_on_from_their_tokens(buffer: Buffer, server_url: str) -> None:
@@ -439,7 +463,7 @@ JUDGED = {"wait": False}
 
 
 async def patient_judge(prompt: Prompt, sample: Sample) -> float:
-    while JUDGED["wait"]:
+    while JUDGED["wait"] and sample.sampling:
         await asyncio.sleep(0.005)
     return 1.0
 

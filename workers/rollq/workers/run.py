@@ -270,6 +270,7 @@ class Worker:
             "share": round(self.fleet.share, 3),
             "speed": self.maker.speed.described(self.places.capacity),
             "refused_weights": self.follower.refused,
+            "judge_doubt": next((doubt for recipe in self.recipes.values() if (doubt := recipe.own_answers.doubt)), ""),
             "hanging_calls": sum(recipe.judge.call.slots.hanging for recipe in self.recipes.values()),
         }
 

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollq.buffer.settings import PromptLength, Settings, TaskRules
 from rollq.workers.agent_loops import gives_rewards
 from rollq.workers.engines.protocol import Sampling
+from rollq.workers.judging.answers import PLACEHOLDER
 
 NOT_TRAINED: Final = (
     "min_p",
@@ -86,10 +87,22 @@ class JudgeSettings(Settings):
     isolate_judge: bool = Field(
         default=False, description="run a custom judge in a separate process, which may hang or crash, not in a thread"
     )
+    answer_text: str | None = Field(
+        default=None,
+        description="a right sample's text, with {answer} in it: the first rows' own answers must be accepted in it "
+        "before anything is generated; default: forms that judges often expect",
+    )
     on_judge_error: Literal["fail", "zero"] = Field(
         default="fail",
         description="a sample for which the judge raises or takes too long fails, or gets reward 0 and is trained",
     )
+
+    @field_validator("answer_text")
+    @classmethod
+    def _has_the_answer(cls, value: str | None) -> str | None:
+        if value is not None and PLACEHOLDER not in value:
+            raise ValueError(f"{value!r} lacks {PLACEHOLDER}, in whose place the answer of a row comes")
+        return value
 
 
 class RolloutSettings(SamplingSettings, JudgeSettings):

@@ -16,6 +16,7 @@ from rollq.workers.groups.salvage import SHORT_TOKENS
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
+from rollq.workers.judging.own_answers import OwnAnswers
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.seeds import sample_seed, turn_seed
 from rollq.workers.settings import WorkerSettings
@@ -29,6 +30,7 @@ class Recipe:
     settings: WorkerTask
     loop: AgentLoop
     judge: Judge
+    own_answers: OwnAnswers
     filters: tuple[Filter, ...]
     pools: Mapping[str, ModelPool]
     run_seed: int
@@ -90,10 +92,12 @@ def make_recipes(
     for name, task in by_task.items():
         context = JudgeContext(limit_s, processes, task.isolate_judge, pools)
         with inside(f"{'tasks' if task.kind == 'train' else 'evaluations'}.{name}"):
+            judge = make_judge(task.judge, task.judge_options, context)
             recipes[name] = Recipe(
                 settings=task,
                 loop=make_loop(task.agent_loop, task.agent_options, gateway),
-                judge=make_judge(task.judge, task.judge_options, context),
+                judge=judge,
+                own_answers=OwnAnswers(judge, task.answer_text, of_text=task.agent_loop == "single_turn"),
                 filters=tuple(Filter.load(path, limit_s) for path in task.filters),
                 pools=pools,
                 run_seed=run_seed,

@@ -125,6 +125,12 @@ class SampleMaker:
             for index in missing:
                 samples[index] = failed(f"prompt: {reason_of(error)}")
             return
+        if problem := await recipe.own_answers.problem(lease.prompt):
+            for index in missing:
+                samples[index] = failed(problem)
+                self._judged += 1
+                self._note_unrewarded(problem)
+            return
         held.looping.update(missing)
         await all_of([self._make_sample(recipe, held, prompt, samples, index) for index in missing])
 
@@ -237,10 +243,13 @@ class SampleMaker:
         self._judged += 1
         self._judge_s += judge_s
         if judge_error := made.error or made.extra.get(JUDGE_ERROR):
-            self._unrewarded += 1
-            self.judge_error = judge_error
+            self._note_unrewarded(judge_error)
         judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
+
+    def _note_unrewarded(self, error: str) -> None:
+        self._unrewarded += 1
+        self.judge_error = error
 
     async def _keep_made(self, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
         """Keep a sample that is made in the buffer: for the worker that has its lease, or until its group is."""

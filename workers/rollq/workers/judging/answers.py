@@ -26,6 +26,8 @@ from rollq.workers.judging.numbers import (
 
 FINAL: Final = "####"
 """Before the final answer, in GSM8K's references."""
+PLACEHOLDER: Final = "{answer}"
+"""In the form of a right text, where the answer of a row comes."""
 SHOWN: Final = 80
 """Characters of an answer that an error shows."""
 

@@ -39,34 +39,39 @@ async def nothing_to_close() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge by its name."""
+    """A judge by its name. `asks_models`: it takes the pools of auxiliary models."""
 
     name: str
     call: UserFunction
     close: Close = nothing_to_close
+    asks_models: bool = False
     failures: LogOnce = field(default_factory=lambda: LogOnce(log))
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
+        """The reward of a completed sample, or why it has none, which is logged."""
+        verdict = await self.verdict(prompt, sample)
+        if verdict.error and verdict.cause:
+            message = "judge %s failed; its samples keep this error, which is not logged again"
+            self.failures.warning(verdict.error, message, self.name, exc_info=verdict.cause)
+        return verdict
+
+    async def verdict(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
         try:
             answer = await self.call(prompt, sample)
         except TimeoutError as error:
-            return self._verdict(str(error), raised=True)
+            return self._failed(str(error), raised=True)
         except CallsHang as error:
-            return self._verdict(f"{error}; set isolate_judge = true: then a call that takes too long is killed")
+            return self._failed(f"{error}; set isolate_judge = true: then a call that takes too long is killed")
         except InvalidReward as error:
-            return self._logged(str(error))
+            return self._failed(str(error), error)
         except Exception as error:  # noqa: BLE001 - whatever a judge raises fails its sample alone
-            return self._logged(str(error) if isinstance(error, JudgeFailed) else reason_of(error), raised=True)
+            reason = str(error) if isinstance(error, JudgeFailed) else reason_of(error)
+            return self._failed(reason, error, raised=True)
         try:
             return check_answer(answer, sample)
         except Exception as error:  # noqa: BLE001 - whatever the answer is
-            return self._logged(reason_of(error))
+            return self._failed(reason_of(error), error)
 
-    def _logged(self, reason: str, *, raised: bool = False) -> Verdict:
-        message = "judge %s failed; its samples keep this error, which is not logged again"
-        self.failures.warning(reason, message, self.name, exc_info=True)
-        return self._verdict(reason, raised=raised)
-
-    def _verdict(self, reason: str, *, raised: bool = False) -> Verdict:
-        return Verdict(error=f"judge {self.name!r}: {reason}", raised=raised)
+    def _failed(self, reason: str, cause: Exception | None = None, *, raised: bool = False) -> Verdict:
+        return Verdict(error=f"judge {self.name!r}: {reason}", raised=raised, cause=cause)

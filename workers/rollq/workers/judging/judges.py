@@ -37,7 +37,8 @@ def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext) -> 
         return BUILT_IN[name].make(_settings_of(name, options), context)
     if options:
         raise ConfigError(f"judge {name!r} is a custom judge and takes no judge_options: {dict(options)!r}")
-    return Judge(name, _custom(name, context))
+    function = load_plugin("judge", name, BUILT_IN)
+    return Judge(name, _custom(name, function, context), asks_models=_takes_pools(function))
 
 
 def answer_reader(name: str, options: Mapping[str, Any]) -> AnswerReader | None:
@@ -55,9 +56,8 @@ def _settings_of(name: str, options: Mapping[str, Any]) -> Any:
         raise ConfigError(f"judge_options of judge {name!r}: {explanation(error, BUILT_IN[name].options)}") from error
 
 
-def _custom(path: str, context: JudgeContext) -> UserFunction:
+def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> UserFunction:
     """A custom judge as a function of (prompt, sample), with the pools if it takes them."""
-    function = load_plugin("judge", path, BUILT_IN)
     if _takes_pools(function):
         check_function(function, POOLS_JUDGE, path)
         if not context.pools:

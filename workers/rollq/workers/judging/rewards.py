@@ -57,7 +57,7 @@ class Verdict(NamedTuple):
 
     `parts` add up to the reward; `facts` are further numbers, which do not count, and `notes` are other facts, as JSON.
     `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none. `raised`:
-    the judge raised, or took too long, for this sample.
+    the judge raised, or took too long, for this sample. `cause`: the exception behind the error, for the log.
     """
 
     reward: float | None = None
@@ -67,6 +67,7 @@ class Verdict(NamedTuple):
     facts: Mapping[str, float] = MappingProxyType({})
     notes: Mapping[str, Any] = MappingProxyType({})
     raised: bool = False
+    cause: Exception | None = None
 
 
 def failed_as_wrong(verdict: Verdict) -> Verdict:

@@ -1,0 +1,158 @@
+"""Whether a judge accepts the answers of its own rows. The first rows are judged before anything is generated.
+
+A row's answer is made a text in the forms that judges expect, until one of them is accepted. A judge that raises on all
+of them would raise on a right sample, too, and a built-in one that accepts none of them has a row that it cannot use.
+Other judges may expect another form: `answer_text` names it, and then they must accept it.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from rollq.buffer import exact_json
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.workers.judging.answers import PLACEHOLDER
+from rollq.workers.judging.judge import Judge
+from rollq.workers.judging.rewards import Verdict
+
+log = logging.getLogger(__name__)
+
+FIRST_ROWS: Final = 4
+"""Rows of a task that each worker looks at."""
+LOOK_S: Final = 10.0
+"""Longest time that the judge of a row may take beforehand."""
+FORMS: Final = (
+    PLACEHOLDER,
+    rf"\boxed{{{PLACEHOLDER}}}",
+    f"#### {PLACEHOLDER}",
+    f"<answer>{PLACEHOLDER}</answer>",
+    f"<think>\nSo it is.\n</think>\n<answer>\n{PLACEHOLDER}\n</answer>",
+    f"The answer is {PLACEHOLDER}",
+    f"```python\n{PLACEHOLDER}\n```",
+)
+"""The forms in which judges expect an answer."""
+WRONG: Final = "rollq asks whether this is right"
+SHOWN: Final = 80
+COMPARING: Final = frozenset({"exact_match", "last_number", "math"})
+"""Built-in judges that compare a text with the answer, in a form that is known."""
+UNCHECKED: Final = frozenset({"environment", "http", "regex", "weighted"})
+"""Built-in judges that ask others, or expect a form that only the task knows."""
+
+
+class Judged(NamedTuple):
+    """The text in which a row's own answer was judged, its verdict, and that of a wrong text if it was needed."""
+
+    text: str
+    verdict: Verdict
+    wrong: Verdict | None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the right text is worth something, or more than the wrong one."""
+        reward = self.verdict.reward
+        if reward is None:
+            return False
+        return reward > 0 or (self.wrong is not None and self.wrong.reward is not None and reward > self.wrong.reward)
+
+
+def text_of(answer: Any) -> str | None:
+    """A row's answer as a text, the first one of several; None where that makes no sense."""
+    if isinstance(answer, list | tuple):
+        return text_of(answer[0]) if answer and not isinstance(answer[0], list | tuple) else None
+    if answer is None or isinstance(answer, dict):
+        return None
+    return answer if isinstance(answer, str) else exact_json.dumps(answer).decode()
+
+
+def sample_of(text: str) -> Sample:
+    """A sample with a text that no engine has made, of one token per character."""
+    size = len(text)
+    segment = Segment(
+        prompt_ids=np.zeros(1, np.int32),
+        response_ids=np.zeros(size, np.int32),
+        logprobs=np.zeros(size, np.float32),
+        versions=(VersionSpan(0, 0, size),) if size else (),
+    )
+    return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, text=text)
+
+
+async def judge_own_answer(judge: Judge, prompt: Prompt, forms: tuple[str, ...] = FORMS) -> Judged | None:
+    """Judge a prompt's own answer, in the first form that is accepted; else in the first one that the judge does not
+    raise on. None for an answer that is no text."""
+    answer = text_of(prompt.answer)
+    if answer is None:
+        return None
+    found: list[Judged] = []
+    for form in forms:
+        text = form.replace(PLACEHOLDER, answer)
+        verdict = await judge.verdict(prompt, sample_of(text))
+        needs_wrong = verdict.reward is not None and verdict.reward <= 0
+        wrong = await judge.verdict(prompt, sample_of(form.replace(PLACEHOLDER, WRONG))) if needs_wrong else None
+        found.append(Judged(text, verdict, wrong))
+        if found[-1].is_accepted:
+            return found[-1]
+    return next((judged for judged in found if judged.verdict.reward is not None), found[0])
+
+
+class OwnAnswers:
+    """The first rows of one task: whether their judge accepts their own answers."""
+
+    def __init__(self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True) -> None:
+        """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: those that are usual.
+        `of_text`: samples are a text alone, and a judge of one's own can look at nothing else."""
+        self._judge = judge
+        self._forms = FORMS if answer_text is None else (answer_text,)
+        self._must_accept = answer_text is not None or judge.name in COMPARING
+        can_check = of_text and not judge.asks_models and judge.name not in UNCHECKED
+        self._left = FIRST_ROWS if self._must_accept or can_check else 0
+        self._accepted = 0
+        self._looking = asyncio.Lock()
+        self.doubt = ""
+
+    async def problem(self, prompt: Prompt) -> str:
+        """Why samples of this prompt would get no right reward; empty if they may be made."""
+        if not self._left:
+            return ""
+        async with self._looking:
+            if not self._left:
+                return ""
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    return await self._look(prompt)
+            except TimeoutError:
+                self._left = 0
+                log.info("judge %s takes long, so the first rows are not judged beforehand", self._judge.name)
+                return ""
+
+    async def _look(self, prompt: Prompt) -> str:
+        judged = await judge_own_answer(self._judge, prompt, self._forms)
+        if judged is None:
+            self._left -= 1
+            return ""
+        if judged.is_accepted or not (self._must_accept or judged.verdict.error):
+            self._left -= 1
+            self._accepted += judged.is_accepted
+            if not self._left and not self._accepted:
+                self._doubt(judged)
+            return ""
+        return described(self._judge.name, judged)
+
+    def _doubt(self, judged: Judged) -> None:
+        self.doubt = (
+            f"judge {self._judge.name!r} gives the own answers of the first rows no better reward than a wrong text, "
+            f"such as {judged.text!r:.{SHOWN}}: check it with `rollq try`, and name the form that it expects in "
+            "answer_text"
+        )
+        log.warning("%s", self.doubt)
+
+
+def described(name: str, judged: Judged) -> str:
+    """Why a row cannot be used whose judge does not accept its own answer."""
+    if judged.verdict.error:
+        return f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}"
+    return (
+        f"judge {name!r} gives {judged.verdict.reward:g} to the prompt's own answer, as the text "
+        f"{judged.text!r:.{SHOWN}}: mend the row or the judge, or name the form that it expects in answer_text"
+    )
