@@ -18,6 +18,7 @@ COMMANDS = {
     "import": ("rollq.cli.importing", "Put finished samples of a file into an offline task."),
     "archive": ("rollq.cli.archive", "Keep what is trained or dropped as Parquet files."),
     "export": ("rollq.cli.archive", "Write groups of the buffer or of an archive to a file."),
+    "try": ("rollq.cli.trying", "Try a few rows of a task: prompts, judge and samples."),
     "status": ("rollq.cli.views", "Show the progress of a run."),
     "top": ("rollq.cli.top.command", "Show a run live, and steer it by keyboard."),
     "dashboard": ("rollq.cli.dashboard", "Show a run in a browser, down to single tokens."),

@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.workers.agent_loops import make_loop
-from rollq.workers.agents.loops import AgentLoop, Rollout, prompt_tokens
+from rollq.workers.agents.loops import AgentLoop, Rollout
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.seeds import sample_seed
 from rollq.workers.task_settings import RolloutSettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from rollq.workers.trying import rollout_of
 
 JUDGE_TIMEOUT_S = 10.0
 MAX_BATCH = 256
@@ -51,8 +51,7 @@ class _Sampler:
     """Draws and judges the samples of one model."""
 
     def __init__(self, engine: TransformersEngine, tokenizer: HfTokenizer, samples: int, seed: int) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
+        self._made_by = tokenizer, engine.generate
         self._samples = samples
         self._seed = seed
 
@@ -63,7 +62,7 @@ class _Sampler:
         try:
             judged = await asyncio.gather(
                 *(
-                    self._reward(loop, judge, self._rollout(task, settings, prompt, index))
+                    self._reward(loop, judge, rollout_of(task, settings, prompt, index, self._seed, *self._made_by))
                     for prompt in prompts
                     for index in range(self._samples)
                 )
@@ -73,19 +72,6 @@ class _Sampler:
             await processes.close()
         rewards = [reward for reward in judged if reward is not None]
         return sum(rewards) / max(1, len(rewards))
-
-    def _rollout(self, task: str, settings: RolloutSettings, prompt: Prompt, index: int) -> Rollout:
-        seed = sample_seed(self._seed, task, prompt.row or 0, index, 0)
-        return Rollout(
-            prompt=prompt,
-            prompt_ids=prompt_tokens(prompt, self._tokenizer),
-            previous=EMPTY_SAMPLE,
-            sampling=settings.sampling(seed),
-            max_prompt_tokens=settings.max_prompt_tokens,
-            priority=0,
-            tokenizer=self._tokenizer,
-            generate=self._engine.generate,
-        )
 
     async def _reward(self, loop: AgentLoop, judge: Judge, rollout: Rollout) -> float | None:
         verdict = await judge.judge(rollout.prompt, await loop.run(rollout))

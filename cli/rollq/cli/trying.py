@@ -1,0 +1,253 @@
+"""`rollq try`: prompts as the model gets them, judged texts and samples of a few rows, without a server."""
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollq.buffer.errors import ConfigError, InvalidPrompt
+
+if TYPE_CHECKING:
+    from rollq.cli.settings import JudgedPrompts, RollqSettings
+    from rollq.producer.prompts import PromptFile
+    from rollq.workers.judging.rewards import Verdict
+    from rollq.workers.settings import WorkerSettings
+    from rollq.workers.task_settings import WorkerTask
+    from rollq.workers.trying import JudgedText, TriedRow
+
+ROWS = 4
+MOST_TEXT = 2000
+"""Characters of a prompt that are shown."""
+MOST_ANSWER = 200
+"""Characters of an answer or a sample that are shown."""
+
+
+@click.command("try")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("task")
+@click.option("--rows", type=click.IntRange(1), help=f"Rows to try, from the first on; default {ROWS}.")
+@click.option(
+    "--answers",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Judge the lines of this file, one for each row: texts, or JSON strings in a .jsonl file.",
+)
+@click.option("--sample", is_flag=True, help="Also sample a group of each row with the engine of [worker].")
+@click.option(
+    "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Sample with the model in a folder."
+)
+def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, sample: bool, model: Path | None) -> None:
+    """Try a few rows of a task or an evaluation: their prompts as the model gets them, and what its judge says.
+
+    The judge gets each row's own answer, in the forms that judges often expect, or the texts of --answers. With
+    --sample or --model, it also gets samples. No server is needed. The exit status is 1 when something is wrong.
+
+    \b
+    Example:
+      rollq try rollq.toml sums
+      rollq try rollq.toml sums --answers answers.txt
+      rollq try rollq.toml sums --model Qwen2.5-0.5B-Instruct --rows 8
+    """
+    from rollq.cli.settings_file import load_settings
+    from rollq.monitor.units import count
+    from rollq.producer.prompts import PromptFile
+
+    settings = load_settings(file)
+    table = _table(settings, task)
+    sys.path.append(str(file.absolute().parent))
+    given = None if answers is None else read_answers(answers)
+    worker = settings.worker if model is None else _with_model(settings.worker, model)
+    reader = settings.answer_readers().get(task)
+    with ExitStack() as stack:
+        prompts = stack.enter_context(PromptFile(table, reader))
+        found, problems = first_rows(prompts, rows or (ROWS if given is None else len(given)))
+        asyncio.run(_try_all(task, _as_task(table), worker, found, given, sample or model is not None, settings.seed))
+    problems += [problem for row in found for problem in dict.fromkeys(row.problems)]
+    problems += group_problems(found)
+    for line in report(found):
+        click.echo(line)
+    click.echo("\n" + (f"{count(len(problems), 'problem')}:" if problems else "nothing is wrong"))
+    for problem in problems:
+        click.echo(f"  {problem}")
+    if problems:
+        raise SystemExit(1)
+
+
+async def _try_all(
+    task: str,
+    rules: "WorkerTask",
+    worker: "WorkerSettings",
+    rows: Sequence["TriedRow"],
+    given: Sequence[str] | None,
+    samples: bool,
+    seed: int,
+) -> None:
+    from rollq.workers.groups.recipes import make_recipes
+    from rollq.workers.judging.process_pool import JudgePool
+    from rollq.workers.run import load_engine, make_tokenizer
+    from rollq.workers.trying import Trying
+
+    if samples and rules.agent_loop in ("harness", "outside"):
+        raise ConfigError(
+            f'agent_loop = "{rules.agent_loop}": its agents reach the model of a worker; leave out --sample'
+        )
+    processes = JudgePool(worker.judge_processes)
+    recipe = make_recipes({task: rules}, worker, seed, processes)[task]
+    trying = Trying(task, recipe, make_tokenizer(worker))
+    try:
+        for row in rows:
+            number = row.prompt.row or 0
+            await trying.look(row, None if given is None else given[number] if number < len(given) else "")
+        if samples:
+            engine = load_engine(worker)
+            await engine.start()
+            try:
+                await trying.sample(rows, engine, seed)
+            finally:
+                await engine.close()
+    finally:
+        await recipe.judge.close()
+        await processes.close()
+
+
+def _table(settings: "RollqSettings", task: str) -> "JudgedPrompts":
+    tables: Mapping[str, Any] = {**settings.tasks, **settings.evaluations}
+    if task not in tables:
+        raise ConfigError(f"there is no task or evaluation {task!r}: the file has {', '.join(sorted(tables))}")
+    table: JudgedPrompts = tables[task]
+    if getattr(table, "offline", False):
+        raise ConfigError(f"task {task!r} has offline = true: it has no prompts, and no judge is asked")
+    return table
+
+
+def _as_task(table: Any) -> "WorkerTask":
+    from rollq.cli.settings import EvaluationSettings
+
+    rules: WorkerTask = table.as_task() if isinstance(table, EvaluationSettings) else table
+    return rules
+
+
+def _with_model(worker: "WorkerSettings", model: Path) -> "WorkerSettings":
+    """The worker's settings with the engine `transformers` and a model."""
+    options = worker.options if worker.engine == "transformers" else {}
+    return worker.model_copy(
+        update={"engine": "transformers", "options": {**options, "model": model}, "tokenizer": None}
+    )
+
+
+def read_answers(path: Path) -> list[str]:
+    """The texts in a file, one on each line: as they are, or JSON strings in a `.jsonl` file.
+
+    Raises `ConfigError` for a file that is not text, and a line that is no JSON string.
+    """
+    import orjson
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--answers {str(path)!r} cannot be read: {error}") from error
+    if path.suffix != ".jsonl":
+        return lines
+    texts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            text = None
+        if not isinstance(text, str):
+            raise ConfigError(f"--answers {path}:{number} is not a JSON string: {line!r:.80}")
+        texts.append(text)
+    return texts
+
+
+def first_rows(file: "PromptFile", rows: int) -> tuple[list["TriedRow"], list[str]]:
+    """The usable ones of the first rows, and why the others are not."""
+    from rollq.workers.trying import TriedRow
+
+    found: list[TriedRow] = []
+    problems: list[str] = []
+    for row in range(min(rows, file.rows)):
+        try:
+            found.append(TriedRow(file.place(row), file.prompt(row)))
+        except InvalidPrompt as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def group_problems(rows: Sequence["TriedRow"]) -> list[str]:
+    """What is wrong with the samples of all rows together."""
+    sampled = [row for row in rows if row.samples]
+    made = [sample for row in sampled for sample in row.samples]
+    problems = []
+    if sampled and all(row.has_equal_rewards and len(row.samples) > 1 for row in sampled):
+        problems.append(
+            "every group has equal rewards, so there is nothing to learn: are the prompts too easy, or too hard?"
+        )
+    truncated = sum(sample.is_truncated for sample in made)
+    if 2 * truncated > len(made):
+        problems.append(f"{truncated} of {len(made)} samples are truncated: raise max_tokens")
+    return problems
+
+
+def report(rows: Sequence["TriedRow"]) -> Iterator[str]:
+    """The lines that show what was tried."""
+    for row in rows:
+        yield from _row_lines(row)
+    if made := [sample for row in rows for sample in row.samples]:
+        yield from _sample_lines(rows, made)
+
+
+def _row_lines(row: "TriedRow") -> Iterator[str]:
+    from rollq.monitor.plain import escaped
+
+    yield f"\n{row.place}: {row.prompt_tokens} tokens"
+    for line in escaped(_cut(row.shown, MOST_TEXT)).split("\n"):
+        yield f"  | {line}"
+    if row.own is not None:
+        against = "" if row.own.wrong is None else f"; a wrong text: {_reward(row.own.wrong)}"
+        yield f"  own answer {_text(row.own.text)}: {_reward(row.own.verdict)}{against}"
+    elif row.given is not None:
+        yield f"  answer {_text(row.given.text)}: {_reward(row.given.verdict)}, {_seconds(row.given.judge_s)}"
+    for number, sample in enumerate(row.samples, start=1):
+        cut = ", truncated" if sample.is_truncated else ""
+        yield f"  sample {number}: {_reward(sample.verdict)}, {sample.tokens} tokens{cut}: {_text(sample.text)}"
+
+
+def _sample_lines(rows: Sequence["TriedRow"], made: Sequence["JudgedText"]) -> Iterator[str]:
+    groups = [row for row in rows if row.samples]
+    rewards = [sample.verdict.reward for sample in made if sample.verdict.reward is not None]
+    lengths = [sample.tokens for sample in made]
+    equal = sum(row.has_equal_rewards for row in groups)
+    yield f"\n{len(made)} samples of {len(groups)} rows"
+    yield f"  reward: {mean(rewards):.3f} on average" if rewards else "  reward: none"
+    yield f"  groups with equal rewards, which teach nothing: {equal} of {len(groups)}"
+    yield f"  length: {mean(lengths):.0f} tokens on average, at most {max(lengths)}"
+    yield f"  truncated: {sum(sample.is_truncated for sample in made)} of {len(made)}"
+    yield f"  judge: {_seconds(mean(sample.judge_s for sample in made))} for each sample"
+
+
+def _reward(verdict: "Verdict") -> str:
+    from rollq.monitor.plain import one_line
+    from rollq.workers.trying import facts_of
+
+    if verdict.error:
+        return f"no reward, {one_line(verdict.error)}"
+    facts = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value!r:.40}"
+                      for name, value in facts_of(verdict).items())  # fmt: skip
+    return f"reward {verdict.reward:g}" + (f" ({one_line(facts)})" if facts else "")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _text(text: str) -> str:
+    return repr(_cut(text, MOST_ANSWER))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,154 @@
+"""Rows of a task, tried without a buffer: their prompts, what the judge says of texts, and samples."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus
+from rollq.workers.agents.loops import Rollout, prompt_tokens
+from rollq.workers.engines.protocol import Completion, Engine, Request, Tokenizer
+from rollq.workers.errors_in_user_code import reason_of
+from rollq.workers.groups.read_prompts import read_prompt
+from rollq.workers.groups.recipes import Recipe
+from rollq.workers.groups.samples import own_verdict
+from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer, sample_of
+from rollq.workers.judging.rewards import Verdict
+from rollq.workers.seeds import sample_seed
+from rollq.workers.task_settings import RolloutSettings
+
+Generate = Callable[[Request], Awaitable[Completion]]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedText:
+    """A text, what the judge said of it and how long that took. `tokens` is 0 for one that no engine has made."""
+
+    text: str
+    verdict: Verdict
+    judge_s: float
+    tokens: int = 0
+    is_truncated: bool = False
+
+
+@dataclass(slots=True)
+class TriedRow:
+    """A row: its prompt as the model gets it, the texts that were judged, and the samples."""
+
+    place: str
+    prompt: Prompt
+    shown: str = ""
+    prompt_tokens: int = 0
+    own: Judged | None = None
+    given: JudgedText | None = None
+    samples: list[JudgedText] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def has_equal_rewards(self) -> bool:
+        """Whether its samples have one reward, so that nothing can be learned from them."""
+        return len({sample.verdict.reward for sample in self.samples}) == 1
+
+
+def rollout_of(
+    task: str,
+    settings: RolloutSettings,
+    prompt: Prompt,
+    index: int,
+    seed: int,
+    tokenizer: Tokenizer,
+    generate: Generate,
+) -> Rollout:
+    """A rollout of a prompt's sample number `index` that is in no buffer."""
+    return Rollout(
+        prompt=prompt,
+        prompt_ids=prompt_tokens(prompt, tokenizer),
+        previous=EMPTY_SAMPLE,
+        sampling=settings.sampling(sample_seed(seed, task, prompt.row or 0, index, 0)),
+        max_prompt_tokens=settings.max_prompt_tokens,
+        priority=0,
+        tokenizer=tokenizer,
+        generate=generate,
+    )
+
+
+class Trying:
+    """Tries rows of one task with its recipe."""
+
+    def __init__(self, task: str, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        self._task = task
+        self._recipe = recipe
+        self._tokenizer = tokenizer
+
+    async def look(self, row: TriedRow, given: str | None) -> None:
+        """Render a row's prompt, and judge the text that is `given`, or the row's own answer."""
+        settings = self._recipe.settings
+        try:
+            ids = (await read_prompt(row.prompt, self._tokenizer)).ids.tolist()
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a template or a tokenizer may raise anything
+            row.problems.append(f"{row.place}: the prompt has no tokens: {reason_of(error)}")
+            return
+        row.shown, row.prompt_tokens = self._tokenizer.decode(ids, special=True), len(ids)
+        if len(ids) > settings.max_prompt_tokens:
+            row.problems.append(
+                f"{row.place}: the prompt has {len(ids)} tokens, more than max_prompt_tokens = "
+                f"{settings.max_prompt_tokens}"
+            )
+        if given is not None:
+            row.given = await self._judged(row.prompt, sample_of(given))
+            self._note_error(row, row.given)
+            return
+        form = settings.answer_text
+        row.own = await judge_own_answer(self._recipe.judge, row.prompt, FORMS if form is None else (form,))
+        if row.own is not None and (form is not None or self._recipe.judge.name not in UNCHECKED):
+            self._note_own(row, row.own)
+
+    async def sample(self, rows: Iterable[TriedRow], engine: Engine, seed: int) -> None:
+        """Sample a group of each row, and judge it."""
+        size = self._recipe.settings.group_size
+        await asyncio.gather(*(self._sample(row, index, engine, seed) for row in rows for index in range(size)))
+
+    async def _sample(self, row: TriedRow, index: int, engine: Engine, seed: int) -> None:
+        recipe = self._recipe
+        try:
+            rollout = rollout_of(self._task, recipe.settings, row.prompt, index, seed, self._tokenizer, engine.generate)
+            made = await recipe.loop.run(rollout)
+        except Exception as error:  # noqa: BLE001 - a loop of the user's
+            row.problems.append(f"{row.place}: agent loop: {reason_of(error)}")
+            return
+        judged = await self._judged(row.prompt, made)
+        row.samples.append(judged)
+        self._note_error(row, judged)
+
+    async def _judged(self, prompt: Prompt, sample: Sample) -> JudgedText:
+        started_s = monotonic()
+        if sample.status is not SampleStatus.COMPLETED:
+            verdict = Verdict(error=sample.error or "the sample was not completed")
+        elif sample.reward is not None:
+            verdict = own_verdict(sample)
+        else:
+            verdict = await self._recipe.judge.verdict(prompt, sample)
+        is_truncated = sample.finish_reason is FinishReason.LENGTH
+        return JudgedText(sample.text, verdict, monotonic() - started_s, sample.response_tokens, is_truncated)
+
+    def _note_error(self, row: TriedRow, judged: JudgedText) -> None:
+        if judged.verdict.error:
+            row.problems.append(f"{row.place}: {judged.verdict.error}")
+
+    def _note_own(self, row: TriedRow, own: Judged) -> None:
+        if own.verdict.error:
+            row.problems.append(f"{row.place}: {own.verdict.error}; the text was the row's own answer")
+        elif not own.is_accepted:
+            row.problems.append(
+                f"{row.place}: judge {self._recipe.judge.name!r} gives {own.verdict.reward:g} to the row's own answer, "
+                "and no less to a wrong text; answer_text names the form that it expects"
+            )
+
+
+def facts_of(verdict: Verdict) -> dict[str, Any]:
+    """The parts of a reward and what else the judge said, by name."""
+    return {**verdict.parts, **verdict.facts, **verdict.notes}
