@@ -15,6 +15,7 @@ from rollq.buffer.history import HISTORY_COUNTERS
 from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.store.keys import task_keys
 from support.buffer_run import World
+from support.strangers import with_few_files
 from support.waiting import PATIENCE_S
 
 TOKEN = "a-token-of-twenty-one"
@@ -29,9 +30,12 @@ LEASED = 200
 
 
 @contextmanager
-def serving(*arguments: str, token: str = "", name: str = "dashboard") -> Iterator[str]:
-    """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM."""
+def serving(*arguments: str, token: str = "", name: str = "dashboard", files: int | None = None) -> Iterator[str]:
+    """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM, and log
+    less than a pipe takes. `files`: how many files it may open."""
     command = [sys.executable, "-m", "rollq.cli.main", name, *arguments, "--port", "0"]
+    if files is not None:
+        command = with_few_files(command, files)
     environment = {**os.environ, "ROLLQ_DASHBOARD_TOKEN": token}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rollq.buffer.history import HISTORY_ROW_MS, HISTORY_ROWS
+from rollq.buffer.listening.connections import identify
 from rollq.buffer.looking import FoundGroup
 from rollq.buffer.query.pages import Page, Selection
 from rollq.buffer.roles import MonitorBuffer
@@ -139,6 +140,7 @@ class Dashboard:
     async def _change(self, request: Request) -> Response:
         if refusal := refusal_of(request, self._token):
             return answer({"error": refusal}, 403)
+        identify(self._token)
         if (body := await _bounded_body(request)) is None:
             return answer({"error": "the request is too long"}, 413)
         return await run_in_threadpool(json_endpoint(lambda _: self._make_change(body)), request)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
+from rollq.buffer.listening.connections import State, note
+
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
@@ -33,6 +35,7 @@ class Events:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send readings until the watcher leaves, or is dropped."""
+        note(State.STREAMING)
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         over = [asyncio.create_task(_left(receive)), asyncio.create_task(self._stop.wait())]
         try:

@@ -4,35 +4,29 @@ Invariant: such requests cost one line a minute, however many come.
 """
 
 import logging
-from time import monotonic
-from typing import Final
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-PERIOD_S: Final = 60.0
+from rollq.buffer.once_a_minute import OnceAMinute
 
 
 class WithoutRequests(logging.Filter):
-    """Replaces what aiohttp says of a request that it cannot read, and lets one such line pass in `PERIOD_S`."""
+    """Replaces what aiohttp says of a request that it cannot read, and lets one such line pass in a minute."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._passed_s = -PERIOD_S
-        self._held_back = 0
+        self._unreadable = OnceAMinute()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is logged."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if not isinstance(error, HttpProcessingError):
             return True
-        self._held_back += 1
-        if monotonic() - self._passed_s < PERIOD_S:
-            return False
-        record.msg, record.args = "%d requests could not be read: %s", (self._held_back, type(error).__name__)
-        record.exc_info = record.exc_text = None
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
-        self._passed_s, self._held_back = monotonic(), 0
-        return True
+        if count := self._unreadable.count():
+            record.msg, record.args = "%d requests could not be read: %s", (count, type(error).__name__)
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return bool(count)
 
 
 request_log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import re
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,10 +18,13 @@ from aiohttp import web
 
 from rollq.buffer import exact_json
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.listening.connections import Connections, State, identify, note
+from rollq.buffer.listening.limits import limits_here
+from rollq.buffer.listening.listener import Listener, listen
 from rollq.buffer.log_once import LogOnce
 from rollq.workers.gateway.answering import MOST_MESSAGES, session_over, too_many_messages
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
-from rollq.workers.gateway.gateway import SESSION_PATH, Gateway
+from rollq.workers.gateway.gateway import KEY_VARIABLE, SESSION_PATH, Gateway
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
 from rollq.workers.gateway.protocols.models import model, model_list
 from rollq.workers.gateway.request_log import request_log
@@ -66,6 +70,7 @@ class Server:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self._ignored = LogOnce(log)
         self._started_s = int(time.time())
 
@@ -78,29 +83,44 @@ class Server:
             app, access_log=None, logger=request_log, keepalive_timeout=75, shutdown_timeout=1.0
         )
         await self._runner.setup()
+        assert self._runner.server is not None
         host, _, port = settings.bind.rpartition(":")
         try:
-            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+            bound = listen(host.strip("[]"), int(port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"[worker.gateway] bind = {settings.bind!r}: {error}") from error
-        self._gateway.url = settings.url.rstrip("/") or _url_of(self._runner)
+        self._gateway.url = settings.url.rstrip("/") or _url_of(bound)
+        self._listener = Listener(bound, self._runner.server, Connections(limits_here()))
+        self._listener.start()
 
     async def close(self) -> None:
         """Stop listening."""
+        if self._listener is not None:
+            await self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
     # requests
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        note(State.ANSWERING)
+        try:
+            return await self._respond(request)
+        finally:
+            note(State.WAITING)
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         token_in_path, path = _split_path(request.path)
         protocol = _protocol_of(path)
         try:
             if request.method == "HEAD" and token_in_path:
                 return web.Response()
             if request.method == "POST" and path == "/sessions":
-                return _json(self._gateway.take(_bearer(request)))
-            session = self._gateway.session_of(token_in_path, _tokens(request))
+                identify(None)
+                offered = self._gateway.take(_bearer(request))
+                identify(KEY_VARIABLE)
+                return _json(offered)
+            session = self._session_of(request, token_in_path)
             if request.method == "GET" and path == "/models":
                 return _json(model_list(MODEL, self._started_s, session.answering.most_prompt_tokens))
             if request.method == "GET" and path.startswith("/models/"):
@@ -121,6 +141,13 @@ class Server:
             return await self._answer(request, session, protocol, call, body)
         except CallRefused as refused:
             return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
+
+    def _session_of(self, request: web.Request, token_in_path: str) -> Session:
+        """The session of a request, whose connection counts as the session's. Raises `CallRefused`."""
+        identify(None)
+        session = self._gateway.session_of(token_in_path, _tokens(request))
+        identify(session)
+        return session
 
     async def _answer(
         self, request: web.Request, session: Session, protocol: CallProtocol, call: Call, body: Mapping[str, Any]
@@ -204,8 +231,8 @@ def _result(asking: "asyncio.Task[Answer]") -> Answer:
     return asking.result()
 
 
-def _url_of(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
+def _url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

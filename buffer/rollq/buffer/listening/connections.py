@@ -1,0 +1,187 @@
+"""The connections of a server: how many an address or a token may have, for how long, and which one makes room.
+
+Invariant: a connection that has shown a valid token is closed for another only while its token has more than
+`most_of_token`. Those that have not make room for each other: first those of the address that holds most.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import IntEnum
+from time import monotonic
+from typing import Final, NamedTuple
+
+from rollq.buffer.listening.limits import ConnectionLimits
+from rollq.buffer.once_a_minute import OnceAMinute
+
+log = logging.getLogger(__name__)
+
+
+class State(IntEnum):
+    """Kinds of work of a connection, in the order in which connections are closed to make room."""
+
+    WAITING = 0
+    """No request of it is complete."""
+    STREAMING = 1
+    """It gets an answer that does not end."""
+    ANSWERING = 2
+
+
+STRANGER_S: Final = {State.WAITING: 15.0, State.STREAMING: math.inf, State.ANSWERING: 120.0}
+"""How long a connection without a token may be in a state."""
+KNOWN_S: Final = {State.WAITING: 90.0, State.STREAMING: math.inf, State.ANSWERING: math.inf}
+
+
+class Party(NamedTuple):
+    """Who has a connection: a token that was shown, or an address."""
+
+    name: Hashable
+    has_token: bool
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection."""
+
+    party: Party
+    address: str
+    since_s: float
+    state: State = State.WAITING
+    is_closed: bool = False
+    transport: asyncio.Transport | None = None
+
+    def close(self) -> None:
+        """Close it at once."""
+        self.is_closed = True
+        if self.transport is not None:
+            self.transport.abort()
+
+    def opened(self, transport: asyncio.Transport) -> None:
+        """Take its transport, which comes after it was admitted."""
+        self.transport = transport
+        if self.is_closed:
+            transport.abort()
+
+
+@dataclass(slots=True, eq=False)
+class Connections:
+    """All connections of a server."""
+
+    limits: ConnectionLimits
+    clock: Callable[[], float] = monotonic
+    _parties: dict[Party, set[Connection]] = field(default_factory=dict)
+    _count: int = 0
+    _refused: OnceAMinute = field(init=False)
+    _evicted: OnceAMinute = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._refused, self._evicted = OnceAMinute(self.clock), OnceAMinute(self.clock)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def admit(self, address: str) -> Connection | None:
+        """A new connection from an address, for which others may be closed; None if it is refused."""
+        party = Party(address, has_token=False)
+        if len(self._parties.get(party, ())) >= self.limits.most_of_address:
+            self._evict(party)
+        elif self._count >= self.limits.most:
+            crowd = most_crowded({party: len(held) for party, held in self._parties.items()}, self.limits)
+            if crowd is None:
+                self._log_refusal()
+                return None
+            self._evict(crowd)
+        connection = Connection(party, address, self.clock())
+        self._add(connection)
+        return connection
+
+    def discard(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        held = self._parties.get(connection.party, set())
+        if connection in held:
+            held.remove(connection)
+            self._count -= 1
+        if not held:
+            self._parties.pop(connection.party, None)
+
+    def move(self, connection: Connection, party: Party) -> None:
+        """Count a connection as another party's."""
+        if not connection.is_closed and party != connection.party:
+            self.discard(connection)
+            connection.party = party
+            self._add(connection)
+
+    def enter(self, connection: Connection, state: State) -> None:
+        """Note what a connection does from now on."""
+        connection.state, connection.since_s = state, self.clock()
+
+    def close_late(self) -> None:
+        """Close what has been in its state for too long."""
+        now_s = self.clock()
+        for connection in [connection for held in self._parties.values() for connection in held]:
+            limits_s = KNOWN_S if connection.party.has_token else STRANGER_S
+            if now_s - connection.since_s > limits_s[connection.state]:
+                self.discard(connection)
+                connection.close()
+
+    def _add(self, connection: Connection) -> None:
+        self._parties.setdefault(connection.party, set()).add(connection)
+        self._count += 1
+
+    def _evict(self, party: Party) -> None:
+        oldest = min(self._parties[party], key=lambda held: (held.state, held.since_s))
+        self.discard(oldest)
+        oldest.close()
+        if count := self._evicted.count():
+            log.warning(
+                "connections closed to make room since the last such line: %d, the latest from %s; %d are accepted, "
+                "and %d from an address that has shown no token",
+                count,
+                oldest.address,
+                self.limits.most,
+                self.limits.most_of_address,
+            )
+
+    def _log_refusal(self) -> None:
+        if count := self._refused.count():
+            log.warning(
+                "connections refused since the last such line: %d; all %d that are accepted have shown a token, and "
+                "`ulimit -n` raises their number",
+                count,
+                self.limits.most,
+            )
+
+
+def most_crowded(held: dict[Party, int], limits: ConnectionLimits) -> Party | None:
+    """The party that makes room: the address that holds most; without any, the token that holds most and more than it
+    may keep. None if nobody has to. Pure."""
+    strangers = [party for party in held if not party.has_token]
+    crowded = strangers or [party for party, count in held.items() if count > limits.most_of_token]
+    return max(crowded, key=held.__getitem__, default=None)
+
+
+_current: ContextVar[tuple[Connections, Connection] | None] = ContextVar("current connection", default=None)
+"""The connection of the request that is being answered."""
+
+
+def enter_connection(connections: Connections, connection: Connection) -> None:
+    """Make a connection that of the current context."""
+    _current.set((connections, connection))
+
+
+def note(state: State) -> None:
+    """Note what the current connection does from now on."""
+    if (current := _current.get()) is not None:
+        connections, connection = current
+        connections.enter(connection, state)
+
+
+def identify(token: Hashable | None) -> None:
+    """Count the current connection as that of a token that was found valid; None: as a stranger's."""
+    if (current := _current.get()) is not None:
+        connections, connection = current
+        party = Party(connection.address, has_token=False) if token is None else Party(token, has_token=True)
+        connections.move(connection, party)

@@ -1,0 +1,48 @@
+"""How many connections a server accepts: a part of the files that its process may open."""
+
+import ipaddress
+import resource
+from dataclasses import dataclass
+from typing import Any, Final
+
+MOST_CONNECTIONS: Final = 4096
+MOST_OF_ADDRESS: Final = 256
+MOST_OF_TOKEN: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The most connections: in all, without a token from one address, and with one token before others go first."""
+
+    most: int
+    most_of_address: int
+    most_of_token: int
+
+
+def limits_for(open_files: int) -> ConnectionLimits:
+    """The limits of a process that may open `open_files` files: it keeps half of them. Pure."""
+    most = max(8, min(open_files // 2, MOST_CONNECTIONS))
+    return ConnectionLimits(most, min(most // 4, MOST_OF_ADDRESS), min(most // 4, MOST_OF_TOKEN))
+
+
+def limits_here() -> ConnectionLimits:
+    """The limits of this process."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limits_for(2 * MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files)
+
+
+def address_of(peer: Any) -> str:
+    """Whose connection it is: the IPv4 address, or the /64 network of an IPv6 address, of which one host has all. Pure.
+
+    `peer`: the other end, as `socket.accept` returns it.
+    """
+    host = str(peer[0]).partition("%")[0] if isinstance(peer, tuple) else str(peer)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), 64), strict=False))

@@ -1,0 +1,24 @@
+"""Events that anyone can cause are logged once a minute, with their number."""
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+PERIOD_S: Final = 60.0
+
+
+class OnceAMinute:
+    """Counts events, and says which of them has a line in the log: the first, and then one in `PERIOD_S`."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._logged_s = -PERIOD_S
+        self._held_back = 0
+
+    def count(self) -> int:
+        """Count an event; returns the number of events since the last line if this one has a line, else 0."""
+        self._held_back += 1
+        if self._clock() - self._logged_s < PERIOD_S:
+            return 0
+        found, self._held_back, self._logged_s = self._held_back, 0, self._clock()
+        return found
