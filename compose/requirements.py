@@ -9,7 +9,7 @@ from pathlib import Path
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 EXTRAS = {
-    "base": (),
+    "base": ("images",),  # a producer checks images of prompts
     "archive": ("archive",),
     "dashboard": ("dashboard",),
     "torch": ("torch", "archive"),  # a trainer adds to the archive

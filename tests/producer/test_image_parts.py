@@ -2,19 +2,23 @@
 
 import base64
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
 
-from rollq.buffer.errors import InvalidPrompt
+from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.images import digest_of_image, inline_image
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings
+from support.pictures import picture
 
-SMALL, LARGE = b"small", b"large" * 1000
+SMALL, LARGE = picture(1, 1, seed=0), picture(40, 40, seed=1)
+LARGE_CUT = f"data:;base64,{base64.b64encode(LARGE[:30]).decode()}"
 DIGEST = digest_of_image(LARGE)
 PART = {"type": "image"}
 
@@ -23,6 +27,8 @@ PART = {"type": "image"}
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "small.png").write_bytes(SMALL)
     (tmp_path / "large.png").write_bytes(LARGE)
+    (tmp_path / "text.png").write_text("text")
+    (tmp_path / "circle.png").symlink_to(tmp_path / "circle.png")
     return tmp_path
 
 
@@ -125,7 +131,14 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
         ({"prompt": "x", "images": {"url": "https://x/y.png", "sha256": 5}}, "sha256 must be 64 hex digits"),
         ({"prompt": "x", "images": "data:image/svg+xml,<svg/>"}, "must have base64 data"),
         ({"prompt": "x", "images": "data:image/png;base64,"}, "is empty"),
-        ({"prompt": "x", "images": "file:///gone.png"}, "No such file"),
+        ({"prompt": "x", "images": "file:///gone.png"}, "is not in .*: name its folder in image_folders"),
+        ({"prompt": "x", "images": "file://elsewhere/gone.png"}, "on another machine"),
+        ({"prompt": "x", "images": "text.png"}, "image 'text.png': a file of 4 bytes is not an image"),
+        ({"prompt": "x", "images": "data:image/png;base64,cm9vdDp4"}, "a file of 6 bytes is not an image"),
+        ({"prompt": "x", "images": LARGE_CUT}, "is not an image"),
+        ({"prompt": "x", "images": "a\0b.png"}, "cannot be read"),
+        ({"prompt": "x", "images": "file:///a%00b.png"}, "cannot be read"),
+        ({"prompt": "x", "images": "circle.png"}, "cannot be read"),
         ({"messages": [{"role": "user", "content": [PART]}]}, "names no image: set images_field"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "image": None}]}]}, "names no image"),
         ({"prompt": "<image>", "images": ["small.png"] * 2}, "1 places for 2 images"),
@@ -138,7 +151,7 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
             "name them once",
         ),
         ({"messages": [{"role": "system", "content": "x"}], "images": "small.png"}, "no message of the user"),
-        ({"prompt": "x", "images": inline_image(LARGE).url}, "holds an image of 5000 bytes: raise inline_image_bytes"),
+        ({"prompt": "x", "images": inline_image(LARGE).url}, "holds an image of .* bytes: raise inline_image_bytes"),
     ],
 )
 def test_bad_images_make_the_row_unusable(folder: Path, row: Any, problem: str) -> None:
@@ -155,3 +168,60 @@ def test_files_of_datasets_may_hold_the_bytes(folder: Path) -> None:
     settings = PromptSettings(prompts=folder / "prompts.parquet", answer_field="")
     with PromptFile(settings) as file:
         assert file.prompt(0).images == (inline_image(SMALL),)
+
+
+@pytest.fixture
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image that is not beside the prompts."""
+    path = tmp_path_factory.mktemp("elsewhere") / "secret.png"
+    path.write_bytes(SMALL)
+    return path
+
+
+def ways_out(folder: Path, secret: Path) -> list[Any]:
+    """All ways in which a row can name a file outside the folder of its prompts."""
+    (folder / "link.png").symlink_to(secret)
+    (folder / "linked").symlink_to(secret.parent)
+    beyond = Path(os.path.relpath(secret, folder))
+    return [
+        str(secret),
+        str(beyond),
+        f"linked/../{secret.parent.name}/secret.png",
+        "link.png",
+        "linked/secret.png",
+        secret.as_uri(),
+        f"file://localhost{secret}",
+        (folder / "link.png").as_uri(),
+        f"file://{folder}/..%2f{secret.parent.name}/secret.png",
+        f"/proc/self/root{secret}",
+        f"/proc/{os.getpid()}/cwd/{os.path.relpath(secret)}",
+        {"path": str(secret), "sha256": digest_of_image(SMALL)},
+        "/proc/self/environ",
+        "/etc/passwd",
+    ]
+
+
+def test_files_elsewhere_are_not_read(folder: Path, secret: Path) -> None:
+    for way in ways_out(folder, secret):
+        with pytest.raises(InvalidPrompt, match=r"is not in .*: name its folder in image_folders of the task"):
+            read(folder, {"prompt": "x", "images": way})
+
+
+def test_folders_of_images_may_be_named(folder: Path, secret: Path) -> None:
+    *images, _, _ = ways_out(folder, secret)
+    for way in images:
+        assert read(folder, {"prompt": "x", "images": way}, image_folders=[secret.parent]).images
+    for way in ("/proc/self/environ", "/etc/passwd"):
+        with pytest.raises(InvalidPrompt, match="is not an image"):
+            read(folder, {"prompt": "x", "images": way}, image_folders=["/"])
+
+
+def test_links_within_the_folder_are_followed(folder: Path) -> None:
+    (folder / "link.png").symlink_to(folder / "small.png")
+    assert read(folder, {"prompt": "x", "images": "link.png"}).images == (inline_image(SMALL),)
+
+
+def test_without_pillow_the_package_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rollq\[images\]'"):
+        read(folder, {"prompt": "x", "images": "small.png"})

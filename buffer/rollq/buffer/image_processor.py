@@ -5,7 +5,6 @@ The ids of a text hold one placeholder per image until `PlacedImages.expand` put
 Worker and trainer use the same folder and options, so the network gets the same tensors in both.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,15 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from rollq.buffer.errors import ConfigError, ImageError
+from rollq.buffer.image_files import open_image
 from rollq.buffer.rollouts import ImageRef
 from rollq.buffer.wire.images import read_image
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Formats of image files that are read; of animations only the first picture."""
-MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
-"""Modes of PIL with at most 8 bits per channel: PIL clips the others."""
-MOST_PIXELS = 1 << 26
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 _TEXT = ("input_ids", "attention_mask", *_TOKEN_TYPES)
 
@@ -176,25 +171,6 @@ def _stack(tensors: Sequence[Any]) -> Any:
         missing = [most - size for most, size in zip(largest, one.shape[1:], strict=True)]
         padded.append(pad(one, [number for gap in reversed(missing) for number in (0, gap)]))
     return cat(padded)
-
-
-def open_image(data: bytes) -> Any:
-    """The PIL image in a file, in RGB, turned as its camera noted, and with white behind what is transparent.
-
-    Raises `ImageError` for a file that is not an image, and for more than `MOST_PIXELS`.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-        if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {MOST_PIXELS} are read")
-        if image.mode not in MODES:
-            raise ValueError(f"its pixels are of mode {image.mode!r}; write it with 8 bits per channel")
-        picture = ImageOps.exif_transpose(image).convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
-    except Exception as error:
-        raise ImageError(f"a file of {len(data)} bytes is not an image that can be read: {error}") from error
 
 
 def _find(ids: list[int], wanted: list[int], start: int) -> int:

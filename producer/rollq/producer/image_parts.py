@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
-from rollq.buffer.errors import ImageError
+from rollq.buffer.errors import ConfigError, ImageError
 from rollq.buffer.rollouts import ImageRef
 from rollq.buffer.wire.images import INLINE, inline_image, read_file
 
@@ -99,19 +101,35 @@ def _parts(content: Any) -> list[Any]:
     return parts
 
 
+def _check(data: bytes, image: NamedImage) -> None:
+    if find_spec("PIL") is None:
+        raise ConfigError("prompts with images need the package Pillow: pip install 'rollq[images]'")
+    from rollq.buffer.image_files import check_image
+
+    try:
+        check_image(data)
+    except ImageError as error:
+        raise ImageError(f"image {image.place[:80]!r}: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
     """Finds the files of images. Relative paths are those of `folder`; files of up to `inline_bytes` become URLs that
-    hold them."""
+    hold them.
+
+    Invariant: rows may come from strangers. Only files in `folder` and `more_folders` are read, wherever links lead,
+    and only images become part of a prompt.
+    """
 
     folder: Path
+    more_folders: tuple[Path, ...]
     inline_bytes: int
 
     def resolve(self, image: NamedImage) -> ImageRef:
         """The reference to an image as workers and trainers read it.
 
-        A URL whose checksum the row gives is not read here. Raises `ImageError` for a file that cannot be read, or has
-        another checksum.
+        A URL whose checksum the row gives is not read here. Raises `ImageError` for a file that is elsewhere, cannot be
+        read, is not an image or has another checksum, and `ConfigError` without Pillow.
         """
         if image.place.startswith("data:"):  # whatever it says about its type
             header, mark, encoded = image.place.partition(";base64,")
@@ -120,11 +138,35 @@ class ImageFiles:
             return self._reference(read_file(INLINE + encoded), image, None)
         if image.place.startswith("https://") and image.sha256 is not None:
             return ImageRef(image.place, image.sha256)
-        url = image.place if "://" in image.place else (self.folder / image.place).absolute().as_uri()
-        return self._reference(read_file(url), image, url)
+        if "://" in image.place and not image.place.startswith("file://"):
+            return self._reference(read_file(image.place), image, image.place)
+        path = self._path(image.place)
+        return self._reference(read_file(self._inside(path).as_uri()), image, path.as_uri())
+
+    def _path(self, place: str) -> Path:
+        """The absolute path that a row names, or the path of its `file:///` URL."""
+        parts = urlsplit(place)
+        if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+            raise ImageError(f"image {place[:80]!r} is on another machine: name its path here")
+        return (self.folder / (unquote(parts.path) if parts.scheme == "file" else place)).absolute()
+
+    def _inside(self, path: Path) -> Path:
+        """The file at a path, past all links. Raises `ImageError` if it is in none of the folders."""
+        try:
+            found = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a null byte
+            raise ImageError(f"image {str(path)[:80]!r} cannot be read: {error}") from error
+        folders = [folder.resolve() for folder in (self.folder, *self.more_folders)]
+        if not any(found.is_relative_to(folder) for folder in folders):
+            raise ImageError(
+                f"image {str(path)[:80]!r} is not in {' or '.join(repr(str(folder)) for folder in folders)}: name its "
+                "folder in image_folders of the task or evaluation, if its rows may read there"
+            )
+        return found
 
     def _reference(self, data: bytes, image: NamedImage, url: str | None) -> ImageRef:
         """The reference to `data`, which is at `url`, or only in the row."""
+        _check(data, image)
         inline = inline_image(data)
         if image.sha256 not in (None, inline.sha256):
             raise ImageError(f"image {image.place[:80]!r}: sha256 is {inline.sha256}, the row says {image.sha256}")

@@ -74,7 +74,7 @@ class PromptFile:
         self.path = task.prompts
         self._columns = Columns.from_task(task)
         self._read_answer = read_answer
-        self._images = ImageFiles(task.prompts.parent, task.inline_image_bytes)
+        self._images = ImageFiles(task.prompts.parent, task.image_folders, task.inline_image_bytes)
         self._image_options = task.image_options
         self._table: Table | None = None
 
@@ -132,7 +132,10 @@ class PromptFile:
         return self._opened.place(row)
 
     def prompt(self, row: int) -> Prompt:
-        """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row."""
+        """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row.
+
+        Raises `ConfigError` if images need a package that is missing.
+        """
         table = self._opened
         try:
             prompt, named = self._columns.prompt(table.read(row))
@@ -143,6 +146,8 @@ class PromptFile:
             if self._read_answer is not None:
                 self._read_answer(prompt.answer)
             return prompt
+        except ConfigError:
+            raise
         except ValueError as error:  # an image that cannot be read is one, too
             raise InvalidPrompt(f"{table.place(row)}: {error}") from error
 

@@ -47,6 +47,9 @@ class PromptSettings(PromptLength):
     images_field: str = Field(
         default="images", min_length=1, description="column with the images of the prompt; may be absent"
     )
+    image_folders: tuple[Path, ...] = Field(
+        default=(), description="folders whose images rows may name, beside the folder of prompts"
+    )
     inline_image_bytes: int = Field(
         default=16_384,
         ge=0,

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.image_processor import open_image
+from rollq.buffer.image_files import open_image
 from rollq.buffer.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.images import inline_image
 from rollq.workers.agents.conversation import Conversation
