@@ -1,5 +1,6 @@
 """`rollq metrics`: what Prometheus gets from a real run, and from one that is not there, or whose server went away."""
 
+import http.client
 import re
 import sys
 import urllib.request
@@ -78,3 +79,16 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     done = CliRunner().invoke(main, ["metrics", "--url", "redis://127.0.0.1:1/0", "--run", "sums"])
     assert done.exit_code == 2
     assert "pip install 'rollq[dashboard]'" in done.output
+
+
+def test_another_name_is_answered_once_it_is_allowed(buffer: Buffer, server_url: str) -> None:
+    World(buffer).start(math={})
+    given = ("--url", server_url, "--run", buffer.run, "--allowed-host", "prometheus.example")
+    with serving(*given, name="metrics") as address:
+        for host, status in (("prometheus.example:9464", 200), ("evil.example", 421)):
+            connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+            connection.request("GET", "/metrics", headers={"Host": host})
+            answer = connection.getresponse()
+            assert answer.status == status
+            assert (b"--allowed-host evil.example" in answer.read()) == (status == 421)
+            connection.close()

@@ -81,7 +81,7 @@ def test_prometheus_asks_the_metrics_service_at_its_default_port_and_waits_longe
     default = {option.name: option.default for option in metrics.params}["port"]
     assert configured["scrape_configs"][0]["static_configs"] == [{"targets": [f"metrics:{default}"]}]
     assert seconds(configured["global"]["scrape_timeout"]) > LONGEST_S
-    assert SERVICES["metrics"]["command"][-2:] == ["--host", "0.0.0.0"]
+    assert SERVICES["metrics"]["command"][-4:] == ["--host", "0.0.0.0", "--allowed-host", "metrics"]
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -10,7 +10,7 @@ import click
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.cli.logs import log_options
-from rollq.cli.options import run_options
+from rollq.cli.options import allowed_host_option, run_options
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -36,6 +36,7 @@ T = TypeVar("T")
 @click.command()
 @run_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address at which to listen; 0.0.0.0: all.")
+@allowed_host_option
 @click.option("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, help="Port; 0: any.")
 @click.option(
     "--token-file",
@@ -49,6 +50,7 @@ def dashboard(
     url: str | None,
     run_name: str | None,
     host: str,
+    allowed_hosts: tuple[str, ...],
     port: int,
     token_file: Path | None,
     archive_url: str | None,
@@ -62,7 +64,7 @@ def dashboard(
     Example:
       rollq dashboard rollq.toml
       rollq dashboard rollq.toml --token-file token.txt
-      rollq dashboard --url redis://127.0.0.1:6379/0 --run sums --host 0.0.0.0
+      rollq dashboard --url redis://127.0.0.1:6379/0 --run sums --host 0.0.0.0 --allowed-host trainer-machine
       rollq dashboard rollq.toml --archive /mnt/shared/archive/sums
     """
     try:
@@ -84,7 +86,7 @@ def dashboard(
             raise ConfigError("--archive: an archive has no server and cannot be changed: leave out the other options")
         app = _archive(archive_url, token_texts(file))
         stop_on_signals()
-        serve(Guarded(app, host), host, port)
+        serve(Guarded(app), host, port, allowed_hosts)
         return
     token = _token(token_file)
     location = find_run(file, url, run_name)
@@ -94,7 +96,7 @@ def dashboard(
         trained = TrainedReader(lambda: _annotations(file, shared))
         browsing = Browsing(location.run, LiveRollouts(shared), BROWSED, trained, token_texts(file))
         page = Dashboard(location.run, shared, SharedReading(shared.read), browsing, _Orders(location), token)
-        serve(Guarded(page.app(), host), host, port, on_stop=page.events.stop)
+        serve(Guarded(page.app()), host, port, allowed_hosts, on_stop=page.events.stop)
 
 
 def _archive(url: str, texts: "TokenTexts") -> "Starlette":

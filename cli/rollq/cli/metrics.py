@@ -6,15 +6,18 @@ import click
 
 from rollq.buffer.errors import ConfigError
 from rollq.cli.logs import log_options
-from rollq.cli.options import run_options
+from rollq.cli.options import allowed_host_option, run_options
 
 
 @click.command()
 @run_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address at which to listen; 0.0.0.0: all.")
+@allowed_host_option
 @click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port; 0: any.")
 @log_options
-def metrics(file: Path | None, url: str | None, run_name: str | None, host: str, port: int) -> None:
+def metrics(
+    file: Path | None, url: str | None, run_name: str | None, host: str, allowed_hosts: tuple[str, ...], port: int
+) -> None:
     """Serve metrics of a run to Prometheus at /metrics, until Ctrl-C. Changes nothing.
 
     Reads the run when it is asked, at most once a second. A run that cannot be read is served as rollq_up 0.
@@ -22,7 +25,7 @@ def metrics(file: Path | None, url: str | None, run_name: str | None, host: str,
     \b
     Example:
       rollq metrics rollq.toml
-      rollq metrics --url redis://127.0.0.1:6379/0 --run sums --host 0.0.0.0 --port 9464
+      rollq metrics --url redis://127.0.0.1:6379/0 --run sums --host 0.0.0.0 --allowed-host metrics
     """
     try:
         from rollq.monitor.metrics.app import metrics_app
@@ -39,4 +42,4 @@ def metrics(file: Path | None, url: str | None, run_name: str | None, host: str,
     stop_on_signals()  # a signal ends the server, and has no further effect
     with RunReader(location) as reader:
         reading = SharedReading(reader.read)
-        serve(metrics_app(location.run, reading.status), host, port)
+        serve(metrics_app(location.run, reading.status), host, port, allowed_hosts)

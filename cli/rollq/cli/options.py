@@ -27,6 +27,13 @@ url_option: Callable[[Any], Any] = click.option(
     help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD or _PASSWORD_FILE.",
 )
 url_options = (url_option, click.option("--run", "run_name", help="Name of the run, with --url."))
+allowed_host_option: Callable[[Any], Any] = click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name or address by which browsers and scrapers reach it, beside 127.0.0.1, localhost and --host; repeatable.",
+)
 _RUN_OPTIONS = (click.argument("file", type=click.Path(path_type=Path), required=False), *url_options)
 
 

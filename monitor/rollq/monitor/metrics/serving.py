@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from rollq.buffer.listening.connections import Connections, State, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
 from rollq.buffer.once_a_minute import OnceAMinute
+from rollq.monitor.metrics.hosts import KnownHosts, names_of
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +23,20 @@ STOP_WITHIN_S = 1
 """How long answers that are under way may take after a signal to stop."""
 
 
-def serve(app: ASGIApp, host: str, port: int, *, on_stop: Callable[[], object] = lambda: None) -> None:
+def serve(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    allowed_hosts: Iterable[str],
+    *,
+    on_stop: Callable[[], object] = lambda: None,
+) -> None:
     """Serve `app` until SIGINT or SIGTERM, which then have the effect that they had before. Port 0: a free one.
 
-    `on_stop` is called at such a signal, so that answers without an end can end. Raises `ConfigError` if the address
-    cannot be used.
+    It answers to the names of loopback, `host` and `allowed_hosts`. `on_stop` is called at such a signal, so that
+    answers without an end can end. Raises `ConfigError` if the address or a name cannot be used.
     """
+    app = KnownHosts(app, (*names_of(host), *allowed_hosts))
     try:
         listener = listen(host, port)
     except OSError as error:
