@@ -15,6 +15,7 @@ import pytest
 import support
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.workers.judging.environment import known_to_be_harmless, most_memory
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
@@ -56,8 +57,11 @@ def test_an_isolated_judge_gets_all_of_prompt_and_sample() -> None:
 
 def test_a_judge_sees_no_password_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {"ROLLQ_REDIS_PASSWORD": "planted", "HF_TOKEN": "planted", "OPENAI_API_KEY": "planted"}
-    secrets |= {"REDIS_URL": "planted", "AWS_SECRET_ACCESS_KEY": "planted", "PROXY": "http://me:planted@proxy:3128"}
-    harmless = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PROXY_2": "http://proxy:3128"}
+    secrets |= {"REDIS_URL": "planted", "AWS_SECRET_ACCESS_KEY": "planted", "PGPASSWORD": "planted"}
+    secrets |= {"GITHUB_PAT": "planted", "MY_APIKEY": "planted", "MYSQL_PWD": "planted", "SLACK_WEBHOOK": "planted"}
+    secrets |= {"http_proxy": "http://me:planted@proxy:3128", "HUGGING_FACE_HUB_TOKEN": "planted", "HF_PAT": "planted"}
+    harmless = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HTTPS_PROXY": "http://proxy:3128"}
+    harmless |= {"LC_ALL": "C.UTF-8", "HF_HOME": "/models", "CUDA_VISIBLE_DEVICES": "0", "PYTHONHASHSEED": "0"}
     for name, value in (secrets | harmless).items():
         monkeypatch.setenv(name, value)
 
@@ -69,6 +73,27 @@ def test_a_judge_sees_no_password_and_no_token(monkeypatch: pytest.MonkeyPatch) 
     seen = asyncio.run(scene())
     assert b"planted" not in seen
     assert all(f"{name}={value}".encode() in seen for name, value in harmless.items())
+
+
+def test_a_judge_gets_the_variables_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDBOX_URL", "http://sandbox")
+    monkeypatch.setenv("SANDBOX_KEY", "mine")
+    assert known_to_be_harmless(os.environ, ["SANDBOX_KEY"])["SANDBOX_KEY"] == "mine"
+    assert "SANDBOX_URL" not in known_to_be_harmless(os.environ, ["SANDBOX_KEY"])
+    with pytest.raises(ConfigError, match=r"judge_environment: the worker has no environment variable 'SANDBOX_UR'"):
+        JudgePool(1, ["SANDBOX_UR"])
+
+
+def test_a_judge_that_wants_too_much_memory_costs_its_sample_alone() -> None:
+    async def scene(processes: JudgePool) -> None:
+        greedy, other = isolated(processes, "greedy_judge"), isolated(processes, "pid_judge")
+        verdict = await judged(greedy, str(most_memory()))
+        assert "MemoryError" in str(verdict.error)
+        assert "a judge may use half of the memory" in str(verdict.error)
+        assert (await judged(other, "")).reward
+        assert (await judged(greedy, "1000")).reward == 1000
+
+    with_processes(1, scene)
 
 
 def isolated(processes: JudgePool, name: str, timeout_s: float = PATIENCE_S) -> Judge:

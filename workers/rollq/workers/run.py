@@ -104,7 +104,7 @@ class Worker:
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
         self.table = LeaseTable(calls, lease_s, timeouts, signals)
         tokenizer = make_tokenizer(settings)
-        self.processes = JudgePool(settings.judge_processes)
+        self.processes = JudgePool(settings.judge_processes, settings.judge_environment)
         self.gateway = Gateway(settings.gateway)
         self.gateway_server: Server | None = None
         self.recipes = make_recipes(tasks, settings, seed, self.processes, self.gateway)

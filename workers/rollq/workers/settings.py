@@ -62,6 +62,9 @@ class WorkerSettings(Settings):
     judge_processes: int = Field(
         default=2, gt=0, description="processes for judges that need the CPU, such as math, and for isolate_judge"
     )
+    judge_environment: tuple[str, ...] = Field(
+        default=(), description="environment variables that these processes get beside those that libraries need"
+    )
     pools: dict[PoolName, PoolSettings] = Field(
         default_factory=dict, description="auxiliary models for scorers and judges, by name"
     )

@@ -20,6 +20,7 @@ import orjson
 from rollq.buffer import exact_json
 from rollq.buffer.store.server_guard import die_with_parent
 from rollq.workers.errors_in_user_code import reason_of, shown
+from rollq.workers.judging.environment import limit_memory, most_memory
 from rollq.workers.judging.rewards import Credit, check_reward, plain_credit, plain_verdict
 
 HEAD = struct.Struct(">II")
@@ -38,6 +39,7 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    limit_memory()
     os.register_at_fork(after_in_child=partial(_let_go, calls.fileno(), answers.fileno()))
     try:
         while head := calls.read(HEAD.size):
@@ -74,7 +76,10 @@ def _answer(answers: BinaryIO, module: str, name: str, args: list[Any]) -> bytes
 
 def _failure(error: BaseException, *, raised: bool) -> bytes:
     trace = shown(traceback.format_exc(), MAX_TRACE)
-    return orjson.dumps({"error": reason_of(error), "trace": trace, "raised": raised})
+    reason = reason_of(error)
+    if isinstance(error, MemoryError):
+        reason += f": a judge may use half of the memory, {most_memory() >> 20} MiB; a judge server has its own"
+    return orjson.dumps({"error": reason, "trace": trace, "raised": raised})
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:

@@ -3,16 +3,15 @@
 Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
 `rollq.buffer.wire.samples`; nothing is pickled, and only this process's configuration names functions. Invariant:
 whatever happens to a process (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
-one that works. No process has a password or a token in its environment: see `without_secrets`.
+one that works. No process has a secret of the worker in its environment: see `known_to_be_harmless`.
 """
 
 import asyncio
 import os
-import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ import orjson
 
 from rollq.buffer import exact_json
 from rollq.buffer.errors import RollqError
+from rollq.workers.judging.environment import check_named, known_to_be_harmless
 from rollq.workers.judging.process_main import HEAD, LENGTH
 from rollq.workers.judging.rewards import Answer, Credit, InvalidReward
 
@@ -27,12 +27,6 @@ MAIN = "import sys; sys.path[:] = sys.argv[1:]; from rollq.workers.judging.proce
 BEGIN_S = 120.0
 """How long a process may take to start and to import the function."""
 BEGIN_TRIES = 3
-SECRET = re.compile(
-    r"^(ROLLQ|REDIS|VALKEY)|(^|_)(PASSWORD|PASSWD|PASS|SECRET|TOKEN|CREDENTIAL|KEY|AUTH)S?(_|$)", re.IGNORECASE
-)
-"""Names of environment variables that may hold a secret."""
-LOGIN = re.compile(r"://[^/@\s]*@")
-"""A URL with a user or a password."""
 
 
 class JudgeFailed(RollqError):
@@ -46,7 +40,13 @@ class NotStarted(Exception):
 class JudgePool:
     """Up to `count` processes, each started when it is needed for the first time."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, variables: Sequence[str] = ()) -> None:
+        """`variables`: names of environment variables that processes get besides those that are known to be harmless.
+
+        Raises `ConfigError` for one that this process does not have.
+        """
+        check_named(variables)
+        self._variables = tuple(variables)
         self._slots = asyncio.Semaphore(count)
         self._all: set[JudgeProcess] = set()
         self._idle: list[JudgeProcess] = []
@@ -86,7 +86,11 @@ class JudgePool:
         arguments = (sys.executable, "-c", MAIN, *sys.path)
         process = JudgeProcess(
             await asyncio.create_subprocess_exec(
-                *arguments, stdin=PIPE, stdout=PIPE, start_new_session=True, env=without_secrets(os.environ)
+                *arguments,
+                stdin=PIPE,
+                stdout=PIPE,
+                start_new_session=True,
+                env=known_to_be_harmless(os.environ, self._variables),
             )
         )
         self._all.add(process)
@@ -141,11 +145,6 @@ class JudgeProcess:
         await self.kill()
         code = self._process.returncode or 0
         return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without rollq's settings, and without whatever looks like a password, a token or a key."""
-    return {name: value for name, value in environment.items() if not SECRET.search(name) and not LOGIN.search(value)}
 
 
 def _read(answer: bytes) -> Answer:
