@@ -1,6 +1,7 @@
 """`rollq metrics`: what Prometheus gets from a real run, and from one that is not there, or whose server went away."""
 
 import http.client
+import json
 import re
 import sys
 import urllib.request
@@ -92,3 +93,23 @@ def test_another_name_is_answered_once_it_is_allowed(buffer: Buffer, server_url:
             assert answer.status == status
             assert (b"--allowed-host evil.example" in answer.read()) == (status == 421)
             connection.close()
+
+
+def test_what_somebody_else_has_written_hides_nothing(buffer: Buffer, server_url: str) -> None:
+    World(buffer).start(math={})
+    buffer.report_worker("worker-1", {"state": "serving", "in_flight": 2})
+    for name in (b"\xff", b'a"b\n', b"ghost"):
+        buffer.client.sadd(buffer.keys.tasks, name)
+    for worker, in_flight in (("worker-2", "many"), ("worker-3", [1]), ('"\n{', 7)):
+        buffer.client.hset(
+            buffer.keys.workers,
+            worker,
+            f"{buffer.server_ms()} {json.dumps({'state': 'serving', 'in_flight': in_flight})}",
+        )
+    with serving("--url", server_url, "--run", buffer.run, name="metrics") as address:
+        found = scraped(address)
+    run = ("run", buffer.run)
+    assert found["rollq_up", frozenset({run})] == 1
+    assert found["rollq_ready_groups", frozenset({run, ("task", "math")})] == 0
+    groups = {dict(labels)["worker"]: value for (name, labels), value in found.items() if name == "rollq_worker_groups"}
+    assert groups == {"worker-1": 2, '"\n{': 7}

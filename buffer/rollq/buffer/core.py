@@ -1,5 +1,6 @@
 """The base of every part of the buffer: one run, its tasks, their clocks and rules."""
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from redis.exceptions import RedisError
 
 from rollq.buffer.errors import ConfigError, StoreLost
 from rollq.buffer.fullness import Fullness
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.payloads import objects
 from rollq.buffer.payloads.store import Frame, PayloadName
 from rollq.buffer.payloads.stores import Payloads
@@ -19,10 +21,12 @@ from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.events import EventKind, Events, channel_of
-from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.store.keys import SCHEMA_VERSION, is_name, task_keys
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
+
+_forged = LogOnce(logging.getLogger(__name__))
 
 DEFAULT_PAYLOADS = PayloadSettings()
 FIRST_REVISION = 1
@@ -154,13 +158,22 @@ class BufferCore(RunStore):
         return {group_id: payload for group_id, payload in found.items() if payload is not None}
 
     def tasks(self) -> list[str]:
-        """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide."""
+        """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide.
+
+        A name that no task can have, since somebody else has written it, is left out, so that it hides no other task.
+        """
         known = self.incarnation
         # in this order: names that were read before an incarnation that still lives are those of that incarnation
         names, found = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
         if found is None or found.decode() != known:
             raise StoreLost(f"run {self.run!r} is no longer in this store, or another incarnation of it is")
-        return sorted(name.decode() for name in names)
+        if forged := sorted(name for name in names if not is_name(name)):
+            _forged.warning(
+                (self.run, len(forged)),
+                "run %r: names that no task can have are left out: %d, such as %.60r; SREM %s removes them",
+                self.run, len(forged), forged[0], self.keys.tasks,
+            )  # fmt: skip
+        return sorted(name.decode() for name in names if is_name(name))
 
     def train_tasks(self) -> list[str]:
         """Names of the tasks that are trained on, sorted; the others are evaluations."""

@@ -15,7 +15,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.shards import task_of
 from rollq.buffer.store.connection import Patience, patiently
-from rollq.buffer.store.keys import TaskKeys
+from rollq.buffer.store.keys import TaskKeys, is_name
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
 
@@ -72,13 +72,13 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
         ]
     )
     incarnation, schema, created_ms, restoring, deleting = info
-    known = [TaskKeys(store.run, task.decode()) for task in sorted(tasks)]
+    known = [TaskKeys(store.run, task.decode()) for task in sorted(tasks) if is_name(task)]
     clocks = store.send_all([("HMGET", task.clock, "reaped_ms", "archive") for task in known])
     taken = store.send_all([("HGET", task.progress, "bytes") for task in known])
     groups = iter(store.send_all([("ZCARD", task.status(status)) for task in known for status in Status]))
     counts = [{status: next(groups) for status in Status} for _ in known]
     now_ms = store.server_ms()
-    reported = [int(report.split(b" ", 1)[0]) for report in workers]
+    reported = [int(at_ms) for report in workers if (at_ms := report.split(b" ", 1)[0]).isdigit() and len(at_ms) < 20]
     return RunSummary(
         run=store.run,
         tasks=tuple(dict.fromkeys(task_of(task.task) for task in known)),
@@ -142,7 +142,7 @@ class Deletion(BufferCore):
         """All keys but the one by which the run is known."""
         tasks = self.send("SMEMBERS", self.keys.tasks)
         # first, so that a role that wakes up meanwhile finds no clock, and makes nothing behind the search
-        self.send_all([("UNLINK", TaskKeys(self.run, task.decode()).clock) for task in tasks])
+        self.send_all([("UNLINK", TaskKeys(self.run, task.decode()).clock) for task in tasks if is_name(task)])
         removed = 0
         for pattern in (f"rollq:{{{self.run}}}:*", f"rollq:{{{self.run}:*"):
             found: list[bytes] = []

@@ -1,5 +1,6 @@
 """Read-only calls for monitoring and diagnosis."""
 
+import logging
 from typing import Any
 
 import orjson
@@ -7,10 +8,13 @@ import orjson
 from rollq.buffer.core import BufferCore, number, pairs
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.history import HistoryRow, Overview
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import ArchiveState, Counts, LastError, Unusable
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.trainer_state import TrainerState
+
+_unreadable = LogOnce(logging.getLogger(__name__))
 
 SILENT_WORKER_S = 30.0
 GROUPS_SAMPLED = 32
@@ -105,13 +109,20 @@ class Inspection(BufferCore):
         return {name.decode(): value.decode() for name, value in pairs(found)}
 
     def workers(self, within_s: float = SILENT_WORKER_S) -> dict[str, dict[str, Any]]:
-        """The last report of every worker that has reported within `within_s` seconds, with its `age_s`."""
+        """The last report of every worker that has reported within `within_s` seconds, with its `age_s`.
+
+        One that cannot be read, since somebody else has written it, is left out.
+        """
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
         for name, value in sorted(self.send("HGETALL", self.keys.workers).items()):
-            age_s, report = _decode_report(value, now_ms)
+            try:
+                age_s, report = _decode_report(value, now_ms)
+            except (ValueError, TypeError) as error:
+                _unreadable.warning(name, "left out a report of worker %.60r that cannot be read: %s", name, error)
+                continue
             if abs(age_s) <= within_s:  # the server's clock may have been set back
-                reports[name.decode()] = report
+                reports[name.decode(errors="replace")] = report
         return reports
 
     def trainer(self) -> dict[str, Any] | None:

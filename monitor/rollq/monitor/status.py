@@ -1,14 +1,17 @@
 """The status of a run as a plain value, and how it is read. The views make text and JSON of it."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rq import Queue
 
 from rollq.buffer.batch_sizes import groups_at, groups_through, is_retired
+from rollq.buffer.errors import StoreLost
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.history import HistoryRow
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import Counts, LastError, LiveModel, Unusable
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import SCHEDULED, Status
@@ -16,6 +19,8 @@ from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import tickets_queued
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.rates import Rates, rates
+
+_left_out = LogOnce(logging.getLogger(__name__))
 
 SILENT_WORKER_S = 5.0
 """Workers report each second."""
@@ -133,7 +138,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
 
     The work does not grow with the number of groups. `patience` is that with the queue's server.
     """
-    tasks = tuple(_task_status(buffer, task) for task in buffer.tasks())
+    tasks = tuple(_task_statuses(buffer))
     trainer = buffer.trainer_state()
     made = (trainer and trainer.report) or {}
     return RunStatus(
@@ -195,6 +200,17 @@ def condition(age_s: float) -> str:
     if age_s <= SILENT_WORKER_S:
         return "alive"
     return "silent" if age_s <= DEAD_WORKER_S else "dead"
+
+
+def _task_statuses(buffer: MonitorBuffer) -> Iterator[TaskStatus]:
+    """The statuses of the tasks. Raises `StoreLost` if the run is gone; a name without a task hides no other."""
+    for task in buffer.tasks():
+        try:
+            yield _task_status(buffer, task)
+        except StoreLost as error:
+            if task not in buffer.tasks():
+                continue
+            _left_out.warning((buffer.run, task), "left out task %r, which has a name and no clock: %s", task, error)
 
 
 def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:

@@ -76,6 +76,11 @@ All releases with one schema give a clock another `revision` when they write it:
 NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 
+def is_name(found: bytes) -> bool:
+    """Whether what the server has as the name of a run or task is one. Pure."""
+    return NAME.fullmatch(found.decode(errors="replace")) is not None
+
+
 def check_name(kind: str, name: str) -> str:
     """Return `name`, or raise `ConfigError`: run and task names become part of keys and must be plain."""
     if not NAME.fullmatch(name):

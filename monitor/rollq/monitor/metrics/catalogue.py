@@ -77,13 +77,15 @@ def _counted(name: str, text: str, counter: str, unit: float = 1.0) -> Metric:
 
 
 def _of_workers(name: str, text: str, field: str) -> Metric:
-    """A field of the workers' reports, for those that report it."""
+    """A field of the workers' reports, for those that report it as a number."""
     return Metric(
         name,
         text,
         ("worker",),
         lambda run: [
-            ((worker,), float(report[field])) for worker, report in run.workers.items() if report.get(field) is not None
+            ((worker,), float(report[field]))
+            for worker, report in run.workers.items()
+            if isinstance(report.get(field), int | float)
         ],
     )
 
