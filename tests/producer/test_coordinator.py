@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,26 @@ def test_tc07_the_result_names_its_batch_and_its_outcome(world: World, queue: Qu
     assert result.metrics["reward"] == 0.5
 
 
+def test_tc07_the_result_has_the_means_of_parts_of_rewards_and_of_operators(world: World, queue: Queue) -> None:
+    def look(groups: Sequence[ScoredGroup]) -> tuple[Sequence[ScoredGroup], dict[str, float]]:
+        return groups, {"look/groups": len(groups)}
+
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue, pipeline=[look])
+    coordinator.submit("math", "17", PROMPTS, step=1)
+    for turns, lease in enumerate(world.lease(3)):
+        parts = {"right": 0.25, "format": 0.25}
+        made = replace(
+            make_sample(0), reward=0.5, reward_parts=parts, extra={"turns": turns, "judge_s": 1.0, "who": "w"}
+        )
+        world.buffer.put([GroupResult(lease, (made, replace(made, reward_parts={"right": 0.75})))])
+    result = coordinator.finalize("math", "17", timeout_s=PATIENCE_S)
+    found = {name: value for name, value in result.metrics.items() if "/" in name}
+    assert found == {
+        "rollout/right": 0.5, "rollout/format": 0.25, "rollout/turns": 1.0, "experience_pipeline/look/groups": 3.0
+    }  # fmt: skip
+
+
 def test_tc09_over_rollout_leaves_the_slowest_to_the_pool(world: World, queue: Queue) -> None:
     """Trinity discards what is not finished; here it joins the pool of interrupted groups, which producers draw on."""
     world.start()
@@ -364,11 +385,15 @@ def test_tc05_an_evaluation_tolerates_a_timeout_writes_nothing_for_training_and_
     world.start(math={}, held_out={"kind": "eval"})
     coordinator = BatchCoordinator(world.buffer, queue)
     batch = coordinator.submit("held_out", "0/gsm8k/test", PROMPTS, batch_type="eval", step=0)
-    finish(world, 2, 0.0, 0.5, task="held_out")
+    finish(world, 1, 0.0, 0.5, task="held_out")
+    (lease,) = world.lease(1, "held_out")
+    made = replace(make_sample(0), reward=0.25, reward_parts={"right": 0.25})
+    world.buffer.put([GroupResult(lease, (made, made))])
     result = coordinator.finalize("held_out", batch, timeout_s=SHORT_S, batch_type="eval", detailed=True)
     assert (result.batch_type, result.finished_task_count) == ("eval", 2)
     assert result.metrics["eval/gsm8k/test/reward"] == 0.25
     assert result.metrics["eval/gsm8k/test/count"] == 2
+    assert result.metrics["eval/gsm8k/test/parts/right"] == 0.25
     assert {"eval/gsm8k/test/reward_min", "eval/gsm8k/test/reward_max", "eval/gsm8k/test/reward_std"} <= set(
         result.metrics
     )

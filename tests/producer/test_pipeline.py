@@ -23,6 +23,10 @@ from support.buffer_run import make_sample
 FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="no")
 
 
+def piped(operators: Sequence[Operator], groups: Sequence[Group]) -> list[ScoredGroup]:
+    return run_pipeline(operators, groups)[0]
+
+
 def group(group_id: int, *rewards: float | None) -> Group:
     samples = tuple(FAILED if reward is None else make_sample(0, reward=reward) for reward in rewards)
     return Group("math", group_id, Prompt("?"), samples, 0, group_id, 1)
@@ -33,7 +37,7 @@ def given(scored: Sequence[ScoredGroup]) -> list[list[float]]:
 
 
 def test_groups_that_teach_nothing_are_dropped_with_the_reason() -> None:
-    scored = run_pipeline([drop_zero_advantage], [group(1, 1.0, 1.0), group(2, 0.0, 1.0), group(3, 0.5, None)])
+    scored, _ = run_pipeline([drop_zero_advantage], [group(1, 1.0, 1.0), group(2, 0.0, 1.0), group(3, 0.5, None)])
     assert [one.dropped for one in scored] == ["all rewards are equal", None, "all rewards are equal"]
 
 
@@ -44,13 +48,13 @@ def test_an_operator_does_not_see_what_an_earlier_one_has_dropped() -> None:
         seen.extend(one.group.group_id for one in groups)
         return groups
 
-    scored = run_pipeline([drop_zero_advantage, look], [group(1, 1.0, 1.0), group(2, 0.0, 1.0)])
+    scored, _ = run_pipeline([drop_zero_advantage, look], [group(1, 1.0, 1.0), group(2, 0.0, 1.0)])
     assert seen == [2]
     assert [one.group.group_id for one in scored] == [1, 2]
 
 
 def test_rewards_are_clipped() -> None:
-    (one,) = run_pipeline([clip_rewards(-0.5, 0.5)], [group(1, -2.0, 0.25, 3.0)])
+    (one,), _ = run_pipeline([clip_rewards(-0.5, 0.5)], [group(1, -2.0, 0.25, 3.0)])
     assert one.rewards.tolist() == [-0.5, 0.25, 0.5]
     assert one.group.samples[0].reward == -2.0, "the group itself stays as it is"
 
@@ -70,16 +74,16 @@ def test_bounds_that_are_swapped_are_refused() -> None:
     ],
 )
 def test_advantages(operator: Operator, expected: list[list[float]]) -> None:
-    assert given(run_pipeline([operator], [group(1, 0.0, 1.0, None), group(2, 3.0, 0.0, None)])) == expected
+    assert given(piped([operator], [group(1, 0.0, 1.0, None), group(2, 3.0, 0.0, None)])) == expected
 
 
 def test_rewards_of_other_tasks_are_not_compared() -> None:
     mine, other = group(1, 0.0, 1.0), replace(group(2, 10.0, 30.0), task="other")
-    assert given(run_pipeline([reinforce_plus_plus], [mine, other])) == [[-1.0, 1.0], [-1.0, 1.0]]
+    assert given(piped([reinforce_plus_plus], [mine, other])) == [[-1.0, 1.0], [-1.0, 1.0]]
 
 
 def test_a_pipeline_of_nothing_leaves_the_judges_rewards() -> None:
-    (one,) = run_pipeline([], [group(1, 0.5, None)])
+    (one,), _ = run_pipeline([], [group(1, 0.5, None)])
     assert (one.rewards.tolist(), one.valid.tolist(), one.advantages, one.dropped) == (
         [0.5, 0.0],
         [True, False],
@@ -89,7 +93,23 @@ def test_a_pipeline_of_nothing_leaves_the_judges_rewards() -> None:
 
 
 def test_an_empty_batch_is_allowed() -> None:
-    assert run_pipeline([drop_zero_advantage, group_normalised], []) == []
+    assert run_pipeline([drop_zero_advantage, group_normalised], []) == ([], {})
+
+
+def test_numbers_that_operators_return_are_kept_by_name() -> None:
+    def counts(groups: Sequence[ScoredGroup]) -> tuple[Sequence[ScoredGroup], dict[str, float]]:
+        return groups, {"seen": len(groups), "last": 1}
+
+    def counts_more(groups: Sequence[ScoredGroup]) -> tuple[Sequence[ScoredGroup], dict[str, float]]:
+        return groups, {"last": 2.5}
+
+    scored, metrics = run_pipeline([counts, drop_zero_advantage, counts_more], [group(1, 0.0, 1.0), group(2, 1.0, 1.0)])
+    assert len(scored) == 2
+    assert metrics == {"seen": 2.0, "last": 2.5}
+
+
+def blurs(groups: Sequence[ScoredGroup]) -> tuple[Sequence[ScoredGroup], dict[str, float]]:
+    return groups, {"entropy": float("nan")}
 
 
 def loses(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
@@ -109,6 +129,7 @@ def spoils(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
     [
         (loses, "'loses': must return the 2 groups"),
         (misshapes, "'misshapes': group 1 needs 2 finite advantages"),
+        (blurs, "'blurs': returned {'entropy': nan} as metrics; finite numbers are needed"),
         (spoils, "'spoils': group 1 needs 2 finite rewards"),
     ],
 )

@@ -101,7 +101,9 @@ PROMPT_ORDER: Final = Contract(
     (Flag("uses_stats"),),
 )
 SHOULD_CONTINUE: Final = Contract("should_continue", (Function("should_continue", ("state",), "bool", How.PLAIN),))
-OPERATOR: Final = Contract("pipeline", (Function("operator", ("groups",), "list[ScoredGroup]", How.PLAIN),))
+OPERATOR: Final = Contract(
+    "pipeline", (Function("operator", ("groups",), "list[ScoredGroup], alone or with dict[str, float]", How.PLAIN),)
+)
 
 CONTRACTS: Final[Mapping[str, Contract]] = {
     "judge": JUDGE,

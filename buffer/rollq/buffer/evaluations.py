@@ -2,13 +2,16 @@
 
 import secrets
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rollq.buffer.batches import Batches
 from rollq.buffer.replies import BatchState
+from rollq.buffer.sample_numbers import Numbers, means, together
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.wire.rows import SampleRows
 
 BatchType = Literal["train", "eval"]
 GROUPS_PER_TRIP = 500
@@ -18,13 +21,14 @@ class EvaluatedGroup(NamedTuple):
     """The result of one prompt of an evaluation.
 
     `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`; `tokens` are
-    the response tokens of all its `samples`.
+    the response tokens of all its `samples`. `numbers`: those of single samples, see `rollq.buffer.sample_numbers`.
     """
 
     reward: float | None
     tokens: int
     samples: int
     failed: bool
+    numbers: Numbers = MappingProxyType({})
 
 
 class Evaluations(Batches):
@@ -49,7 +53,7 @@ class Evaluations(Batches):
         found: list[EvaluatedGroup] = []
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             commands = [
-                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters")
+                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows")
                 for group_id in ids[start : start + GROUPS_PER_TRIP]
             ]
             found += [_evaluated(*fields) for fields in self.send_all(commands)]
@@ -67,11 +71,12 @@ class Evaluations(Batches):
 
 
 def _evaluated(
-    status: bytes | None, reward: bytes | None, tokens: bytes | None, letters: bytes | None
+    status: bytes | None, reward: bytes | None, tokens: bytes | None, letters: bytes | None, rows: bytes | None
 ) -> EvaluatedGroup:
     if status != b"gathered":
         return EvaluatedGroup(None, 0, 0, failed=status not in (b"pending", b"running"))
-    return EvaluatedGroup(float(reward or 0), int(tokens or 0), len(letters or b""), failed=False)
+    numbers = SampleRows.decode(rows).numbers if rows else {}
+    return EvaluatedGroup(float(reward or 0), int(tokens or 0), len(letters or b""), failed=False, numbers=numbers)
 
 
 def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed: bool = False) -> dict[str, float]:
@@ -79,7 +84,8 @@ def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed:
 
     `count`: prompts that are finished and judged; `failed`: groups out of tries; `unfinished`: the others.
     `reward`: mean over prompts of the mean over their samples; `tokens`: response tokens per sample. `detailed` adds
-    reward_min, reward_max, reward_std (of the population). Without a finished prompt there are only the counts.
+    reward_min, reward_max, reward_std (of the population). `parts/<name>`: means of the reward parts, and of other
+    numbers, over the samples that have them. Without a finished prompt there are only the counts.
     """
     done = [group for group in groups if group.reward is not None]
     failed = sum(group.failed for group in groups)
@@ -89,6 +95,7 @@ def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed:
         rewards = np.array([group.reward for group in done], dtype=np.float64)
         metrics["reward"] = float(rewards.mean())
         metrics["tokens"] = sum(group.tokens for group in done) / sum(group.samples for group in done)
+        metrics |= {f"parts/{part}": value for part, value in means(together(group.numbers for group in done)).items()}
         if detailed:
             metrics |= {
                 "reward_min": float(rewards.min()),

@@ -11,14 +11,12 @@ from typing import Any
 
 from rollq.buffer.errors import ConfigError, InvalidGroup, InvalidPrompt, ServerRefused
 from rollq.buffer.inspection import Inspection
-from rollq.buffer.put_args import MAX_GROUP_BYTES, GroupArgs, portions_of
+from rollq.buffer.put_args import MAX_GROUP_BYTES, GroupArgs, encoded_rows, portions_of
 from rollq.buffer.rollouts import WHOLE, FinishedGroup
-from rollq.buffer.samples import Samples
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.payload import encode_whole
 from rollq.buffer.wire.prompts import encode_prompt
-from rollq.buffer.wire.rows import SampleRows
 
 MOST_SOURCE_CHARACTERS = 200
 
@@ -90,6 +88,6 @@ def encode_finished(group: FinishedGroup, rules: TaskRules, vocab_size: int | No
     frame = bytes(whole)
     reward = fmean(sample.reward for sample in samples if sample.reward is not None)
     tokens = sum(sample.response_tokens for sample in samples)
-    rows = SampleRows.of(Samples.of(samples)).encode()
+    rows = encoded_rows(samples)
     args: list[Any] = [prompt, reward, tokens, len(frame), rows, frame]
     return GroupArgs(args, {WHOLE: frame})

@@ -15,6 +15,7 @@ from rollq.buffer.credit import judged_reward
 from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.rollouts import AWAY, BESIDE, EMPTY_SAMPLE, WHOLE, GroupResult, Sample, SamplePart, SampleStatus
+from rollq.buffer.sample_numbers import sample_numbers
 from rollq.buffer.samples import Samples
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
@@ -159,10 +160,15 @@ def result_args(
         "error_text": result.error or _first_error(samples),
         "frame_count": len(frames),
         "bytes": size_bytes,
-        "rows": SampleRows.of(Samples.of(samples)).encode() if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
+        "rows": encoded_rows(samples) if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
         "counted_in": epoch,
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
+
+
+def encoded_rows(samples: Sequence[Sample]) -> bytes:
+    """The rows of samples as Redis holds them, with the numbers of each."""
+    return SampleRows.of(Samples.of(samples), sample_numbers(samples)).encode()
 
 
 def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -> dict[str, str | int]:

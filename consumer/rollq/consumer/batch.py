@@ -12,6 +12,7 @@ from rollq.buffer.credit import StepKind
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
+from rollq.buffer.sample_numbers import Numbers
 from rollq.buffer.shards import task_of
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
@@ -33,6 +34,8 @@ class Batch:
     `sequences` are the segments of the valid samples, n of all ranks: `lengths` int64 [n], their tokens, and
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
     are the task, or the shard of one, and the id of each group. `claim_round` names this batch when it is released.
+
+    `numbers` are those of the samples of each group, see `rollq.buffer.sample_numbers`.
 
     `group_counts` are the counts of each group, and `part` the indices of the groups that are trained: all of them,
     except in what `split` returns. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
@@ -68,6 +71,7 @@ class Batch:
     prefetched: float = 0.0
     unreadable: tuple[tuple[str, int], ...] = ()
     expected_counts: Mapping[str, BatchCounts] | None = None
+    numbers: tuple[Numbers, ...] = ()
 
     @classmethod
     def build(
@@ -121,6 +125,7 @@ class Batch:
             world_size=world_size,
             reduction=reduction,
             claim_round=claim_round,
+            numbers=tuple([mine.numbers for mine in rows]),
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from rollq.buffer.sample_numbers import Numbers, means, together
 from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.metrics import LossMetrics
@@ -56,6 +57,10 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
     group_tasks = [task_of(name) for name, _ in batch.group_ids]
     tasks = np.array([group_tasks[index] for index in batch.sample_groups])
     rewards = batch.rewards
+    by_task: dict[str, list[Numbers]] = {}
+    for task, numbers in zip(group_tasks, batch.numbers, strict=False):
+        if numbers:
+            by_task.setdefault(task, []).append(numbers)
     return {
         "step": batch.step,
         "time_s": time.time(),
@@ -65,6 +70,7 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
             for task in sorted(set(tasks))
             if (chosen := batch.valid & (tasks == task)).any()
         },
+        "parts": {task: means(together(numbers)) for task, numbers in sorted(by_task.items())},
         "groups": batch.counts.groups,
         "samples": batch.counts.samples,
         "prefetched": batch.prefetched,

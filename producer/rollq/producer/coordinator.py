@@ -24,6 +24,7 @@ from rollq.buffer.evaluations import BatchType, evaluation_metrics
 from rollq.buffer.replies import BatchState, Finalizing
 from rollq.buffer.roles import CoordinatorBuffer
 from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
+from rollq.buffer.sample_numbers import means, sample_numbers, together
 from rollq.buffer.settings import MAX_BATCH_GROUPS
 from rollq.buffer.shards import shards_among
 from rollq.buffer.store.events import EventKind
@@ -207,7 +208,7 @@ class BatchCoordinator:
             return _result(claimed.result)
         try:
             state = self._buffer.batch_by_handle(task, state.handle)
-            scored = run_pipeline(self._pipeline, self._buffer.fetch(claimed.groups))
+            scored, own = run_pipeline(self._pipeline, self._buffer.fetch(claimed.groups))
         except BaseException:
             self._buffer.undo_finalize(task, state.handle, nonce)
             raise
@@ -217,7 +218,7 @@ class BatchCoordinator:
             "batch_id": state.batch_id,
             "batch_type": "train",
             "finished_task_count": len(scored) + state.filtered + state.failed,
-            "metrics": _metrics(scored, state),
+            "metrics": _metrics(scored, state) | {f"experience_pipeline/{name}": value for name, value in own.items()},
         }
         outputs = {group.group.group_id: _pipeline_output(group) for group in scored}
         ended = self._buffer.end_finalize(task, state.handle, nonce, orjson.dumps(result), outputs)
@@ -295,7 +296,9 @@ def _metrics(scored: Sequence[ScoredGroup], state: BatchState) -> dict[str, floa
         "failed": state.failed,
         "unfinished": state.size - len(scored) - state.filtered - state.failed,
     }
-    return counts | ({"reward": float(rewards.mean())} if len(rewards) else {})
+    numbers = together(sample_numbers(group.group.samples) for group in scored)
+    parts = {f"rollout/{name}": value for name, value in means(numbers).items()}
+    return counts | ({"reward": float(rewards.mean())} if len(rewards) else {}) | parts
 
 
 def _result(stored: bytes) -> BatchResult:

@@ -4,8 +4,10 @@ An operator is a function from scored groups to scored groups; it drops groups, 
 `run_pipeline` applies operators in order. A custom operator is any callable of type `Operator`. All of this is pure.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,24 +44,30 @@ class ScoredGroup:
         return replace(self, dropped=reason)
 
 
-Operator = Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup]]
-"""Takes the groups that are not dropped yet, and returns them in the same order."""
+Metrics = Mapping[str, float]
+
+Operator = Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup] | tuple[Sequence[ScoredGroup], Metrics]]
+"""Takes the groups that are not dropped yet, and returns them in the same order; with numbers of its own by name, too,
+as a tuple of both."""
 
 
-def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> list[ScoredGroup]:
-    """Apply the operators in order and return all groups in order; a dropped group is not passed to later operators.
+def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tuple[list[ScoredGroup], dict[str, float]]:
+    """Apply the operators in order, and return all groups in order, and the numbers that operators returned; a dropped
+    group is not passed to later operators. Of two operators that name the same number, the later one counts.
 
     Raises `ConfigError` if an operator returns other groups than it was given, or numbers that are misshapen or not
     finite.
     """
     scored = [ScoredGroup.from_group(group) for group in groups]
+    metrics: dict[str, float] = {}
     for operator in operators:
         kept = {index: group for index, group in enumerate(scored) if group.dropped is None}
-        result = list(operator(list(kept.values())))
+        result, own = _with_metrics(operator(list(kept.values())))
         _check_result(operator, list(kept.values()), result)
+        metrics |= _checked_metrics(operator, own)
         for index, group in zip(kept, result, strict=True):
             scored[index] = group
-    return scored
+    return scored, metrics
 
 
 def drop_zero_advantage(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
@@ -107,6 +115,24 @@ leave_one_out: Operator = give_advantages(AdvantageSettings(baseline="leave_one_
 """RLOO: r minus the mean of the group's other samples."""
 reinforce_plus_plus: Operator = give_advantages(AdvantageSettings(baseline="batch", scale="batch"))
 """REINFORCE++: (r - mean) / std of the task's part of the batch (Hu 2025, arXiv:2501.03262)."""
+
+
+def _with_metrics(answer: Any) -> tuple[list[ScoredGroup], Metrics]:
+    """The groups that an operator returned, and its numbers, if there are any."""
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        return list(answer[0]), answer[1]
+    return list(answer), {}
+
+
+def _checked_metrics(operator: Operator, metrics: Metrics) -> dict[str, float]:
+    try:
+        found = {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError):
+        found = {"": math.nan}
+    if not all(map(math.isfinite, found.values())):
+        name = getattr(operator, "__name__", repr(operator))
+        raise ConfigError(f"operator {name!r}: returned {dict(metrics)!r:.200} as metrics; finite numbers are needed")
+    return found
 
 
 def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Sequence[ScoredGroup]) -> None:

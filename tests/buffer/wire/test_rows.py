@@ -1,5 +1,6 @@
 """Rows of samples: what ranks compute a batch from before they read a token of it."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.rollouts import Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.sample_numbers import means, sample_numbers, together
 from rollq.buffer.samples import Samples
 from rollq.buffer.wire.rows import SampleRows
 
@@ -55,6 +57,21 @@ def test_rows_come_back_as_they_were() -> None:
     ]  # fmt: skip
 
 
+def test_numbers_of_samples_come_back_and_are_no_part_of_the_comparison() -> None:
+    made = [replace(MIXED[0], reward_parts={"right": 1.0}, extra={"turns": 3, "done": True, "text": "t"}), *MIXED[1:]]
+    rows = SampleRows.of(Samples.of(made), sample_numbers(made))
+    assert SampleRows.decode(rows.encode()).numbers == {
+        name: (value, None, None, None, None) for name, value in {"done": 1.0, "right": 1.0, "turns": 3.0}.items()
+    }
+    assert rows == SampleRows.of(Samples.of(MIXED))
+
+
+def test_numbers_are_averaged_over_the_samples_that_have_them_and_bounded() -> None:
+    many = [replace(MIXED[0], extra={f"n{number:02}": number for number in range(40)} | {"n00": float("inf")})]
+    assert list(sample_numbers(many)) == [f"n{number:02}" for number in range(1, 17)]
+    assert means(together([{"a": (1.0, None, 3.0)}, {"a": (5.0,), "b": (None,)}])) == {"a": 3.0}
+
+
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
 def test_rewards_come_back_to_the_last_bit(rewards: list[float]) -> None:
     rows = SampleRows.of(Samples.of([sample(segment(1, [(0, 0, 1)]), reward=reward) for reward in rewards]))
@@ -65,7 +82,8 @@ def test_rewards_come_back_to_the_last_bit(rewards: list[float]) -> None:
     "broken",
     [
         b"", b"{}", b"[]", b"null", b"[[1.0],[3],[[1,0,3]]]", b"[[1.0],[3,4],[[1,0,3]],[]]",
-        b"[[1.0],[3],[[1,0,3,4]],[]]",
+        b"[[1.0],[3],[[1,0,3,4]],[]]", b'[[1.0],[3],[[1,0,3]],[],{"a":[1,2]}]', b'[[1.0],[3],[[1,0,3]],[],7]',
+        b'[[1.0],[3],[[1,0,3]],[],{"a":["x"]}]',
         b"[[1.0],[-3],[[1,0,3]],[]]", b"[[1.0],[[3.5]],[[1,0,3]],[]]", b"[[1.0],[3],[[1,0,true]],[]]",
         b"[[1.0],[3],[[1]],[]]", b'[["x"],[3],[[1,0,3]],[]]', b"[[[1]],[3],[[1,0,3]],[]]", b"[[1.0],[3],[3],[]]",
         b"[[1.0],[3],[[1,0,3]],7]", b"[[1.0],[3],[[[],0,3]],[]]", b'[[1.0],["ab"],[[1,0,3]],[]]', b"\xff\xfe",

@@ -4,11 +4,13 @@ A claim returns the rows of its groups. From them all ranks compute the same rew
 the tokens of a group are read by the ranks that train them.
 
 In Redis the rows are JSON, by column: `[rewards, lengths, [[epoch, version, loss tokens of each sample...], ...],
-labelled]`. A length is a number, or a list for a sample with several sequences.
+labelled, numbers]`. A length is a number, or a list for a sample with several sequences. `numbers` is left out when
+there are none.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +18,7 @@ import orjson
 
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.rollouts import NO_EPOCH, NO_VERSION, SampleStatus, Segment
+from rollq.buffer.sample_numbers import Numbers
 from rollq.buffer.samples import Samples
 from rollq.buffer.staleness import brings_labels
 
@@ -30,16 +33,17 @@ class SampleRows:
     `rewards`: the judge's reward; None for a sample that is not trained, because it failed. `lengths`: tokens of prompt
     and response, for each segment that has any. `loss_tokens`: of the weights (epoch, version) that made them, tokens
     that the loss may count; those of an insertion are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings
-    its own labels, and its tokens count at any age.
+    its own labels, and its tokens count at any age. `numbers`: see `rollq.buffer.sample_numbers`.
     """
 
     rewards: tuple[float | None, ...]
     lengths: tuple[tuple[int, ...], ...]
     loss_tokens: Mapping[Weights, tuple[int, ...]]
     labelled: tuple[bool, ...]
+    numbers: Numbers = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, samples: Samples) -> Self:
+    def of(cls, samples: Samples, numbers: Numbers = MappingProxyType({})) -> Self:
         """The rows of samples whose form is right (see `check_form`)."""
         found = zip(samples.statuses, samples.rewards, strict=True)
         trained = [status is SampleStatus.COMPLETED and reward is not None for status, reward in found]
@@ -56,6 +60,7 @@ class SampleRows:
             tuple([tuple([length for segment in mine if (length := _length(segment))]) for mine in segments]),
             {weights: tuple(counted) for weights, counted in loss_tokens.items()},
             tuple([brings_labels(mine) for mine in segments]),
+            numbers,
         )
 
     def encode(self) -> bytes:
@@ -63,18 +68,20 @@ class SampleRows:
         lengths = [mine[0] if len(mine) == 1 else mine for mine in self.lengths]
         loss_tokens = [[*weights, *counted] for weights, counted in self.loss_tokens.items()]
         labelled = [index for index, is_labelled in enumerate(self.labelled) if is_labelled]
-        return orjson.dumps([self.rewards, lengths, loss_tokens, labelled])
+        numbers = [self.numbers] if self.numbers else []
+        return orjson.dumps([self.rewards, lengths, loss_tokens, labelled, *numbers])
 
     @classmethod
     def decode(cls, encoded: bytes) -> Self:
         """Rows from what `encode` gave. Raises `CorruptFrame` for anything else."""
         try:
-            rewards, lengths, loss_tokens, labelled = orjson.loads(encoded)
+            rewards, lengths, loss_tokens, labelled, *numbers = orjson.loads(encoded)
             rows = cls(
                 tuple([None if reward is None else float(reward) for reward in rewards]),
                 tuple([(mine,) if type(mine) is int else tuple(mine) for mine in lengths]),
                 {(epoch, version): tuple(counted) for epoch, version, *counted in loss_tokens},
                 tuple([index in labelled for index in range(len(rewards))]),
+                {name: tuple(map(_number, values)) for mine in numbers for name, values in dict(mine).items()},
             )
             rows._check()
         except (TypeError, ValueError) as error:
@@ -87,8 +94,13 @@ class SampleRows:
         counts: list[Sequence[Any]] = [*self.lengths, *weights, *self.loss_tokens.values()]
         if any(type(count) is not int or count < 0 for mine in counts for count in mine):
             raise ValueError("a count is not a whole number")
-        if {len(column) for column in (self.lengths, *self.loss_tokens.values())} - {len(self.rewards)}:
+        columns = (self.lengths, *self.loss_tokens.values(), *self.numbers.values())
+        if {len(column) for column in columns} - {len(self.rewards)}:
             raise ValueError(f"{len(self.rewards)} samples, and a column that is longer or shorter")
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _length(segment: Segment) -> int:
