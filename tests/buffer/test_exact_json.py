@@ -1,6 +1,7 @@
 """JSON whose integers keep their digits."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -68,3 +69,24 @@ def test_prompts_and_samples_keep_large_integers() -> None:
     assert decode_prompt(encode_prompt(prompt)) == prompt
     sample = a_sample(extra={"messages": list(messages)})
     assert decode_sample(encode_samples([sample])).extra == sample.extra
+
+
+def nested(levels: int, opening: str, inner: str) -> str:
+    """A value in JSON, that many levels deep."""
+    return opening * levels + inner + ("]" if opening == "[" else "}") * levels
+
+
+@pytest.mark.parametrize("inner", ["1", str(LARGE), "0.10000000000000000001"])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+@pytest.mark.parametrize("read", [exact_json.loads, exact_json.loads_as_written])
+def test_what_is_nested_too_deeply_to_be_written_is_not_read(
+    read: Callable[[str], Any], opening: str, inner: str
+) -> None:
+    assert exact_json.dumps(read(nested(exact_json.MOST_LEVELS, opening, inner)))
+    for levels in (exact_json.MOST_LEVELS + 1, 900, 1000, 1023, 5000, 100_000):
+        with pytest.raises(ValueError, match=r"nested more than 254 levels|depth limit"):
+            read(nested(levels, opening, inner))
+
+
+def test_many_values_beside_each_other_are_not_deep() -> None:
+    assert len(exact_json.loads("[" + ",".join(["[]"] * 10_000) + "]")) == 10_000

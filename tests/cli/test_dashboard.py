@@ -192,7 +192,11 @@ def test_changes_need_the_token_and_a_dry_run_changes_nothing(buffer: Buffer, se
         _, drained = change(address, order="drain", kind="worker", name="worker-1", dry_run=False)
         assert drained["done"] == ["worker worker-1: drain"]
         assert buffer.report_worker("worker-1", REPORT).value == "drain"
-        for wrong in ({"order": "explode"}, {"kind": "planet"}, {"name": "none"}, {"kind": "worker"}):
+        group = {"order": "drop", "kind": "group"}
+        for wrong in (
+            *({"order": "explode"}, {"kind": "planet"}, {"name": "none"}, {"kind": "worker"}),
+            *({**group, "name": f"math/{number}"} for number in ("9" * 4301, "\u00b2", "-1", "")),
+        ):
             assert change(address, **wrong)[0] == 400
     with serving("--url", server_url, "--run", buffer.run) as address:
         assert "only reads" in change(address)[1]["error"]
@@ -326,3 +330,13 @@ def test_the_tokenizer_of_the_settings_gives_tokens_their_text(prepared_demo: Pa
     assert "tokenizer.json" in texts.note
     assert "".join(texts.decode([token]) for token in range(20, 24))
     assert token_texts(None).decode is None
+
+
+def test_numbers_that_are_not_those_of_a_group_are_refused(buffer: Buffer, server_url: str) -> None:
+    fill(World(buffer).start(math={}), 1)
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        for number in ("9" * 4301, "9" * 16, "x", "-1", "%C2%B2"):
+            assert ask(f"{address}/api/groups/math/{number}")[0] == 404
+            assert ask(f"{address}/api/groups/math/{number}/tokens")[0] == 404
+            assert ask(f"{address}/api/groups?limit={number}")[0] == 400
+        assert ask(f"{address}/api/groups/math/{'9' * 15}")[0] == 404

@@ -449,3 +449,11 @@ def test_an_archived_group_shows_the_leases_that_it_showed_in_the_buffer(
         "put",
     ]
     assert "; 1 part" in live[4], "the line is cut at the width"
+
+
+@pytest.mark.parametrize("number", ["9" * 16, "9" * 4301, "٣" * 16])
+def test_a_number_that_no_group_has_is_refused(number: str) -> None:
+    given = CliRunner().invoke(main, ["show", "math", number, "--url", "redis://127.0.0.1:1/0", "--run", "sums"])
+    assert given.exit_code == 2
+    assert "at most 15 digits" in given.output
+    assert "Traceback" not in given.output

@@ -228,6 +228,9 @@ def test_a_prompt_knows_its_row(tmp_path: Path) -> None:
         (b'{"prompt": "a", "answer": 1, "prompt_ids": [true]}', "values that are not integers"),
         (b'{"prompt": "a", "answer": 1, "prompt_ids": 7}', "list of token ids"),
         (b"[" * 100_000, "not JSON"),
+        (b'{"prompt": %b1%b, "answer": 1}' % (b"[" * 1000, b"]" * 1000), "nested more than 254 levels"),
+        (b'{"messages": %b1%b, "answer": 1}' % (b"[" * 500, b"]" * 500), "nested more than 254 levels"),
+        (b'{"prompt": "x", "answer": %b1%b}' % (b'{"a":' * 1000, b"}" * 1000), "nested more than 254 levels"),
     ],
 )
 def test_xs05_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:

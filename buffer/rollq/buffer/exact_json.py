@@ -1,6 +1,7 @@
 """JSON whose integers keep all of their digits. Pure.
 
-orjson reads an integer that 64 bits do not hold as a float, and writes none. Everything else is as orjson has it.
+orjson reads an integer that 64 bits do not hold as a float, and writes none. Everything else is as orjson has it, but
+that it reads 1,024 levels and writes 254: what is nested deeper than `MOST_LEVELS` is refused when it is read.
 """
 
 import json
@@ -11,6 +12,8 @@ from typing import Any, Final, Never
 
 import orjson
 
+MOST_LEVELS: Final = 254
+"""As deeply nested as orjson writes, so that what was written is read."""
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG: Final = b"0" * 19
 """Digits of the shortest integer that 64 bits do not hold, as `_ZEROS` makes them."""
@@ -20,17 +23,17 @@ _BITS: Final = range(-(1 << 63), 1 << 64)
 
 
 def loads(text: bytes | memoryview | str) -> Any:
-    """The value of a text in JSON. Raises `ValueError` for another text, and for an integer of more than 4,300 digits,
-    the most that Python reads."""
+    """The value of a text in JSON. Raises `ValueError` for another text, for one that is nested deeper than
+    `MOST_LEVELS`, and for an integer of more than 4,300 digits, the most that Python reads."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if _LONG not in data.translate(_ZEROS):
-        return orjson.loads(text)
+        return _not_too_deep(data, orjson.loads(text))
     text = text if isinstance(text, str) else data.decode()
     orjson.loads(_HUGE.sub(r"\1", text))  # refuses what the other parser takes: NaN, halves of surrogate pairs
     try:
-        return _DECODER.decode(text)
+        return _not_too_deep(data, _DECODER.decode(text))
     except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+        raise _too_deep() from None
 
 
 def loads_as_written(text: bytes | memoryview | str) -> Any:
@@ -38,16 +41,32 @@ def loads_as_written(text: bytes | memoryview | str) -> Any:
     as it is written. For content that people write, such as the answers of rows."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
-        return orjson.loads(text)
+        return _not_too_deep(data, orjson.loads(text))
     text = text if isinstance(text, str) else data.decode()
     try:
-        value = _DECODER_AS_WRITTEN.decode(text)
+        value = _not_too_deep(data, _DECODER_AS_WRITTEN.decode(text))
         dumps(value)  # refuses halves of surrogate pairs
     except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+        raise _too_deep() from None
     except TypeError as error:
         raise ValueError(str(error)) from None
     return value
+
+
+def _not_too_deep(data: bytes, value: Any) -> Any:
+    """The value of `data`. Raises `ValueError` if it is nested too deeply to walk through it, or to write it."""
+    if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
+        return value
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        members = [each for one in level for each in (one.values() if isinstance(one, dict) else one)]
+        if not (level := [each for each in members if isinstance(each, dict | list)]):
+            return value
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"the JSON is nested more than {MOST_LEVELS} levels deep")
 
 
 def number_as_written(written: str) -> float | str:

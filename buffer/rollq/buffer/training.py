@@ -19,6 +19,7 @@ from rollq.buffer.holder import Holder, process_of, this_process
 from rollq.buffer.replies import Clock, Production, TrainerEpoch
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.trainer_state import TrainerPhase
+from rollq.buffer.whole_numbers import whole_number
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
@@ -325,6 +326,7 @@ def _gone(clock: Clock, from_step: int) -> str | None:
 
 def _parse_lineage(lineage: str) -> tuple[str, int]:
     incarnation, _, epoch = lineage.partition(":")
-    if not incarnation or not epoch.isdecimal():
-        raise ConfigError(f"lineage {lineage!r}: pass what `Consumer.lineage` was when the checkpoint was saved")
-    return incarnation, int(epoch)
+    number = whole_number(epoch)
+    if not incarnation or number is None:
+        raise ConfigError(f"lineage {lineage[:80]!r}: pass what `Consumer.lineage` was when the checkpoint was saved")
+    return incarnation, number

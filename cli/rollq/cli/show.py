@@ -11,6 +11,7 @@ import click
 
 from rollq.buffer.errors import ArchiveError, ConfigError, RollqError
 from rollq.buffer.rollouts import Status
+from rollq.buffer.whole_numbers import MOST_DIGITS, whole_number
 from rollq.cli.options import url_options
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ def _read(words: Sequence[str]) -> tuple[int | None, Path | None]:
     files = [word for word in words if not word.isdecimal()]
     if len(numbers) > 1 or len(files) > 1:
         raise ConfigError(f"{' '.join(words)}: after TASK come at most one GROUP, a number, and one FILE")
-    return (int(numbers[0]) if numbers else None), (Path(files[0]) if files else None)
+    number = whole_number(numbers[0]) if numbers else None
+    if numbers and number is None:
+        raise ConfigError(f"GROUP {numbers[0][:20]}...: a number of at most {MOST_DIGITS} digits 0 to 9 is needed")
+    return number, (Path(files[0]) if files else None)
 
 
 def _tasks(buffer: "Buffer", task: str) -> list[str]:

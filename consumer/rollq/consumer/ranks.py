@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import orjson
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.whole_numbers import whole_number
 
 T = TypeVar("T")
 
@@ -137,6 +138,6 @@ def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
 
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
-    if not text.isdecimal():
-        raise ConfigError(f"the environment variable {name} = {text!r} of the launcher is not a number")
-    return int(text)
+    if (number := whole_number(text)) is None:
+        raise ConfigError(f"the environment variable {name} = {text[:40]!r} of the launcher is not a number")
+    return number

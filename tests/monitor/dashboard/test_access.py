@@ -47,7 +47,9 @@ def test_only_the_token_may_change(given: str) -> None:
     assert (refusal_of(asked(authorization=given, host="a:1"), "right") == "") is is_right
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://a:2", "http://a"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://a:2", "http://a", "http://[", "a:1", "http://a:1/x"]
+)
 def test_another_page_may_not_change_even_with_the_token(origin: str) -> None:
     assert "own page" in refusal_of(asked(authorization="Bearer right", host="a:1", origin=origin), "right")
     assert refusal_of(asked(authorization="Bearer right", host="a:1", origin="http://a:1"), "right") == ""

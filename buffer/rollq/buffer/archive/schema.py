@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rollq.buffer.errors import ArchiveError, ConfigError
+from rollq.buffer.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     import pyarrow
@@ -120,9 +121,9 @@ def _check_columns(found: "pyarrow.Schema", name: str) -> None:
 
 def check_version(metadata: Mapping[bytes, bytes] | None, name: str) -> int:
     """The version of a file with this metadata. Raises `ArchiveError` unless it can be read."""
-    found = (metadata or {}).get(VERSION_KEY, b"").decode()
+    found = (metadata or {}).get(VERSION_KEY, b"").decode(errors="replace")[:40]
     if not found:
         raise ArchiveError(f"{name} is not a file of an archive: it has no {VERSION_KEY.decode()} in its metadata")
-    if not found.isdecimal() or int(found) > VERSION:
+    if (number := whole_number(found)) is None or number > VERSION:
         raise ArchiveError(f"{name} has version {found} of the archive, this rollq reads up to {VERSION}: update it")
-    return int(found)
+    return number

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from rollq.buffer import exact_json
 from rollq.buffer.errors import ConfigError, QueryError, RollqError
+from rollq.buffer.whole_numbers import whole_number
 
 
 class Missing(Exception):
@@ -51,6 +52,7 @@ def number_of(request: Request, name: str, default: Any, *, least: int = 0, most
     text = request.query_params.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise ValueError(f"{name}={text}: a whole number from {least} to {most} is needed")
-    return int(text)
+    number = whole_number(text)
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{name}={text[:40]}: a whole number from {least} to {most} is needed")
+    return number

@@ -24,6 +24,7 @@ from rollq.buffer.query.pages import Page, Selection
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.steering import GroupOrder, Order
+from rollq.buffer.whole_numbers import whole_number
 from rollq.monitor.dashboard.access import refusal_of
 from rollq.monitor.dashboard.answers import Unreadable, answer, dumps, json_endpoint, number_of
 from rollq.monitor.dashboard.browsing import Browsing
@@ -155,11 +156,11 @@ class Dashboard:
         return {"title": preview.title, "done": self._steering.make(change.order, change.kind, change.name)}
 
     def _order_group(self, order: GroupOrder, change: "_Change") -> Any:
-        task, _, number = change.name.partition("/")
-        if not number.isdecimal():
+        task, _, text = change.name.partition("/")
+        if (number := whole_number(text)) is None:
             raise ValueError(FORM)
-        ordered = self._steering.order_group(task, int(number), order, dry_run=change.dry_run)
-        preview = preview_of_group(task, int(number), order, ordered)
+        ordered = self._steering.order_group(task, number, order, dry_run=change.dry_run)
+        preview = preview_of_group(task, number, order, ordered)
         done = [] if change.dry_run else [f"{task} {number}: {preview.text}"]
         return {"title": preview.title, "text": preview.text, "is_possible": preview.is_possible, "done": done}
 

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from rollq.buffer.looking import FoundGroup
 from rollq.buffer.query.pages import Page, Selection
 from rollq.buffer.rollouts import Status
+from rollq.buffer.whole_numbers import whole_number
 from rollq.monitor.dashboard.annotations import TrainedReader
 from rollq.monitor.dashboard.answers import Missing, json_endpoint, number_of
 from rollq.monitor.dashboard.groups import TokenTexts, chosen, group_of, row_of, tokens_of
@@ -46,8 +47,8 @@ class Browsing:
         """The routes of all endpoints."""
         return [
             Route("/api/groups", json_endpoint(self._groups)),
-            Route("/api/groups/{task}/{group:int}", json_endpoint(self._group)),
-            Route("/api/groups/{task}/{group:int}/tokens", json_endpoint(self._tokens)),
+            Route("/api/groups/{task}/{group}", json_endpoint(self._group)),
+            Route("/api/groups/{task}/{group}/tokens", json_endpoint(self._tokens)),
         ]
 
     def about(self) -> dict[str, Any]:
@@ -80,7 +81,9 @@ class Browsing:
         return {"parts": tokens_of(samples[index], start, count, annotations, self._texts)}
 
     def _look(self, request: Request) -> FoundGroup:
-        task, number = request.path_params["task"], request.path_params["group"]
+        task, text = request.path_params["task"], request.path_params["group"]
+        if (number := whole_number(text)) is None:
+            raise Missing(f"{text[:40]!r} is not the number of a group")
         if (group := self._rollouts.look(task, number)) is None:
             raise Missing(f"group {number} of {task} is not here: it was never there, or has left")
         return group

@@ -1,0 +1,16 @@
+"""Whole numbers in texts from outside. Pure."""
+
+from typing import Final
+
+MOST_DIGITS: Final = 15
+"""Digits of numbers that JSON, Lua and Redis keep exactly."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text is, in decimal digits; None for any other text, and for more than `MOST_DIGITS`.
+
+    >>> [whole_number(text) for text in ("12", "-1", "", "²", "9" * 5000)]
+    [12, None, None, None, None]
+    """
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
+    return int(text) if is_number else None
