@@ -4,14 +4,16 @@ import http.server
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from rollq.buffer.errors import ImageError
 from rollq.buffer.rollouts import ImageRef
+from rollq.buffer.wire import images
 from rollq.buffer.wire.images import MOST_IMAGE_BYTES, digest_of_image, inline_image, read_file, read_image
 
 DATA = b"\x89PNG any bytes"
@@ -77,7 +79,18 @@ def https_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         def __init__(self, *arguments: object) -> None:
             super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
 
+        def drip(self) -> None:
+            """Send a byte now and then, without an end: as a header or as a body."""
+            with suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX: " if "header" in self.path else b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
+
         def do_GET(self) -> None:
+            if "drip" in self.path and not self.path.startswith("/moved"):
+                self.drip()
+                return
             target = "http://localhost/a.png" if self.path == "/to-http" else self.path.removeprefix("/moved")
             if target != self.path:
                 self.send_response(302)
@@ -112,6 +125,15 @@ def test_a_file_is_read_over_https(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv("SSL_CERT_FILE")
         with pytest.raises(ImageError, match="certificate verify failed"):
             read_file(f"{url}/a.png")
+
+
+@pytest.mark.parametrize("path", ["drip", "drip-header", "moved/drip"])
+def test_a_server_that_sends_a_byte_now_and_then_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(images, "DOWNLOAD_S", 0.5)
+    with https_server(tmp_path, monkeypatch) as url, pytest.raises(ImageError, match=r"it took longer than 0\.5 s"):
+        read_file(f"{url}/{path}")
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ them for as long as groups that name them may be trained or replayed.
 import base64
 import binascii
 import hashlib
-from http.client import HTTPException
+import socket
+import threading
+from contextlib import suppress
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from rollq.buffer.errors import ImageError
 from rollq.buffer.rollouts import ImageRef
@@ -22,6 +25,9 @@ MOST_IMAGE_BYTES: Final = 64 << 20
 INLINE: Final = "data:;base64,"
 """Before the base64 form of a file that is its own URL."""
 TIMEOUT_S: Final = 30
+"""How long a server may be silent."""
+DOWNLOAD_S: Final = 120.0
+"""How long a file may take, with all redirects."""
 
 
 def read_image(image: ImageRef) -> bytes:
@@ -76,9 +82,73 @@ def _read(url: str) -> bytes:
             return file.read(MOST_IMAGE_BYTES + 1)
     if parts.scheme != "https":
         raise ValueError("only file:///, https:// and data:;base64, can be read")
-    with build_opener(_OnlyHttps).open(url, timeout=TIMEOUT_S) as response:
-        data: bytes = response.read(MOST_IMAGE_BYTES + 1)
+    with _Deadline(DOWNLOAD_S) as deadline:
+        try:
+            with build_opener(_OnlyHttps, _HttpsUntil(deadline)).open(url, timeout=TIMEOUT_S) as response:
+                data: bytes = response.read(MOST_IMAGE_BYTES + 1)
+        except (OSError, ValueError, HTTPException):
+            deadline.check()
+            raise
+        deadline.check()
         return data
+
+
+class _Deadline:
+    """Cuts connections off at a time, since a server that sends a byte now and then is never silent."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s, self._is_over = limit_s, False
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(limit_s, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def check(self) -> None:
+        """Raise `TimeoutError` once the time is over."""
+        if self._is_over:
+            raise TimeoutError(f"it took longer than {self._limit_s:g} s")
+
+    def add(self, connected: socket.socket) -> None:
+        """Cut this connection off, too."""
+        self._sockets.append(connected)
+        if self._is_over:
+            _shut(connected)
+
+    def _cut(self) -> None:
+        self._is_over = True
+        for one in self._sockets:
+            _shut(one)
+
+
+def _shut(connected: socket.socket) -> None:
+    """End what another thread reads. TLS has no part in it: it would wait for the server."""
+    with suppress(OSError):
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+class _HttpsUntil(HTTPSHandler):
+    """Opens connections that a deadline cuts off."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    def https_open(self, req: Request) -> Any:
+        deadline = self._deadline
+
+        class Connection(HTTPSConnection):
+            def connect(self) -> None:
+                deadline.check()
+                super().connect()
+                deadline.add(self.sock)
+
+        return self.do_open(Connection, req)
 
 
 class _OnlyHttps(HTTPRedirectHandler):
