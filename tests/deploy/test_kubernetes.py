@@ -202,3 +202,18 @@ def test_with_users_each_role_has_the_secret_of_its_user() -> None:
             (secret,) = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
             assert secret == f"rollq-{user}"
             assert given["ROLLQ_REDIS_URL"].startswith("rediss://")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_pods_reach_only_those_that_a_policy_names(folder: str) -> None:
+    policies = [one for one in BUILT[folder] if one["kind"] == "NetworkPolicy"]
+    rules = [rule for policy in policies for rule in policy["spec"].get("egress", ())]
+    assert rules
+    assert all(peer for rule in rules for peer in rule["to"])
+    (names,) = [rule["to"] for rule in rules if any(port["port"] == 53 for port in rule["ports"])]
+    assert names == [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+        }
+    ]
