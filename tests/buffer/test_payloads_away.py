@@ -6,12 +6,15 @@ A group and its payload are never written together here, so every moment in betw
 import errno
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.collecting import AUDIT_PAUSE_S, Audit
@@ -25,12 +28,14 @@ from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.functions import Call
-from rollq.buffer.store.keys import check_name
+from rollq.buffer.store.keys import check_name, task_keys
+from rollq.buffer.tickets import open_queue
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from rollq.buffer.wire.pieces import Pieces
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_of
 from support.dropped_groups import drop_by_checkpoint, drop_by_new_samples, drop_by_release
+from support.late_copies import name_of
 from support.s3_server import S3Server
 
 LARGE = "y" * (MOST_INLINE_BYTES + 1)
@@ -204,12 +209,15 @@ def die_here() -> None:
 
 
 def die_before(world: World, name: str) -> None:
-    """Let the buffer die at its next call of a function."""
+    """Let the buffer die at its next call of the function `name`."""
+    call_each = world.buffer.call_each
 
-    def die(*_: object) -> None:
-        raise Killed(name)
+    def die(calls: Callable[[], Iterable[Call]]) -> list[Any]:
+        if name in map(name_of, calls()):
+            raise Killed(name)
+        return call_each(calls)
 
-    world.buffer.call_each = die  # type: ignore[method-assign, assignment]
+    world.buffer.call_each = die  # type: ignore[method-assign]
 
 
 def test_a_worker_that_dies_between_payload_and_put_leaves_what_two_audits_find(
@@ -398,6 +406,64 @@ def test_a_folder_that_is_not_mounted_is_away_and_its_payloads_are_not_gone(in_f
     assert in_folder.buffer.put([result(lease)]) == [PutOutcome.COMPLETED]
     assert in_folder.buffer.fetch(groups)[0].samples[0].text == LARGE
     in_folder.check()
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_that_is_not_mounted_gets_no_files(in_folder: World, tmp_path: Path) -> None:
+    """They would lie hidden beneath the file system that is mounted later, and take this machine's disk."""
+    in_folder.start().admit(1)
+    (lease,) = in_folder.lease(1)
+    (tmp_path / "shared").rename(tmp_path / "elsewhere")
+    (tmp_path / "shared").mkdir()
+    for _ in range(3):
+        with pytest.raises(ServerUnavailable, match="nothing of this run any more"):
+            in_folder.buffer.put([result(lease)])
+    assert not list((tmp_path / "shared").iterdir())
+
+
+def test_a_file_that_is_written_as_its_folder_goes_is_withdrawn(
+    in_folder: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a worker is frozen while it writes, and its run is deleted meanwhile."""
+    in_folder.start().admit(1)
+    (lease,) = in_folder.lease(1)
+    put = files.Folder.put
+
+    def put_late(self: files.Folder, name: str, value: bytes | Pieces) -> None:
+        shutil.rmtree(tmp_path / "shared", ignore_errors=True)
+        put(self, name, value)
+
+    monkeypatch.setattr(files.Folder, "put", put_late)
+    with pytest.raises(ServerUnavailable, match="nothing of this run any more"):
+        in_folder.buffer.put([result(lease)])
+    assert not files_in(tmp_path / "shared")
+
+
+def let_go(world: World) -> None:
+    """As if its roles had ended long ago."""
+    world.buffer.client.hset(world.buffer.keys.trainer, "deadline_ms", 1)
+    world.buffer.client.hset(task_keys(world.buffer.run, "math").clock, "reaped_ms", 1)
+
+
+def test_a_worker_that_wakes_after_its_run_was_deleted_leaves_no_payload(
+    world: World, any_server: AnyServer, run_name: str, payloads: PayloadSettings
+) -> None:
+    """Nothing looks for payloads of a run that is gone. The error names the run, not the place of its payloads."""
+    world.start().admit(2)
+    first, second = world.lease(2)
+    let_go(world)
+    with (
+        Buffer.connect(any_server.url, run_name, payloads=payloads) as operator,
+        closing(open_queue(any_server.url, run_name).connection) as tickets,
+    ):
+        operator.delete_run(Queue("tickets", connection=tickets))
+    for lease in (first, second):
+        with pytest.raises(StoreLost):
+            world.buffer.put([result(lease)])
+    assert not stored(world)
 
 
 def test_the_marker_of_a_run_is_not_the_folder_of_a_task() -> None:

@@ -193,8 +193,10 @@ class Leasing(BufferCore):
         if self.payloads:  # those that are away are safe before a group names them
             encoded: list[GroupArgs] = []
             with self.payloads.writing() as write:
-                for group in arguments():
+                for result, group in zip(results, arguments(), strict=True):
                     encoded.append(group)
+                    if group.away:  # a run that was deleted meanwhile raises: nothing would ever remove its payloads
+                        self.renew([result.lease])
                     for name, payload in group.away.items():
                         write(name, payload)
             groups = partial(iter, encoded)

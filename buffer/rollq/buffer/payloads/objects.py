@@ -112,7 +112,22 @@ class ObjectPayloads:
         return f"{self._folder()}/{MARKER}"
 
     def _write(self, path: str, payload: bytes | Pieces) -> None:
-        self._put(path, payload, self._check_mounted)  # a folder takes files also where nothing is mounted
+        """Store a payload where the run is. A folder takes files also where nothing is mounted, or no longer."""
+
+        def do() -> None:
+            self._check_mounted()
+            self._objects.put(path, payload)
+            try:
+                self._check_mounted()
+            except self._objects.failure:
+                self._withdraw(path)
+                raise
+
+        self._store(do)
+
+    def _withdraw(self, path: str) -> None:
+        with suppress(FileNotFoundError, self._objects.failure):
+            self._objects.remove(path)
 
     def _check_mounted(self) -> None:
         self._objects.check_mounted(self._marker)
@@ -129,13 +144,10 @@ class ObjectPayloads:
 
         return self._wait_out(do)
 
-    def _put(self, path: str, payload: bytes | Pieces, then: Callable[[], None] = lambda: None) -> None:
-        """Store an object, and call `then`; both again while the store is away."""
+    def _put(self, path: str, payload: bytes | Pieces) -> None:
+        self._store(lambda: self._objects.put(path, payload))
 
-        def do() -> None:
-            self._objects.put(path, payload)
-            then()
-
+    def _store(self, do: Callable[[], None]) -> None:
         try:
             self._wait_out(do)
         except FileNotFoundError as error:
