@@ -89,6 +89,32 @@ def test_payloads_beside_a_call_are_neither_lost_nor_left(world: World) -> None:
     world.check()
 
 
+def test_a_payload_whose_call_missed_its_function_expires_if_its_worker_dies(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group names it, and a payload in the task's slot is looked for by nothing else."""
+    world.start().admit(2)
+    first, second = world.lease(2)
+    assert world.buffer.put([large(first)]) == [PutOutcome.COMPLETED]
+    client = world.buffer.client
+    client.function_flush()
+
+    def die(key: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(world.buffer, "_load_functions", die)
+        with pytest.raises(KeyboardInterrupt):
+            world.buffer.put([large(first), large(second)])  # the first one again, as after a lost reply
+    keys = task_keys(world.buffer.run, "math")
+    lasting, staged = (keys.payload(lease.group_id, lease.nonce) for lease in (first, second))
+    assert client.ttl(lasting) == -1
+    assert 0 < client.ttl(staged) <= functions.STAGED_S
+    assert world.buffer.put([large(second)]) == [PutOutcome.COMPLETED]
+    assert client.ttl(staged) == -1
+    world.check()
+
+
 def test_only_calls_that_missed_their_function_are_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.start().admit(3)
     keys, leases, sent = task_keys(world.buffer.run, "math"), world.lease(3), list[Any]()

@@ -90,6 +90,9 @@ def _load_where_missing(client: redis.Redis) -> None:
             raise
 
 
+STAGED_S = 600
+"""How long a payload beside a call stays when its function never runs, which keeps it or removes it."""
+
 Load = Callable[[str], None]
 """Loads the library into the server of a key, or raises why it must not."""
 
@@ -108,7 +111,8 @@ def call(servers: Servers, patience: Patience, load: Load, name: str, key: str, 
 class Beside(NamedTuple):
     """A call of a function, and payloads by key that are set in the same transaction, unless they are there already.
 
-    Large values so do not pass through the function.
+    Large values so do not pass through the function. It makes those last that a group names, and removes the others;
+    where it is missing and the caller dies, they expire.
     """
 
     call: Command
@@ -150,7 +154,7 @@ def _command(call: Call) -> Command | Transaction:
         return _fcall(call)
     if not call.payloads:
         return _fcall(call.call)
-    sets = [("SET", key, payload, "NX") for key, payload in call.payloads.items()]
+    sets = [("SET", key, payload, "NX", "EX", STAGED_S) for key, payload in call.payloads.items()]
     return Transaction([*sets, _fcall(call.call, *call.payloads)])
 
 

@@ -108,8 +108,8 @@ READS = (
     "xrange xread zcard zcount zrandmember zrange zrangebyscore zrevrange zscore"
 )
 WRITES = (
-    "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim rpush sadd set srem unlink xadd "
-    "zadd zpopmin zrem zremrangebyrank"
+    "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim persist rpush sadd set srem unlink "
+    "xadd zadd zpopmin zrem zremrangebyrank"
 )
 DROPS = "hdel hexists hstrlen unlink"
 

@@ -155,8 +155,8 @@ local function drop_frames(clock, id)
   note_bytes(clock, id, 0, bytes)
 end
 
--- The function `run`, whose calls come with payloads that were set in the same transaction: those that no group names
--- after the call are removed, also when it is refused.
+-- The function `run`, whose calls come with payloads that were set in the same transaction, and that expire where this
+-- never runs: those that a group names after the call last, and the others are removed, also when it is refused.
 local function with_payloads(run)
   return function(keys, args)
     local is_done, reply = pcall(run, keys, args)
@@ -164,7 +164,7 @@ local function with_payloads(run)
     for i = 2, #keys do
       local id, nonce = string.match(keys[i], ':payload:(%d+):([^:]+)$')
       local is_named = id and redis.call('HGET', group_key(prefix, id), 'payload') == nonce
-      if id and not is_named then redis.call('UNLINK', keys[i]) end
+      if id then redis.call(is_named and 'PERSIST' or 'UNLINK', keys[i]) end
     end
     if not is_done then error({ err = reply }, 0) end -- pcall has made a text of the error
     return reply
