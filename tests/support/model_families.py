@@ -45,10 +45,10 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def make_model(folder: Path, family: str, seed: int) -> Path:
+def make_model(folder: Path, family: str, seed: int, **changes: Any) -> Path:
     """A random model of a family with a byte-level tokenizer, in `folder`."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(**{**SHAPE, **FAMILIES[family]})
+    config = AutoConfig.for_model(**{**SHAPE, **FAMILIES[family], **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -20,10 +20,12 @@ from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMo
 from rollq.workers.engines.vllm import scoring
 from rollq.workers.engines.weights_check import WeightsRejected
 from support.adapters import lora, merged
+from support.model_families import make_model
 from support.staged_worker import title
 from support.vllm_run import make_qwen3, options, random_prompt, version, with_host
 from support.waiting import PATIENCE_S
 
+CONTEXT_TOKENS = 1024
 Tensors = dict[str, torch.Tensor]
 TIMES = 10
 
@@ -66,6 +68,25 @@ def test_weights_that_are_loaded_wrongly_are_noticed(folders: list[Path], probes
                 assert not host.ready
 
     with_host(options(folders[0]), scenario)
+
+
+def test_a_wrong_expert_of_128_is_noticed_in_bfloat16(tmp_path: Path) -> None:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8}
+    folder, bad = make_model(tmp_path / "right", "qwen3_moe", 0, **experts), tmp_path / "wrong"
+    bad.mkdir()
+    new = load_file(folder / "model.safetensors")
+    probe = probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16))
+
+    async def scenario(host: EngineHost) -> None:
+        for number in range(1, 1 + TIMES):
+            name, other = (f"model.layers.1.mlp.experts.{one}.down_proj.weight" for one in (number, number + 1))
+            save_file({**new, name: new[other], other: new[name]}, bad / "model.safetensors")
+            with pytest.raises(WeightsRejected, match=rf"of version {number} .*experts\.down_proj\[{number}\]"):
+                await host.swap(bad, version(number), SwapMode.ABORT, probe)
+            await host.swap(folder, version(number), SwapMode.ABORT, probe)
+            assert host.ready
+
+    with_host(options(folder, max_model_len=CONTEXT_TOKENS) | {"dtype": "bfloat16"}, scenario)
 
 
 def test_a_stale_cache_of_prompts_is_noticed(

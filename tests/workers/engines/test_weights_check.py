@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.rollouts import FinishReason, VersionSpan
-from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
+from rollq.buffer.weights.probe import BitSums, Probe, difference, probe_prompts, tolerance_of, wrong_tensors
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
@@ -67,17 +67,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
     return [make_model(tmp_path_factory.mktemp(f"moe-{seed}"), "qwen3_moe", seed) for seed in (0, *SEEDS)]
 
 
-def probe_in(folder: Path) -> Probe:
-    return probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+def probe_in(folder: Path, dtype: torch.dtype = torch.float32) -> Probe:
+    return probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype))
+
+
+@pytest.fixture(scope="module")
+def moe_of_128(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 16}
+    return make_model(tmp_path_factory.mktemp("moe-of-128"), "qwen3_moe", 0, **experts)
 
 
 def version(number: int) -> WeightsVersion:
     return WeightsVersion(1, number, f"digest-{number}")
 
 
-def with_host(folder: Path, scenario: Callable[[EngineHost], Any]) -> Any:
+def with_host(folder: Path, scenario: Callable[[EngineHost], Any], dtype: Any = "float32") -> Any:
+    settings = TransformersSettings(model=folder, device="cpu", dtype=dtype)
+
     async def run() -> Any:
-        host = EngineHost(lambda: TransformersEngine(TransformersSettings(model=folder, device="cpu")), restarts=0)
+        host = EngineHost(lambda: TransformersEngine(settings), restarts=0)
         await host.start()
         try:
             await host.swap(folder, version(0), SwapMode.ABORT, probe_in(folder))
@@ -110,6 +118,53 @@ def test_a_planted_fault_is_noticed_ten_times_of_ten(
         assert all(leasing)
 
     with_host(models[0], scenario)
+
+
+def two_of_128_exchanged(new: Tensors, number: int) -> Tensors:
+    one, other = EXPERT.format(10 * number), EXPERT.format(10 * number + 1)
+    return {**new, one: new[other], other: new[one]}
+
+
+def one_of_128_zeroed(new: Tensors, number: int) -> Tensors:
+    name = EXPERT.format(10 * number)
+    return {**new, name: torch.zeros_like(new[name])}
+
+
+def one_of_128_not_loaded(new: Tensors, number: int) -> Tensors:
+    name = EXPERT.format(10 * number).replace("down_proj", "up_proj")
+    return {**new, name: new[name] + 0.01}
+
+
+@pytest.mark.parametrize("trained", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fault", [two_of_128_exchanged, one_of_128_zeroed, one_of_128_not_loaded])
+def test_a_wrong_expert_of_128_is_noticed_in_bfloat16_ten_times_of_ten(
+    moe_of_128: Path, tmp_path: Path, fault: Callable[[Tensors, int], Tensors], trained: torch.dtype
+) -> None:
+    new, probe = load_file(moe_of_128 / "model.safetensors"), probe_in(moe_of_128, trained)
+
+    async def scenario(host: EngineHost) -> None:
+        for number in SEEDS:
+            save_file(fault(new, number), tmp_path / "model.safetensors")
+            with pytest.raises(WeightsRejected, match=rf"of version {number} .*experts\.\w+_proj\[{10 * number}\]"):
+                await host.swap(tmp_path, version(number), SwapMode.KEEP, probe)
+            assert not host.ready
+            await host.swap(moe_of_128, version(number), SwapMode.KEEP, probe)
+            assert host.ready
+
+    with_host(moe_of_128, scenario, dtype="bfloat16")
+
+
+def test_sums_of_float16_are_not_compared_with_those_of_other_dtypes(moe_of_128: Path) -> None:
+    async def scenario(host: EngineHost) -> None:
+        await host.swap(moe_of_128, version(1), SwapMode.KEEP, probe_in(moe_of_128, torch.float32))
+        assert host.ready
+
+    with_host(moe_of_128, scenario, dtype="float16")
+
+
+def test_a_part_of_a_tensor_is_not_compared_with_the_whole() -> None:
+    whole = {"a": BitSums((4, 2), (7,)), "b": BitSums((2, 1, 1), (1, 2)), "c": BitSums((1,), (3,))}
+    assert wrong_tensors(whole, {"a": BitSums((8,), (9,)), "b": BitSums((2, 1, 1), (1, 3))}) == ["b[1]"]
 
 
 def test_a_trainer_does_not_publish_weights_that_are_not_finite(models: Sequence[Path]) -> None:
@@ -202,9 +257,12 @@ def test_tokens_before_the_first_rejected_one_are_kept() -> None:
 
 def test_a_probe_travels_as_text_and_anything_else_is_refused() -> None:
     prompts = probe_prompts(258)
-    probe = Probe("bfloat16", prompts, [np.full(len(one) - 1, -1.5, np.float32) for one in prompts])
+    sums = {"experts": BitSums((2, 3, 4), (-(2**40), 5))}
+    probe = Probe("bfloat16", prompts, [np.full(len(one) - 1, -1.5, np.float32) for one in prompts], sums)
     again = Probe.decode(probe.encode())
     assert again.dtype == "bfloat16"
+    assert again.sums == sums
+    assert Probe.decode(b'{"dtype": "x", "prompts": [[1, 2]], "logprobs": [[0.0]]}').sums == {}
     assert difference(again.logprobs, probe.logprobs) == 0
     assert all((one == other).all() for one, other in zip(again.prompts, prompts, strict=True))
     wrong: Sequence[Mapping[str, Any]] = [
@@ -213,6 +271,7 @@ def test_a_probe_travels_as_text_and_anything_else_is_refused() -> None:
         {"dtype": "x", "prompts": [[1, 2]], "logprobs": [[None]]},
         {"dtype": "x", "prompts": [[1, 2**31]], "logprobs": [[0.0]]},
         {"dtype": "x", "prompts": [[1] * 1025], "logprobs": [[0.0] * 1024]},
+        {"dtype": "x", "prompts": [[1, 2]], "logprobs": [[0.0]], "sums": {"experts": [2, 3]}},
     ]  # fmt: skip
     for raw in (b"", b"[]", *(repr(dict(one)).replace("'", '"').encode() for one in wrong)):
         with pytest.raises(WeightsError, match="probe"):

@@ -1,8 +1,9 @@
-"""Logprobs of a few prompts under published weights, by which a worker notices that its engine serves others."""
+"""Logprobs of a few prompts under published weights, and sums of these: a worker notices by them that its engine serves
+others."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 import orjson
@@ -20,21 +21,33 @@ QUANTIZED_TOLERANCE = 0.5
 """Of dtypes that `TOLERANCES` lacks."""
 
 
+class BitSums(NamedTuple):
+    """The shape of a tensor, and its values added up as bits: rounded to bfloat16 and read as 16-bit integers.
+
+    One sum, or one for each index of the first of three or more dimensions, which are the experts of a layer. It is the
+    same on every device, and changes with a single expert of many, which hardly moves logprobs.
+    """
+
+    shape: tuple[int, ...]
+    sums: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
     """Prompts int32 [T], the logprobs float32 [T - 1] in nats of each one's tokens but the first, and the dtype of the
-    forward pass that gave them, as torch calls it (`bfloat16`)."""
+    forward pass that gave them, as torch calls it (`bfloat16`). `sums`: of parameters, by their names in memory."""
 
     dtype: str
     prompts: Sequence[Int32Array]
     logprobs: Sequence[Float32Array]
+    sums: Mapping[str, BitSums] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """JSON that `decode` reads."""
         prompts = [prompt.tolist() for prompt in self.prompts]
-        return orjson.dumps(
-            {"dtype": self.dtype, "prompts": prompts, "logprobs": [one.tolist() for one in self.logprobs]}
-        )
+        logprobs = [one.tolist() for one in self.logprobs]
+        sums = {name: tuple(one) for name, one in self.sums.items()}
+        return orjson.dumps({"dtype": self.dtype, "prompts": prompts, "logprobs": logprobs, "sums": sums})
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
@@ -49,6 +62,7 @@ class Probe:
             found.dtype,
             [np.array(prompt, np.int32) for prompt in found.prompts],
             [np.array(one, np.float32) for one in found.logprobs],
+            found.sums,
         )
 
 
@@ -60,6 +74,7 @@ class _Probe(BaseModel):
     dtype: str
     prompts: list[_Prompt] = Field(min_length=1, max_length=MOST_PROMPTS)
     logprobs: list[list[FiniteFloat]]
+    sums: dict[str, BitSums] = Field(default_factory=dict)
 
 
 def probe_prompts(vocabulary: int) -> list[Int32Array]:
@@ -80,3 +95,17 @@ def difference(expected: Sequence[Float32Array], found: Sequence[Float32Array]) 
         return float("inf")
     mean = float(np.abs(np.concatenate(expected) - np.concatenate(found)).mean())
     return mean if np.isfinite(mean) else float("inf")
+
+
+def wrong_tensors(expected: Mapping[str, BitSums], found: Mapping[str, BitSums]) -> list[str]:
+    """The tensors, experts one by one, whose sums differ.
+
+    Those that one side lacks or has in another shape, as a part of a sharded model, cannot be compared.
+    """
+    return [
+        f"{name}[{index}]" if len(one.shape) > 2 else name
+        for name, one in expected.items()
+        if name in found and found[name].shape == one.shape
+        for index, (mine, other) in enumerate(zip(one.sums, found[name].sums, strict=False))
+        if mine != other
+    ]

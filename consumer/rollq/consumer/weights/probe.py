@@ -5,12 +5,14 @@ from typing import Any
 import torch
 
 from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.bit_sums import bit_sums
 from rollq.buffer.weights.probe import Probe, probe_prompts
 
 
 @torch.no_grad()
 def probe_of(model: Any) -> Probe:
-    """The probe of a Hugging Face causal LM with its present weights: a forward pass of about a hundred tokens.
+    """The probe of a Hugging Face causal LM with its present weights: a forward pass of about a hundred tokens, and the
+    sums of its parameters.
 
     Raises `WeightsError` when its logprobs are not finite.
     """
@@ -28,4 +30,4 @@ def probe_of(model: Any) -> Probe:
     chosen = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1)
     if not bool(chosen.isfinite().all()):
         raise WeightsError("the model's logprobs are not finite: resume from a checkpoint whose weights are sound")
-    return Probe(str(logits.dtype).removeprefix("torch."), prompts, list(chosen.cpu().numpy()))
+    return Probe(str(logits.dtype).removeprefix("torch."), prompts, list(chosen.cpu().numpy()), bit_sums(model))

@@ -214,7 +214,11 @@ def _probe_of(model: Any) -> Probe:
 
 
 def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
-    """The probe of weights that are rounded to `dtype`: engines may be off by as much as with that dtype."""
+    """The probe of weights that are rounded to `dtype`: engines may be off by as much as with that dtype.
+
+    Sums stay those of bfloat16, which float16 does not round to.
+    """
     if probe is None or dtype is None:
         return probe
-    return replace(probe, dtype=max(probe.dtype, dtype, key=tolerance_of))
+    sums = {} if dtype == "float16" else probe.sums
+    return replace(probe, dtype=max(probe.dtype, dtype, key=tolerance_of), sums=sums)

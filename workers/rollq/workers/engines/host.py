@@ -7,14 +7,14 @@ are leased only then, so that no token claims a version that its engine never lo
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import Float32Array, Int32Array, VersionSpan
-from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
+from rollq.buffer.weights.probe import BitSums, Probe, difference, probe_prompts, tolerance_of, wrong_tensors
 from rollq.workers.engines.protocol import (
     SEQUENCES,
     BoundedEngine,
@@ -26,10 +26,12 @@ from rollq.workers.engines.protocol import (
     Request,
     Scorer,
     SelfChecking,
+    Summing,
     SwapMode,
     WeightsVersion,
 )
 from rollq.workers.engines.receiver import Incoming, Receiver
+from rollq.workers.engines.tensors import few
 from rollq.workers.engines.trial import Trials
 from rollq.workers.engines.weights_check import WeightsCheck, WeightsRejected
 
@@ -186,8 +188,8 @@ class EngineHost:
         return swap_pause_s
 
     async def _check(self, engine: Any, version: WeightsVersion, probe: Probe | None) -> None:
-        """Raise `WeightsRejected` unless the engine's logprobs are those of the probe, and its cache is of these
-        weights."""
+        """Raise `WeightsRejected` unless the engine's logprobs and parameters are those of the probe, and its cache
+        is of these weights."""
         number, dtype = version.version, engine.dtype
         prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
         try:
@@ -206,6 +208,8 @@ class EngineHost:
                 f"{check.difference:.2g} nats apart in the mean, where {check.tolerance:g} are allowed "
                 f"(trainer {dtypes[-1]}, engine {dtype})"
             )
+        if isinstance(engine, Summing) and probe is not None and probe.sums:
+            await self._check_sums(engine, number, probe.sums)
         if isinstance(engine, CachingEngine):
             apart = await self._ask(engine, engine.cache_error())
             if apart > tolerance_of(dtype):
@@ -213,6 +217,14 @@ class EngineHost:
                     f"the engine's cache of prompts is not of weights of version {number}: logprobs after a cached "
                     f"prompt are {apart:.2g} nats off in the mean"
                 )
+
+    async def _check_sums(self, engine: Any, number: int, expected: Mapping[str, BitSums]) -> None:
+        """Raise `WeightsRejected` unless the engine's parameters have these sums."""
+        wrong = wrong_tensors(expected, await self._ask(engine, engine.bit_sums()))
+        if wrong:
+            raise WeightsRejected(
+                f"the engine holds other weights of version {number} than the trainer: {few(wrong)} differ"
+            )
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""

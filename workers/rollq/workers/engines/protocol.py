@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rollq.buffer.errors import RollqError
 from rollq.buffer.image_processor import PlacedImages
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
-from rollq.buffer.weights.probe import Probe
+from rollq.buffer.weights.probe import BitSums, Probe
 from rollq.workers.engines.weights_check import WeightsCheck
 
 log = logging.getLogger(__name__)
@@ -191,6 +191,15 @@ class Scorer(Protocol):
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
         """The logprobs float32 [T - 1] in nats of the tokens of each prompt int32 [T] but the first, under the weights
         that serve; None when the engine cannot say. Called only while no weights change. Raises `EngineDead`."""
+        ...
+
+
+@runtime_checkable
+class Summing(Protocol):
+    """The additional method of an `Engine` that can add up the parameters that it holds."""
+
+    async def bit_sums(self) -> Mapping[str, BitSums]:
+        """The sums of its parameters, by the names that transformers has for them in memory. Raises `EngineDead`."""
         ...
 
 

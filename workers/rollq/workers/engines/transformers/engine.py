@@ -6,7 +6,7 @@ The batching is rollq's own because behaviour logprobs must survive weight swaps
 
 import asyncio
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from rollq.buffer.errors import ConfigError, ImageError
 from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.settings import Settings
+from rollq.buffer.weights.bit_sums import COMPARABLE, bit_sums
+from rollq.buffer.weights.probe import BitSums
 from rollq.workers.engines.gate import RequestGate
 from rollq.workers.engines.limits import check_ids, check_supported, token_limit
 from rollq.workers.engines.protocol import Completion, Request, SwapMode, WeightsVersion
@@ -95,6 +97,10 @@ class TransformersEngine:
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
         """Give the logprobs of prompts between two steps; see `Scorer.score`."""
         return await self._driver.compute(score, self._model, prompts)
+
+    async def bit_sums(self) -> Mapping[str, BitSums]:
+        """See `Summing.bit_sums`."""
+        return await self._driver.compute(bit_sums, self._model, COMPARABLE)
 
     async def abort(self, requests: Collection[Request]) -> None:
         """End requests after the current step; see `Engine.abort`."""

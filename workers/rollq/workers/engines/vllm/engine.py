@@ -30,7 +30,7 @@ from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.weights.manifest import published_files
-from rollq.buffer.weights.probe import difference, probe_prompts, tolerance_of
+from rollq.buffer.weights.probe import TOLERANCES, BitSums, difference, probe_prompts, tolerance_of
 from rollq.workers.engines.gate import RequestGate
 from rollq.workers.engines.limits import check_ids, token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
@@ -189,6 +189,10 @@ class VllmEngine:
         """Give the logprobs of prompts; see `Scorer.score`. After a swap of all weights no request comes before."""
         self._living()
         return await self._scores.score(prompts, self._served)
+
+    async def bit_sums(self) -> Mapping[str, BitSums]:
+        """See `Summing.bit_sums`. None with quantized weights, which have others."""
+        return await self._living().bit_sums() if self.dtype in TOLERANCES else {}
 
     async def cache_error(self) -> float:
         """See `CachingEngine.cache_error`."""

@@ -1,5 +1,6 @@
 """Methods that rollq adds to vLLM's worker processes, which load weights into the running model."""
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -7,8 +8,15 @@ from typing import Any
 
 from safetensors import safe_open
 
+from rollq.buffer.weights.bit_sums import COMPARABLE, bit_sums
 from rollq.buffer.weights.manifest import weight_files
 from rollq.workers.engines.tensors import read_tensors
+
+EXPERTS = (
+    (re.compile(r"\.experts\.(routed_experts\.)?w13_weight$"), ".experts.gate_up_proj"),
+    (re.compile(r"\.experts\.(routed_experts\.)?w2_weight$"), ".experts.down_proj"),
+)
+"""The names of a layer's experts, and those that transformers has for them in memory."""
 
 
 class LoadExtension:
@@ -35,6 +43,15 @@ class LoadExtension:
     def rollq_check(self, folder: str) -> None:
         """Raise `WeightsError` unless this machine can read the weights in `folder`."""
         read_tensors(Path(folder))
+
+    def rollq_bit_sums(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The sums of this rank's parameters, by the names that transformers has for them; see `BitSums`.
+
+        The order of values does not count, so that experts that are packed for a kernel keep theirs. What vLLM fuses
+        otherwise, has other names.
+        """
+        held = bit_sums(self.get_model(), COMPARABLE)
+        return {_in_transformers(name): (one.shape, one.sums) for name, one in held.items()}
 
     def rollq_load(self, folder: str, copies: Mapping[str, str]) -> None:
         """Load all tensors of `folder`, and those named by the keys of `copies` once more, under the values.
@@ -84,6 +101,12 @@ class LoadExtension:
             self.finish_weight_update()
         finally:
             self.weight_transfer_engine.shutdown()
+
+
+def _in_transformers(name: str) -> str:
+    for pattern, other in EXPERTS:
+        name = pattern.sub(other, name)
+    return name
 
 
 def _pack_experts_anew(model: Any) -> None:

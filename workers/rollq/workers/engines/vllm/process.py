@@ -13,6 +13,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.weights.probe import BitSums
 from rollq.workers.engines.protocol import REPORT_TOKENS, EngineDead, WeightsVersion
 from rollq.workers.engines.vllm.api import name_of
 from rollq.workers.engines.vllm.extension import LoadExtension
@@ -144,6 +145,14 @@ class VllmProcess:
             raise WeightsError(
                 f"a rank of vLLM cannot read the weights, which all its machines must see under the same path: {error}"
             ) from error
+
+    async def bit_sums(self) -> dict[str, BitSums]:
+        """The sums of all ranks' parameters. Raises `EngineDead`."""
+        try:
+            ranks = await self.unless_dead(self.llm.collective_rpc("rollq_bit_sums"))
+        except EngineDeadError as error:
+            raise self.failed(f"vLLM died: {error}") from error
+        return {name: BitSums(tuple(shape), tuple(sums)) for rank in ranks for name, (shape, sums) in rank.items()}
 
     async def unless_dead(self, answer: Awaitable[Any]) -> Any:
         """Await a call that belongs to no request. When its process ends meanwhile, vLLM informs only the requests;
