@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import FencedError
+from rollq.buffer.errors import ConfigError, FencedError
 from rollq.buffer.replies import Claimed, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.staleness import counted_version, stale_threshold, staleness, token_mask
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.sweeping import SWEEP_IDS_PER_CALL
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.waiting import PATIENCE_S
@@ -191,6 +192,24 @@ def test_xb11_a_sweep_keeps_ids_and_arrival_tells_how_many_and_touches_only_what
     assert {i: world.buffer.inspect("math", i)["arrival"] for i in range(1, 6)} == arrivals
     assert world.statuses() == {"completed": 3, "expired": 2}
     assert [group.group_id for group in world.claim(3).groups] == [3, 4]
+
+
+def test_xb11_a_sweep_of_some_statuses_leaves_the_others_as_they_are(world: World) -> None:
+    world.start(math={"max_staleness": 0, "group_size": 1, "partial_rollout": True})
+    count = 2 * SWEEP_IDS_PER_CALL + 3
+    world.admit(2 * count)
+    leases = world.lease(2 * count)
+    for index, lease in enumerate(leases):
+        status = "a" if index % 2 else "c"
+        world.buffer.put([GroupResult(lease, (make_sample(0, status=status),))])
+    world.buffer.publish(world.held, 1, uri="u", digest="d1")
+    assert world.buffer.expire("math", [Status.ABORTED]) == count
+    assert world.statuses() == {"completed": count, "expired": count}
+    assert world.buffer.expire("math", []) == 0
+    assert world.buffer.expire("math", [Status.COMPLETED]) == count
+    assert world.statuses() == {"expired": 2 * count}
+    with pytest.raises(ConfigError, match="groups that are pending do not expire"):
+        world.buffer.expire("math", [Status.PENDING])
 
 
 def test_xm02_versions_advance_with_the_sync_interval(world: World) -> None:

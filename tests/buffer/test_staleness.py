@@ -178,6 +178,22 @@ def test_xb07_a_result_that_comes_too_late_is_stored_as_expired(world: World) ->
     world.check()
 
 
+@pytest.mark.parametrize("put_late", [False, True])
+def test_xb07_an_expired_group_says_how_stale_it_was(world: World, put_late: bool) -> None:
+    world.start(math={"max_staleness": 1}).admit(1)
+    leases = world.lease(1)
+    if not put_late:
+        world.put(leases, version=0)
+    for step in (1, 2):
+        world.buffer.publish(world.held, step, uri="u", digest=str(step))
+    if put_late:
+        world.put(leases, version=0)
+    world.buffer.expire("math")
+    (found,) = world.buffer.query({"status": "expired", "staleness": {"$gte": 2}}, limit=9)
+    assert found.staleness == 2
+    assert world.buffer.query({"status": "expired", "staleness": 0}, limit=9) == []
+
+
 def test_xb09_expired_groups_can_be_dropped_and_counted(world: World) -> None:
     world.start(math={"tail_batch_trigger_size": -1, "max_staleness": 0})
     world.complete(1)

@@ -247,13 +247,21 @@ def test_one_batch_is_shared_by_the_tasks_weights_and_changes_by_step(tmp_path: 
     }
 
 
+def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "rollq.toml"
+    weights = {"a": 2, "b": 1, "c": 0}
+    tables = "".join(f'[tasks.{name}]\nprompts = "p"\nweight = {weight}\n' for name, weight in weights.items())
+    path.write_text(f'run = "r"\n[batch]\ngroups = 7\n{tables}')
+    assert {name: task.batch_groups for name, task in load_settings(path, {}).tasks.items()} == {"a": 5, "b": 2, "c": 0}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("weight = 2.0", "weight = -1.0", "task 'math': weight -1.0 must be a number from 0 on"),
         ("weight = 2.0", 'weight = "2"', "tasks.math.weight = '2': must be a number"),
         ("weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] sets the size of batches"),
-        ("weight = 2.0", "weight = 0", "tasks.math: gets no group of any batch"),
+        ("weight = 2.0", "weight = 0.001", "tasks.math: gets no group of any batch"),
         ("code = 2.0", "sort = 2.0", "names task 'sort', which does not exist"),
         ("step = 10, groups = 4", "step = 10, groups = 0", "batch.schedule.0.groups = 0: must be greater than 0"),
         ("step = 10", "step = 1", "batch.schedule.0.step = 1: must be greater than 1"),

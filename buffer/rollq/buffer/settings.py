@@ -194,7 +194,7 @@ class TaskRules(GroupRules):
             raise ValueError("schedule: steps must increase, from 1")
         if any(not 0 <= groups <= MAX_BATCH_GROUPS for _, groups in self.schedule):
             raise ValueError(f"schedule: a batch holds 0 to {MAX_BATCH_GROUPS} groups of a task")
-        if not self.batch_groups and not any(groups for _, groups in self.schedule):
+        if self.weight and not self.batch_groups and not any(groups for _, groups in self.schedule):
             raise ValueError("batch_groups = 0: no batch ever takes a group of this task; leave the task out")
         return self
 

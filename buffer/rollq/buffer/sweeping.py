@@ -1,9 +1,13 @@
 """Housekeeping that any role may do: leases that ran out, and groups that became too stale."""
 
+from collections.abc import Collection
+
 from rq import Queue
 
 from rollq.buffer.core import BufferCore
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Reaped
+from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
 
 MAX_IDS_PER_CALL = 1000
@@ -25,15 +29,19 @@ class Sweeping(BufferCore):
             more = requeued + quarantined == MOVED_IDS_PER_CALL
         return total
 
-    def expire(self, task: str) -> int:
-        """Move every completed or aborted group that is too stale to expired, or drop it. Returns how many.
+    def expire(self, task: str, statuses: Collection[Status] = (Status.COMPLETED, Status.ABORTED)) -> int:
+        """Move every group with one of these statuses that is too stale to expired, or drop it. Returns how many.
 
-        Only tidies up: such groups stopped counting the moment the version or step moved.
+        Only tidies up: such groups stopped counting the moment the version or step moved. Raises `ConfigError` for
+        other statuses, whose groups do not age.
         """
-        total, more = 0, True
+        if others := sorted(set(statuses) - {Status.COMPLETED, Status.ABORTED}):
+            raise ConfigError(f"groups that are {others[0].value} do not expire: give completed, aborted, or both")
+        total, skipped, more = 0, 0, bool(statuses)
+        names = [status.value for status in statuses]
         while more:
-            expired, dropped, more = self.call_task("expire", task, SWEEP_IDS_PER_CALL)
-            total += expired + dropped
+            expired, dropped, more, left = self.call_task("expire", task, SWEEP_IDS_PER_CALL, skipped, *names)
+            total, skipped = total + expired + dropped, skipped + left
         return total
 
     def enqueue_missing_tickets(self, queue: Queue, pending: int, groups_per_job: int) -> None:

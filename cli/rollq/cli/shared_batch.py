@@ -49,10 +49,11 @@ def share_batch(data: Any) -> Any:
 def _sizes(batch: BatchSettings, tables: TaskTables) -> dict[str, dict[str, Any]]:
     """`batch_groups` and `schedule` of every task."""
     _check_no_sizes(tables)
-    shares = _shares(batch, {name: _weight(name, table) for name, table in tables.items()})
+    weights = {name: _weight(name, table) for name, table in tables.items()}
+    shares = _shares(batch, dict(weights))
     first = shares.pop(1)
     for name in tables:
-        if not any(share[name] for share in [first, *shares.values()]):
+        if weights[name] and not any(share[name] for share in [first, *shares.values()]):
             raise ValueError(f"tasks.{name}: gets no group of any batch: raise its weight, or leave the task out")
     return {
         name: {"batch_groups": first[name], "schedule": [(step, share[name]) for step, share in shares.items()]}

@@ -82,8 +82,8 @@ def fill(world: World) -> None:
 MATH = [
     GroupRecord(1, "math", "archived", 4, 1, 0.5, 1, step=1),
     GroupRecord(2, "math", "claimed", 4, 2, 0.25, 1, step=2),
-    GroupRecord(3, "math", "expired", 0, 3, None, 1),
-    GroupRecord(4, "math", "expired", 0, 4, None, 1),
+    GroupRecord(3, "math", "expired", 3, 3, None, 1),
+    GroupRecord(4, "math", "expired", 3, 4, None, 1),
     GroupRecord(5, "math", "completed", 3, 5, 0.75, 1),
     GroupRecord(6, "math", "filtered", 2, 6, 1.0, 1, "all equal"),
     GroupRecord(7, "math", "failed", 0, 7, None, 1, "no reward"),

@@ -22,6 +22,7 @@ IDS_PER_TRIP = 500
 
 _NUMBERS = (
     "status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error", "step", "counted_in",
+    "staleness",
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -122,18 +123,19 @@ _ON_THE_WAY = (Status.PENDING, Status.RUNNING)
 def _record(
     task: str, group_id: int, clock: Clock, status: str, arrival: str, letters: str, counted: str, *rest: str
 ) -> GroupRecord:
-    token_versions, reward, tries, error, admitted_for, counted_in = rest
+    token_versions, reward, tries, error, admitted_for, counted_in, expired_with = rest
     # versions may still speak of samples that were reset; of a group that had none yet they are empty
     versions = (token_versions or counted).split(",")
     held = [version for letter, version in zip(letters, versions, strict=False) if letter != "p"]
     # a batch stays as old as it was when it was claimed
     floors = Floors() if status in _CLAIMED or not counted_in else clock.floors
+    is_expired = status == Status.EXPIRED
     counted_as = [floors.counted(int(counted_in or 0), int(version)) for version in held if version != "-"]
     return GroupRecord(
         uid=group_id,
         task=task,
         status=status,
-        staleness=staleness(clock.step, counted_as),
+        staleness=int(expired_with) if is_expired and expired_with else staleness(clock.step, counted_as),
         arrival=int(arrival),
         reward=float(reward) if reward and "c" in letters else None,
         tries=int(tries),

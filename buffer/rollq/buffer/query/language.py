@@ -28,7 +28,8 @@ class GroupRecord:
     """One group, as queries see it.
 
     `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
-    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens.
+    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. Of an
+    expired group, that with which it expired.
     `reward`: mean over its samples when it was last put, None when none that was finished is left. `tries`: its
     attempts, counted anew after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
     earlier try; else "". `step`: the train step that has claimed it, or, while it is pending or running, the one that

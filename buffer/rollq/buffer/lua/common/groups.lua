@@ -160,7 +160,8 @@ local function file_expired(clock, scored)
     elseif clock.expired == 'drop' then
       drop_group(clock, id, 'expired')
     else
-      redis.call('HSET', key, 'status', 'expired')
+      local staleness = math.max(0, clock.step - 1 - oldest_now(clock, id))
+      redis.call('HSET', key, 'status', 'expired', 'staleness', staleness)
       forget_lease(key)
       redis.call('HDEL', key, 'reward')
       append_pair(filed, arrival, id)

@@ -1,26 +1,36 @@
 -- Moves groups that are too old out of the way. It only tidies up: claim and readiness never count them.
 -- Moves: completed|aborted -> expired, or dropped
 -- KEYS: clock
--- ARGV: incarnation, limit
--- Returns: how many expired, how many were dropped, more 0|1: call again
+-- ARGV: incarnation, limit, offset, then statuses
+--   offset: how many of the oldest groups were skipped so far   statuses: completed, aborted, or both
+-- Returns: how many expired, how many were dropped, more 0|1: call again, how many more were skipped
 -- Caller: Sweeping.expire; any role
 -- Repeat: finds only groups that became too old since
+local FIRST_STATUS = 4
+
 local function expire(keys, args)
-  local incarnation, limit = unpack(args)
-  check_counts(limit)
+  local incarnation, limit, offset = unpack(args, 1, FIRST_STATUS - 1)
+  check_counts(limit, offset)
+  local wanted = {}
+  for at = FIRST_STATUS, #args do
+    check_choice(args[at], 'completed', 'aborted')
+    wanted[args[at]] = true
+  end
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   limit = tonumber(limit)
-  if is_saving(clock, now_ms()) then return { 0, 0, 0 } end
+  if is_saving(clock, now_ms()) then return { 0, 0, 0, 0 } end
   local by_version, stale = clock.prefix .. 'by_version', stale_version(clock, clock.step)
-  local ids = redis.call('ZRANGEBYSCORE', by_version, '-inf', '(' .. stale_bound(stale), 'LIMIT', 0, limit)
-  if #ids == 0 then return { 0, 0, 0 } end
-  local left, scored, expired = { completed = {}, aborted = {} }, {}, {}
+  local ids = redis.call('ZRANGEBYSCORE', by_version, '-inf', '(' .. stale_bound(stale), 'LIMIT', offset, limit)
+  if #ids == 0 then return { 0, 0, 0, 0 } end
+  local left, scored, expired, skipped = { completed = {}, aborted = {} }, {}, {}, 0
   for _, id in ipairs(ids) do
     local status, arrival, oldest, counted_in = group_fields(clock, id, 'status', 'arrival', 'oldest', 'counted_in')
     local cap = cap_of(clock, counted_in)
     oldest = capped(oldest, cap)
-    if oldest > stale then -- its weights were published again, and `recount` comes
+    if not wanted[status] then
+      skipped = skipped + 1
+    elseif oldest > stale then -- its weights were published again, and `recount` comes
       file_result(clock, id, status, oldest, tonumber(arrival))
     else
       left[status][#left[status] + 1] = id
@@ -35,5 +45,5 @@ local function expire(keys, args)
   call_many('ZREM', by_version, expired)
   local filed = #expired > 0 and file_expired(clock, scored) or 0
   wake(clock, EVENT.expire)
-  return { filed, #expired - filed, #ids == limit and 1 or 0 }
+  return { filed, #expired - filed, #ids == limit and 1 or 0, skipped }
 end
