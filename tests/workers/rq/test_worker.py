@@ -8,9 +8,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from rq import Queue, Worker
@@ -23,6 +25,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
 from rollq.workers.rq.in_flight import Taken
 from rollq.workers.rq.worker import RqWorker, incarnation_name
+from support.proxy import Fate, Proxy, Verdict, name_of
 from support.waiting import PATIENCE_S
 
 
@@ -212,6 +215,35 @@ def test_a_worker_that_was_killed_does_not_block_the_name_of_its_successor() -> 
     names = {incarnation_name("gpu-0") for _ in range(3)}
     assert len(names) == 3
     assert all(name.startswith("gpu-0-") for name in names)
+
+
+@pytest.mark.parametrize("cut", [b"EXEC", b"SETINFO"], ids=["registration", "subscription"])
+def test_a_worker_starts_while_connections_break(server: EmbeddedServer, run_name: str, cut: bytes) -> None:
+    """Also where the server has done what it was asked, and only its reply is lost."""
+    was_registered = threading.Event()
+    left = iter(range(4))
+
+    def judge(command: bytes) -> Verdict:
+        later = was_registered.is_set() or cut == b"EXEC"
+        if name_of(command) == b"EXEC":
+            was_registered.set()
+        return Verdict(Fate.DROP) if later and cut in command and next(left, None) is not None else Verdict()
+
+    async def scene(worker: RqWorker, work: Work) -> None:
+        await until(lambda: subscribers(worker) == 1)
+        assert [found.name for found in Worker.all(queue=direct)] == [worker.name]
+        send_shutdown_command(direct.connection, worker.name)
+        await asyncio.wait_for(work.stopped.wait(), PATIENCE_S)
+
+    def subscribers(worker: RqWorker) -> int:
+        ((_, count),) = direct.connection.pubsub_numsub(worker.pubsub_channel_name)
+        return int(count)
+
+    direct = open_queue(server.url, run_name)
+    with Proxy(urlsplit(server.url).port or 0, judge) as proxy:
+        serve(open_queue(proxy.url, run_name), run_name, Work, scene)
+        assert proxy.broken == 4
+    assert Worker.all(queue=direct) == []
 
 
 def test_planted_jobs_are_refused_and_never_executed(queue: Queue, run_name: str, tmp_path: Path) -> None:

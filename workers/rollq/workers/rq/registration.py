@@ -13,17 +13,27 @@ from rollq.buffer.store.connection import Patience, patiently
 
 log = logging.getLogger(__name__)
 
+RQ_TTL_MARGIN_S = 60
+"""As RQ adds to the time to live of workers."""
+
 
 def register(worker: BaseWorker) -> None:
     """Enter the worker in RQ's list, and subscribe to commands. Raises `ServerUnavailable` or `ServerRefused`."""
     patiently(worker.connection, lambda: _enter(worker))
-    worker.subscribe()  # type: ignore[no-untyped-call]
+    patiently(worker.connection, worker.subscribe)
 
 
 def _enter(worker: BaseWorker) -> None:
+    """As RQ's `register_birth`, which refuses to be repeated: no other worker has the name of an incarnation."""
+    worker.birth_date = worker.last_heartbeat = now()
     try:
-        worker.register_birth()  # type: ignore[no-untyped-call]
-        worker.set_state(WorkerStatus.STARTED)
+        with worker.connection.pipeline() as pipe:
+            pipe.delete(worker.key)
+            pipe.hset(worker.key, mapping=worker.serialize())
+            worker_registration.register(worker, pipe)
+            pipe.expire(worker.key, worker.worker_ttl + RQ_TTL_MARGIN_S)
+            worker.set_state(WorkerStatus.STARTED, pipeline=pipe)
+            pipe.execute()
     except OutOfMemoryError as error:  # only work can empty a full server; every heartbeat registers again
         log.warning("worker %s: not yet in RQ's list of workers: %s", worker.name, error)
 
