@@ -202,4 +202,7 @@ def _delete_queue(queue: Queue) -> None:
         found = registry(queue=queue)
         jobs = found.get_job_ids(cleanup=False)
         queue.connection.unlink(found.key, *(queue.job_class.key_for(job) for job in jobs))
+    taken = queue.intermediate_queue.get_job_ids()  # by workers that died before they began
+    seen = queue.connection.scan_iter(f"{queue.key}:*", KEYS_PER_TRIP)  # when RQ has found each of them there
+    queue.connection.unlink(queue.intermediate_queue_key, *map(queue.job_class.key_for, taken), *seen)
     queue.delete(delete_jobs=True)
