@@ -19,11 +19,13 @@ from rq import Queue, Worker
 from rq.command import send_command, send_shutdown_command, send_stop_job_command
 from rq.job import Callback, JobStatus
 from rq.serializers import JSONSerializer
+from rq.suspension import resume, suspend
 
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
 from rollq.workers.rq.in_flight import Taken
+from rollq.workers.rq.ticket_source import BLOCK_S
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from support.proxy import Fate, Proxy, Verdict, name_of
 from support.waiting import PATIENCE_S
@@ -143,6 +145,24 @@ def test_many_tickets_run_at_once_in_one_worker(queue: Queue, run_name: str) -> 
     assert queue.started_job_registry.get_job_ids() == []
     assert queue.intermediate_queue.get_job_ids() == []
     assert len(queue.finished_job_registry.get_job_ids()) == 200
+
+
+def test_a_suspended_worker_takes_no_tickets_until_it_is_resumed(
+    fresh_server: EmbeddedServer, run_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = open_queue(fresh_server.url, run_name)
+    suspend(queue.connection)
+    enqueue_tickets(queue, run_name, 3, 2)
+
+    async def scene(worker: RqWorker, work: Work) -> None:
+        await until(lambda: "takes no tickets until `rq resume`" in caplog.text)
+        await asyncio.sleep(2 * BLOCK_S)
+        assert work.taken == []
+        assert len(queue) == 3
+        resume(queue.connection)
+        await until(lambda: len(work.done) == 6)
+
+    serve(queue, run_name, Work, scene)
 
 
 def test_no_more_tickets_are_popped_than_there_is_room_for(queue: Queue, run_name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from redis.exceptions import OutOfMemoryError
 from rq import Queue
 from rq.exceptions import NoSuchJobError
+from rq.suspension import WORKERS_SUSPENDED
 
 from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.tickets import TicketJob
@@ -29,11 +30,23 @@ class TicketSource:
         self._queue = queue
         self._client = queue.connection
         self._patience = patience
+        self._was_suspended = False
 
     def pop(self, limit: int) -> list[TicketJob]:
-        """Up to `limit` jobs from the queue; waits a moment if the queue is empty."""
+        """Up to `limit` jobs from the queue; waits a moment if the queue is empty, or `rq suspend` holds workers."""
+        if self._is_suspended():
+            self._patience.closed.wait(BLOCK_S)
+            return []
         ids = patiently(self._client, lambda: self._pop_ids(limit) or self._wait_for_id(), self._patience)
         return self._fetch(ids) if ids else []
+
+    def _is_suspended(self) -> bool:
+        is_suspended = bool(patiently(self._client, partial(self._client.exists, WORKERS_SUSPENDED), self._patience))
+        if is_suspended != self._was_suspended:
+            self._was_suspended = is_suspended
+            state = "suspended: it takes no tickets until `rq resume`" if is_suspended else "resumed"
+            log.warning("queue %s: the worker is %s", self._queue.name, state)
+        return is_suspended
 
     def _pop_ids(self, limit: int) -> list[bytes]:
         with self._client.pipeline(transaction=False) as pipe:
