@@ -1,6 +1,7 @@
 """A server with OpenAI's completions API on loopback, in a thread, which misbehaves as the test tells it to."""
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from types import TracebackType
@@ -190,3 +191,10 @@ class CompletionsServer:
             await response.write(b"data: " + orjson.dumps({"choices": [event]}) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+if __name__ == "__main__":  # in a process of its own, which can be stopped
+    with CompletionsServer() as served:
+        served.weight_routes = True
+        print(served.url, flush=True)
+        sys.stdin.read()

@@ -42,6 +42,7 @@ RollqError
  |- EngineDead           the inference engine died; the worker restarts it or exits
  |- ContextFull          a prompt and its prefix leave no room for a token
  |- TransientError       an inference server failed for a reason that may pass
+ |   |- Unanswered          a server did not answer in time
  |   |- WrongWeights        a server gives other logprobs than its weights should
  |- RequestFailed        a request to the engine's servers failed at every try
  |- RecordsFull          the buffer keeps no more calls of a group that agents over HTTP have made

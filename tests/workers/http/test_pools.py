@@ -236,6 +236,43 @@ def test_a_server_that_failed_is_asked_again_later() -> None:
     counts_of_two([recover, tell], scene)
 
 
+def test_all_requests_leave_a_silent_server_with_the_first_that_it_does_not_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is given one request at a time, so that the others wait for a place at it."""
+    ended = asyncio.Event()
+
+    async def hang(body: dict[str, Any]) -> Any:
+        await ended.wait()
+
+    async def scene(pool: ModelPool, asked: list[list[dict[str, Any]]]) -> None:
+        with caplog.at_level(logging.DEBUG, "rollq.workers.http.server_pool"):
+            await asyncio.gather(*(ask(pool) for _ in range(16)))
+        ended.set()
+
+    assert counts_of_two([hang, tell], scene, concurrent=1, request_timeout_s=1, **LONG) == [1, 16]
+    failures = [record.message for record in caplog.records if record.message.startswith("try ")]
+    assert sum("it does not answer other requests" in failure for failure in failures) == len(failures) - 1
+
+
+def test_a_server_that_failed_gets_one_request_at_a_time_until_it_answers() -> None:
+    answers = asyncio.Event()
+
+    async def hang(body: dict[str, Any]) -> Any:
+        await answers.wait()
+        return tell(body)
+
+    async def scene(pool: ModelPool, asked: list[list[dict[str, Any]]]) -> None:
+        pool._caller.servers[0].failures = 1  # and it has been left out for long enough
+        running = [asyncio.create_task(ask(pool)) for _ in range(16)]
+        await asyncio.gather(*running[1:])
+        assert [len(each) for each in asked] == [1, 15]
+        answers.set()
+        await running[0]
+
+    counts_of_two([hang, tell], scene)
+
+
 def test_a_pool_whose_servers_all_fail_is_tried_as_often_as_it_may() -> None:
     async def scene(pool: ModelPool, asked: Any) -> None:
         with pytest.raises(TransientError, match="failed 3 times, last with HTTP 503: busy"):

@@ -1,6 +1,11 @@
 """Weights that the engine behind HTTP loads into its servers, and servers that do not take them."""
 
 import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -397,3 +402,39 @@ def test_what_cannot_push_is_told_at_the_start(
         with_engine(model, two[:1], nothing)
     with pytest.raises(ConfigError, match="set one"):
         make_engine("openai", {"urls": [two[0].url], "push_model": model, "server_follows": True})
+
+
+def test_all_requests_leave_a_frozen_server_with_the_first_that_it_does_not_answer(
+    model: Path, two: tuple[CompletionsServer, CompletionsServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked for the name of its weights first; the others wait for that answer."""
+    command = (sys.executable, "-m", "support.openai_server")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    async def scene(frozen: "subprocess.Popen[str]", url: str) -> None:
+        urls = (url, two[0].url)
+        engine = OpenAIEngine(OpenAISettings(urls=urls, push_model=model, **QUICK, request_timeout_s=1))
+        await engine.start()
+        try:
+            await until_all_are_in(engine)
+            await engine.swap(model, FIRST, SwapMode.WAIT)
+            await until_all_are_in(engine)
+            frozen.send_signal(signal.SIGSTOP)
+            with caplog.at_level(logging.DEBUG, "rollq.workers.http.server_pool"):
+                answers = await asyncio.gather(*(engine.generate(replace(ASK)) for _ in range(16)))
+            assert outs(engine) == [True, False]
+            frozen.send_signal(signal.SIGCONT)
+            await until_all_are_in(engine)
+        finally:
+            await engine.close()
+        assert [len(answer.ids) for answer in answers] == [3] * 16
+
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as frozen:
+        assert frozen.stdout is not None
+        try:
+            asyncio.run(scene(frozen, frozen.stdout.readline().strip()))
+        finally:
+            frozen.kill()
+    failures = [record.message for record in caplog.records if record.message.startswith("try ")]
+    assert sum("no answer within 1 s" in failure for failure in failures) == 1
+    assert sum("it does not answer other requests" in failure for failure in failures) == 7

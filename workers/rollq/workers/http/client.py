@@ -29,6 +29,10 @@ class TransientError(RollqError):
         self.retry_after_s = retry_after_s
 
 
+class Unanswered(TransientError):
+    """A server did not answer in time."""
+
+
 def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
     """A session without a limit on connections, with the server's key if it needs one. Needs a running event loop."""
     return aiohttp.ClientSession(
@@ -42,7 +46,8 @@ def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
 async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
     """Send one request and return its JSON answer.
 
-    Raises `TransientError`, or `ValueError` for a request that the server will always refuse.
+    Raises `TransientError` (`Unanswered` after the session's time), or `ValueError` for a request that the server will
+    always refuse.
     """
     async with _answer(session, method, url, body) as response:
         return _parse(await response.read())
@@ -82,7 +87,7 @@ async def _answer(
                 raise refusal(url, response.status, raw, retry_after_s)
             yield response
     except TimeoutError as error:
-        raise TransientError(f"no answer within {session.timeout.total:g} s") from error
+        raise Unanswered(f"no answer within {session.timeout.total:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise TransientError(f"{type(error).__name__}: {error}") from error
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import aiohttp
 
-from rollq.workers.http.client import TransientError, exchange, open_session
+from rollq.workers.http.client import TransientError, Unanswered, exchange, open_session
 from rollq.workers.http.retries import RetryPolicy, backoff_s, growing_pause_s
 
 log = logging.getLogger(__name__)
@@ -25,10 +25,23 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class PooledServer:
-    """One server of a pool, and how many requests are at it."""
+    """One server of a pool, how many requests are at it, and when (monotonic) it was last heard of. `tries`: by which
+    requests can be called away from it."""
 
     url: str
     in_flight: int = 0
+    heard_s: float = 0.0
+    tries: set[asyncio.Timeout] = field(default_factory=set)
+
+    def heard(self) -> None:
+        """The server has sent something."""
+        self.heard_s = monotonic()
+
+    def leave(self) -> None:
+        """Have all requests that are at the server try another one."""
+        tries, self.tries = self.tries, set()
+        for one in tries:
+            one.reschedule(0)
 
 
 S = TypeVar("S", bound=PooledServer)
@@ -44,21 +57,24 @@ class ServerPool(ABC, Generic[S]):
     async def send(self, ask: Callable[[S], Awaitable[T]], session: str | None = None) -> T:
         """The result of `ask` with a server, tried as often as the policy allows.
 
-        A try that failed is repeated at once if another server may serve it, else after a pause. Requests of one
-        `session` prefer the same server. Raises what `ask` raises, and the error of `give_up` after the last try.
+        A try that failed is repeated at once if another server may serve it, else after a pause. With one that a silent
+        server did not answer in time, all others leave that server. Requests of one `session` prefer the same server.
+        Raises what `ask` raises, and the error of `give_up` after the last try.
         """
         failures, failed = 0, None
         while True:
-            server = self.choose(session, failed)
+            server, started_s = self.choose(session, failed), monotonic()
             server.in_flight += 1
             try:
-                return await ask(server)
+                return await _try(server, ask)
             except TransientError as error:
                 failures, failed = failures + 1, server
                 pause_s = backoff_s(self.policy, failures, error.retry_after_s, random.random())
                 if pause_s is None:
                     await self.give_up(server, failures, error)
                 retry_now = self.eject(server, error)
+                if retry_now and isinstance(error, Unanswered) and server.heard_s < started_s:
+                    server.leave()
                 log.debug("try %d at %s failed: %s", failures, server.url, error)
             finally:
                 server.in_flight -= 1
@@ -78,6 +94,19 @@ class ServerPool(ABC, Generic[S]):
         """Raise the error of a request whose last try failed."""
 
 
+async def _try(server: PooledServer, ask: Callable[[Any], Awaitable[T]]) -> T:
+    """The result of `ask`. Raises `TransientError` when requests leave the server meanwhile."""
+    try:
+        async with asyncio.timeout(None) as one:
+            server.tries.add(one)
+            try:
+                return await ask(server)
+            finally:
+                server.tries.discard(one)
+    except TimeoutError as error:
+        raise TransientError("it does not answer other requests") from error
+
+
 @dataclass(slots=True, eq=False)
 class _RestingServer(PooledServer):
     """`failures` in a row, and until when (monotonic) the server is left out for them."""
@@ -91,11 +120,17 @@ class _RestingServer(PooledServer):
         """Whether the server is left out now."""
         return self.out_until_s > monotonic()
 
+    @property
+    def tested(self) -> bool:
+        """Whether a request is at the server that failed before, to see if it answers."""
+        return self.failures > 0 and self.in_flight > 0
+
 
 class JsonCaller(ServerPool[_RestingServer]):
     """Posts JSON to servers, at most `concurrent` requests to each at the same time.
 
-    A server that failed is left out for a while, longer each time. A request waits before its next try only when all
+    A server that failed is left out for a while, longer each time, and gets one request at a time until it has answered
+    one. A request waits before its next try only when all
     servers are left out, and then it is sent whether they are back or not.
     """
 
@@ -118,13 +153,14 @@ class JsonCaller(ServerPool[_RestingServer]):
             async with server.slots:
                 answer = await exchange(http, "POST", server.url + path, body)
             server.failures = 0
+            server.heard()
             return answer
 
         return await self.send(ask)
 
     def choose(self, session: str | None, failed: _RestingServer | None) -> _RestingServer:
         """The least loaded server that is not left out, else the least loaded of all."""
-        return min(self.servers, key=lambda server: (server.out, server.in_flight))
+        return min(self.servers, key=lambda server: (server.out, server.tested, server.in_flight))
 
     def eject(self, server: _RestingServer, error: TransientError) -> bool:
         """See `ServerPool.eject`. Requests that fail together count as one failure."""

@@ -161,6 +161,7 @@ class Servers(ServerPool[Server]):
                     server.weights_verified = False
                 await self._live.verify(self._session(), server)
                 async for event in server.stream(self._session(), body):
+                    server.heard()
                     part = server.read(event, len(tokens.ids))
                     self._live.check_name(part.weights)
                     tokens.add(part)
