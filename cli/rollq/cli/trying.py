@@ -142,7 +142,7 @@ def _with_model(worker: "WorkerSettings", model: Path) -> "WorkerSettings":
 def read_answers(path: Path) -> list[str]:
     """The texts in a file, one on each line: as they are, or JSON strings in a `.jsonl` file.
 
-    Raises `ConfigError` for a file that is not text, and a line that is no JSON string.
+    Raises `ConfigError` for a file that is not text, and a line that is not a JSON string.
     """
     import orjson
 
@@ -179,7 +179,7 @@ def first_rows(file: "PromptFile", rows: int) -> tuple[list["TriedRow"], list[st
 
 
 def group_problems(rows: Sequence["TriedRow"]) -> list[str]:
-    """What is wrong with the samples of all rows together."""
+    """The problems with the samples of all rows together."""
     sampled = [row for row in rows if row.samples]
     made = [sample for row in sampled for sample in row.samples]
     problems = []

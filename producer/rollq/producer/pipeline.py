@@ -47,8 +47,8 @@ class ScoredGroup:
 Metrics = Mapping[str, float]
 
 Operator = Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup] | tuple[Sequence[ScoredGroup], Metrics]]
-"""Takes the groups that are not dropped yet, and returns them in the same order; with numbers of its own by name, too,
-as a tuple of both."""
+"""Takes the groups that are not dropped yet, and returns them in the same order; or a tuple of them and of
+numbers by name."""
 
 
 def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tuple[list[ScoredGroup], dict[str, float]]:

@@ -14,9 +14,9 @@ from rollq.workers.engines.transformers.engine import TransformersEngine, Transf
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.lone_rollouts import rollout_of
 from rollq.workers.task_settings import RolloutSettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
-from rollq.workers.trying import rollout_of
 
 JUDGE_TIMEOUT_S = 10.0
 MAX_BATCH = 256

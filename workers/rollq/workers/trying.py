@@ -1,25 +1,21 @@
 """Rows of a task, tried without a buffer: their prompts, what the judge says of texts, and samples."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus
-from rollq.workers.agents.loops import Rollout, prompt_tokens
-from rollq.workers.engines.protocol import Completion, Engine, Request, Tokenizer
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
+from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.groups.read_prompts import read_prompt
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.samples import own_verdict
 from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer, sample_of
 from rollq.workers.judging.rewards import Verdict
-from rollq.workers.seeds import sample_seed
-from rollq.workers.task_settings import RolloutSettings
-
-Generate = Callable[[Request], Awaitable[Completion]]
+from rollq.workers.lone_rollouts import rollout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +46,6 @@ class TriedRow:
     def has_equal_rewards(self) -> bool:
         """Whether its samples have one reward, so that nothing can be learned from them."""
         return len({sample.verdict.reward for sample in self.samples}) == 1
-
-
-def rollout_of(
-    task: str,
-    settings: RolloutSettings,
-    prompt: Prompt,
-    index: int,
-    seed: int,
-    tokenizer: Tokenizer,
-    generate: Generate,
-) -> Rollout:
-    """A rollout of a prompt's sample number `index` that is in no buffer."""
-    return Rollout(
-        prompt=prompt,
-        prompt_ids=prompt_tokens(prompt, tokenizer),
-        previous=EMPTY_SAMPLE,
-        sampling=settings.sampling(sample_seed(seed, task, prompt.row or 0, index, 0)),
-        max_prompt_tokens=settings.max_prompt_tokens,
-        priority=0,
-        tokenizer=tokenizer,
-        generate=generate,
-    )
 
 
 class Trying:

@@ -1,4 +1,4 @@
-"""Whether a judge accepts the answers of its own rows. The first rows are judged before anything is generated.
+"""Whether a judge accepts the answers of rows that it judges. The first rows are judged before anything is generated.
 
 A row's answer is made a text in the forms that judges expect, until one of them is accepted. A judge that raises on all
 of them would raise on a right sample, too, and a built-in one that accepts none of them has a row that it cannot use.
@@ -80,7 +80,7 @@ def sample_of(text: str) -> Sample:
 
 async def judge_own_answer(judge: Judge, prompt: Prompt, forms: tuple[str, ...] = FORMS) -> Judged | None:
     """Judge a prompt's own answer, in the first form that is accepted; else in the first one that the judge does not
-    raise on. None for an answer that is no text."""
+    raise on. None for an answer that is not a text."""
     answer = text_of(prompt.answer)
     if answer is None:
         return None
@@ -101,7 +101,7 @@ class OwnAnswers:
 
     def __init__(self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True) -> None:
         """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: those that are usual.
-        `of_text`: samples are a text alone, and a judge of one's own can look at nothing else."""
+        `of_text`: samples are a text alone, and a custom judge can look at nothing else."""
         self._judge = judge
         self._forms = FORMS if answer_text is None else (answer_text,)
         self._must_accept = answer_text is not None or judge.name in COMPARING

@@ -1,0 +1,60 @@
+"""The pages for those who come from XTuner and Trinity-RFT: their settings exist, and a literal translation runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Status
+from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.consumer.settings import TrainerSettings
+from rollq.producer.settings import ProducerSettings
+from rollq.workers.settings import WorkerSettings
+from support.producer_run import TASK, begin, lease, make_run, producer, prompt_file, put, task_settings, train
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+TABLES: dict[str, type[BaseModel]] = {
+    "tasks": TaskSettings,
+    "evaluations": EvaluationSettings,
+    "producer": ProducerSettings,
+    "worker": WorkerSettings,
+    "trainer": TrainerSettings,
+}
+SETTING = re.compile(r"`(tasks|evaluations|producer|worker|trainer)\.(?:<name>\.)?([a-z_]+)")
+
+
+@pytest.mark.parametrize("page", ["from-xtuner.md", "from-trinity.md"])
+def test_every_setting_that_a_page_names_exists(page: str) -> None:
+    named = set(SETTING.findall((GUIDE / page).read_text()))
+    assert len(named) > 5
+    assert {(table, key) for table, key in named if key not in TABLES[table].model_fields} == set()
+    assert set(TABLES) <= {*RollqSettings.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rules"),
+    [
+        ("sync", {"max_staleness": 0, "tail_batch_trigger_size": -1, "partial_rollout": False, "stragglers": "expire"}),
+        ("async", {"max_staleness": 0, "tail_batch_trigger_size": -1, "sync_weights_interval": 1, "order": "fifo"}),
+        ("async", {"max_staleness": 0, "max_tries": 3}),  # Trinity: sync_interval 1, sync_offset 0, max_retry_times 2
+    ],
+)
+def test_the_translated_defaults_train_one_batch_after_the_other(
+    server_url: str, run_name: str, tmp_path: Path, strategy: str, rules: dict[str, object]
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40), **rules)
+    with (
+        make_run(server_url, run_name, task) as buffer,
+        producer(server_url, run_name, task, strategy=strategy) as made,
+    ):
+        held = begin(buffer)
+        for step in (1, 2, 3):
+            made.tick()
+            put(buffer, lease(buffer, 4))
+            assert train(buffer, held, step, 4)
+            made.tick()
+        counts = buffer.counts(TASK)
+        assert counts.clock.control is Control.RUN
+        assert counts.statuses[Status.EXPIRED] == 0

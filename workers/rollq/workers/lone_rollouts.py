@@ -1,0 +1,33 @@
+"""Rollouts of prompts that are in no buffer."""
+
+from collections.abc import Awaitable, Callable
+
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
+from rollq.workers.agents.loops import Rollout, prompt_tokens
+from rollq.workers.engines.protocol import Completion, Request, Tokenizer
+from rollq.workers.seeds import sample_seed
+from rollq.workers.task_settings import RolloutSettings
+
+Generate = Callable[[Request], Awaitable[Completion]]
+
+
+def rollout_of(
+    task: str,
+    settings: RolloutSettings,
+    prompt: Prompt,
+    index: int,
+    seed: int,
+    tokenizer: Tokenizer,
+    generate: Generate,
+) -> Rollout:
+    """A rollout of a prompt's sample number `index` that is in no buffer."""
+    return Rollout(
+        prompt=prompt,
+        prompt_ids=prompt_tokens(prompt, tokenizer),
+        previous=EMPTY_SAMPLE,
+        sampling=settings.sampling(sample_seed(seed, task, prompt.row or 0, index, 0)),
+        max_prompt_tokens=settings.max_prompt_tokens,
+        priority=0,
+        tokenizer=tokenizer,
+        generate=generate,
+    )
