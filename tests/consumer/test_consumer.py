@@ -37,7 +37,7 @@ from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.tensor_stream import tensor_stream
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_until
 
 Connect = Callable[..., Consumer]
 
@@ -254,6 +254,24 @@ def test_the_renewing_thread_learns_that_the_trainer_was_replaced(
             second.take_production()
         with pytest.raises(FencedError):
             next(first)
+
+
+def test_the_renewing_thread_warns_of_a_server_that_evicts_by_now(
+    connect: Connect,
+    worker: HandWorker,
+    buffer: Buffer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.02)
+    monkeypatch.setattr("rollq.consumer.trainer_lease.HEARTBEAT_S", 0.02)
+    with connect() as consumer:
+        buffer.client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            wait_until(lambda: "its maxmemory-policy is 'allkeys-lru'" in caplog.text)
+        finally:
+            buffer.client.config_set("maxmemory-policy", "noeviction")
+        consumer.take_production()
 
 
 def test_a_wait_ends_with_the_counts_and_what_holds_the_batch_back(

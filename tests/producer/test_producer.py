@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import InvalidPrompt, StoreLost
+from rollq.buffer.errors import InvalidPrompt, ServerRefused, StoreLost
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import BatchState, Control, PutOutcome
 from rollq.buffer.rollouts import SampleStatus, Status
@@ -248,6 +248,19 @@ def test_a_flushed_server_ends_the_producer(fresh_server: EmbeddedServer, run_na
         made.tick()
         buffer.client.flushall()
         with pytest.raises(StoreLost):
+            made.run(threading.Event())
+
+
+def test_a_server_that_evicts_by_now_ends_the_producer(
+    fresh_server: EmbeddedServer, run_name: str, tmp_path: Path
+) -> None:
+    """Groups that it evicts are missing without any sign; a producer that starts is refused too."""
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
+    with producer(fresh_server.url, run_name, task) as made, make_run(fresh_server.url, run_name, task) as buffer:
+        begin(buffer)
+        made.tick()
+        buffer.client.config_set("maxmemory-policy", "allkeys-random")
+        with pytest.raises(ServerRefused, match=r"maxmemory-policy is 'allkeys-random', .*config set maxmemory-policy"):
             made.run(threading.Event())
 
 

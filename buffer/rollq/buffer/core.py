@@ -19,7 +19,7 @@ from rollq.buffer.replies import Clock, Control, LiveModel
 from rollq.buffer.rules_codec import decode_rules
 from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.staleness import Floors
-from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.connection import Patience, check_policy
 from rollq.buffer.store.events import EventKind, Events, channel_of
 from rollq.buffer.store.keys import SCHEMA_VERSION, is_name, task_keys
 from rollq.buffer.store.redis_url import address
@@ -252,6 +252,8 @@ class BufferCore(RunStore):
     def memory(self) -> Fullness:
         """How full the server's memory is. On a cluster, that of the fullest primary, since all have payloads.
 
+        Raises `ServerRefused` when one evicts keys by now: its policy may change at run time.
+
         Primaries that are away are waited for only if they have keys of the run or of the tasks that this role knows.
         """
         keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
@@ -302,6 +304,7 @@ def _as_bytes(_: int, payload: Frame | None) -> bytes | None:
 
 def _memory(client: redis.Redis) -> Fullness:
     info: Mapping[str, Any] = client.info("memory")
+    check_policy(client, info)
     return Fullness.of_memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
 
 

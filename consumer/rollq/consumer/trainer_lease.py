@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from rollq.buffer.errors import RollqError, ServerError
+from rollq.buffer.errors import RollqError, ServerError, ServerRefused
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.training import TRAINER_LEASE_S
@@ -35,6 +36,7 @@ class TrainerLease:
         self._buffer = buffer
         self._renewed = renewed
         self._closing = threading.Event()
+        self._refused = LogOnce(log)
         self._lost: RollqError | None = None
         self._thread = threading.Thread(target=self._renew, name="rollq-trainer-lease", daemon=True)
 
@@ -72,6 +74,7 @@ class TrainerLease:
             try:
                 self._beat()
                 if time.monotonic() - renewed_s >= RENEW_S:
+                    self._check_server()
                     self._renewed()
                     renewed_s = time.monotonic()
             except ServerError as error:
@@ -80,6 +83,13 @@ class TrainerLease:
             except RollqError as error:  # fenced, or the store is lost: final
                 self._lost = error
                 return
+
+    def _check_server(self) -> None:
+        """Warn of a server that evicts keys by now: what it drops is missing later, with no other sign of it."""
+        try:
+            self._buffer.memory()
+        except ServerRefused as error:
+            self._refused.warning("server", "%s", error)
 
     def _beat(self) -> None:
         self._buffer.renew_trainer(self.epoch, self._activity.words())

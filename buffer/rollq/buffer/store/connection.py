@@ -184,6 +184,11 @@ def check_server(client: redis.Redis, patience: Patience | None = None, *, in_cl
     )
     if refusal:
         raise ServerRefused(f"{address(client)}: {refusal} - rollq needs Redis >= 7.0 or Valkey >= 7.2")
+    check_policy(client, info)
+
+
+def check_policy(client: redis.Redis, info: Mapping[str, Any]) -> None:
+    """Raise `ServerRefused` for a server with this INFO that evicts keys when its memory is full."""
     policy = info.get("maxmemory_policy", "unknown")
     if policy != "noeviction":
         fix = cli_command(client, "config set maxmemory-policy noeviction")

@@ -32,7 +32,11 @@ local function store_lost(key, found)
       key
     )
   end
-  return fail('STORE_LOST', '%s is gone: the store was emptied, or restarted without its data', key)
+  return fail(
+    'STORE_LOST',
+    '%s is gone: the store was emptied, was restarted without its data, or evicts keys (maxmemory-policy)',
+    key
+  )
 end
 
 local function epoch_replaced(epoch, live)
@@ -134,6 +138,7 @@ local function read_run_as_trainer(key, incarnation, epoch, nonce)
   local prefix, err = read_run(key, incarnation)
   if err then return nil, err end
   local live_epoch, live_nonce = fields(prefix .. 'trainer', 'epoch', 'nonce')
-  if live_epoch ~= epoch or live_nonce ~= nonce then return nil, epoch_replaced(epoch, live_epoch or '?') end
+  if not live_epoch then return nil, store_lost(prefix .. 'trainer') end
+  if live_epoch ~= epoch or live_nonce ~= nonce then return nil, epoch_replaced(epoch, live_epoch) end
   return prefix
 end
