@@ -124,9 +124,21 @@ def spoils(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
     return [replace(one, rewards=np.full_like(one.rewards, np.nan)) for one in groups]
 
 
+def leaves_out(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+    return [replace(one, valid=np.array([True, False])) for one in groups]
+
+
+def leaves_out_in_place(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+    for one in groups:
+        one.valid[0] = False
+    return groups
+
+
 @pytest.mark.parametrize(
     ("operator", "message"),
     [
+        (leaves_out, "'leaves_out': group 1: must not change `valid`, .* or drop the group"),
+        (leaves_out_in_place, "'leaves_out_in_place': group 1: must not change `valid`"),
         (loses, "'loses': must return the 2 groups"),
         (misshapes, "'misshapes': group 1 needs 2 finite advantages"),
         (blurs, "'blurs': returned {'entropy': nan} as metrics; finite numbers are needed"),

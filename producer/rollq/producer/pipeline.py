@@ -22,7 +22,8 @@ from rollq.buffer.shards import task_of
 class ScoredGroup:
     """A group of k samples in the pipeline.
 
-    `rewards` float32 [k] (0 where not valid), `valid` bool [k], `advantages` float32 [k] once an operator has set them.
+    `rewards` float32 [k] (0 where not valid), `valid` bool [k], which stays as it is: it says which samples completed.
+    `advantages` float32 [k] once an operator has set them.
     `dropped` is the reason why the group is not trained, None if it is.
     """
 
@@ -35,13 +36,17 @@ class ScoredGroup:
     @classmethod
     def from_group(cls, group: Group) -> "ScoredGroup":
         """A group with the rewards of its judge."""
-        valid = [s.status is SampleStatus.COMPLETED and s.reward is not None for s in group.samples]
         rewards = [s.reward or 0.0 for s in group.samples]
-        return cls(group, np.array(rewards, np.float32), np.array(valid, np.bool_))
+        return cls(group, np.array(rewards, np.float32), _valid(group))
 
     def drop(self, reason: str) -> "ScoredGroup":
         """A copy of the group that will not be trained, because of `reason`."""
         return replace(self, dropped=reason)
+
+
+def _valid(group: Group) -> BoolArray:
+    valid = [sample.status is SampleStatus.COMPLETED and sample.reward is not None for sample in group.samples]
+    return np.array(valid, np.bool_)
 
 
 Metrics = Mapping[str, float]
@@ -55,8 +60,8 @@ def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tupl
     """Apply the operators in order, and return all groups in order, and the numbers that operators returned; a dropped
     group is not passed to later operators. Of two operators that name the same number, the later one counts.
 
-    Raises `ConfigError` if an operator returns other groups than it was given, or numbers that are misshapen or not
-    finite.
+    Raises `ConfigError` if an operator returns other groups than it was given, changes which samples are valid, or
+    returns numbers that are misshapen or not finite.
     """
     scored = [ScoredGroup.from_group(group) for group in groups]
     metrics: dict[str, float] = {}
@@ -145,6 +150,11 @@ def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Seq
         )
     for group in result:
         samples = len(group.group.samples)
+        if not np.array_equal(group.valid, _valid(group.group)):
+            raise ConfigError(
+                f"operator {name!r}: group {group.group.group_id}: must not change `valid`, which is read from "
+                "the samples; give a sample that should count for nothing the advantage 0, or drop the group"
+            )
         for field, numbers in (("rewards", group.rewards), ("advantages", group.advantages)):
             if numbers is not None and not _is_finite(numbers, samples):
                 raise ConfigError(f"operator {name!r}: group {group.group.group_id} needs {samples} finite {field}")
