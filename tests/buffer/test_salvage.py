@@ -206,6 +206,9 @@ def test_a_group_that_is_quarantined_leaves_no_part(salvaging: World) -> None:
     assert again.alone
     salvaging.run_out([again])
     assert salvaging.buffer.reap("math").quarantined == 1
+    facts = salvaging.buffer.inspect("math", 1)
+    assert set(facts["letters"]) == {SampleStatus.PENDING.value}, "nothing is left of its samples"
+    assert set(facts["versions"].split(",")) == {"-"}
     salvaging.check()
     assert keys_of_parts(salvaging, lease) == (False, set())
 

@@ -128,7 +128,7 @@ local function file_for_audit(clock, id, status, err)
   end
   forget_lease(key)
   local arrival, batch, parts = fields(key, 'arrival', 'batch', 'parts')
-  if parts then drop_parts(clock, id, tonumber(parts)) end
+  if parts then give_parts_up(clock, id, tonumber(parts)) end
   redis.call('ZADD', set, arrival, id)
   redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
   if batch then redis.call('HINCRBY', clock.prefix .. 'batch:' .. batch, status, 1) end

@@ -96,6 +96,22 @@ local function drop_parts(clock, id, parts)
   redis.call('HDEL', group_key(clock.prefix, id), 'parts', 'part_bytes')
 end
 
+-- Removes the salvaged parts of a group that is not sampled again, and forgets the samples that had nothing else.
+local function give_parts_up(clock, id, parts)
+  local key, rollout = group_key(clock.prefix, id), rollout_key(clock.prefix, id)
+  drop_parts(clock, id, parts)
+  local payload, letters, versions = fields(key, 'payload', 'letters', 'versions')
+  if payload or redis.call('HEXISTS', rollout, WHOLE) == 1 then return end
+  local index, kept_letters, kept_versions = 0, {}, {}
+  for version in string.gmatch(versions, EVERY_VERSION) do
+    local is_kept = redis.call('HEXISTS', rollout, index) == 1
+    kept_letters[#kept_letters + 1] = is_kept and string.sub(letters, index + 1, index + 1) or SAMPLE.pending
+    kept_versions[#kept_versions + 1] = is_kept and version or NO_VERSION
+    index = index + 1
+  end
+  redis.call('HSET', key, 'letters', table.concat(kept_letters), 'versions', table.concat(kept_versions, ','))
+end
+
 -- Notes how many bytes the frames of a group take, and `before` took.
 local function note_bytes(clock, id, bytes, before)
   local change = bytes - tonumber(before or '0')
