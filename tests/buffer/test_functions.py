@@ -302,13 +302,16 @@ def test_deaths_are_counted_up_to_the_last_try(world: World) -> None:
 # -- expire ---------------------------------------------------------------------------------------------------------
 
 
+SWEPT = ("completed", "aborted")
+
+
 def test_a_sweep_takes_no_more_than_its_limit_and_says_whether_to_call_again(world: World) -> None:
     world.start()
     world.complete(3)
     world.buffer.publish(world.held, 5, uri="", digest="5")
-    assert world.buffer.call_task("expire", "math", 2) == [2, 0, 1]
-    assert world.buffer.call_task("expire", "math", 2) == [1, 0, 0]
-    assert world.buffer.call_task("expire", "math", 2) == [0, 0, 0]
+    assert world.buffer.call_task("expire", "math", 2, 0, *SWEPT) == [2, 0, 1, 0]
+    assert world.buffer.call_task("expire", "math", 2, 0, *SWEPT) == [1, 0, 0, 0]
+    assert world.buffer.call_task("expire", "math", 2, 0, *SWEPT) == [0, 0, 0, 0]
     assert world.buffer.counts("math").progress["expired"] == 3
     assert scores(world, "expired") == {1: 1, 2: 2, 3: 3}
     world.check()
@@ -320,7 +323,7 @@ def test_what_expires_loses_its_reward_and_its_stale_samples(world: World) -> No
     (lease,) = world.lease(1)
     world.buffer.put([GroupResult(lease, (make_sample(1), make_sample(1, status="a")))])
     world.buffer.publish(world.held, 2, uri="", digest="2")
-    assert world.buffer.call_task("expire", "math", 9) == [1, 0, 0]
+    assert world.buffer.call_task("expire", "math", 9, 0, *SWEPT) == [1, 0, 0, 0]
     group = world.buffer.inspect("math", 1)
     assert group["letters"] == "pp"
     assert "reward" not in group
