@@ -227,7 +227,7 @@ def _options(folder: DemoFolder, cell: Cell, strategy: str) -> DemoOptions:
         out=folder.root,
         model=replace(TINY, learning_rate=cell.learning_rate),
         steps=cell.steps,
-        minutes=TINY.minutes,
+        minutes=None,
         seed=cell.seed,
         prompts=None,
         prompt_field="prompt",

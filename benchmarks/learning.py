@@ -47,7 +47,6 @@ class Study:
     model: str
     files: str
     steps: int
-    minutes: int
     smoothing_steps: int
     heading: str
     title: str
@@ -58,7 +57,6 @@ TINY = Study(
     model="tiny",
     files="learning",
     steps=150,
-    minutes=4,
     smoothing_steps=20,
     heading="",
     title="rollq demo: GRPO on two-digit sums and digit sorting",
@@ -77,7 +75,6 @@ SMOLLM2 = Study(
     model="smollm2",
     files="learning-smollm2",
     steps=15,
-    minutes=30,
     smoothing_steps=3,
     heading=PRETRAINED,
     title="rollq demo --model smollm2: GRPO on sums of two digits",
@@ -161,7 +158,7 @@ def run_demo(study: Study, mode: str, seed: int, steps: int, folder: Path) -> Ru
     if not summary.exists():
         print(f"\n== {mode}, seed {seed}", flush=True)
         command = [sys.executable, "-m", "rollq.cli.main", "demo", "--no-live", "--model", study.model]
-        limits = ["--seed", str(seed), "--steps", str(steps), "--minutes", str(study.minutes)]
+        limits = ["--seed", str(seed), "--steps", str(steps)]
         subprocess.run([*command, *limits, "--out", str(folder), *MODES[mode][1]], check=True)
     # The prompts are the first files of a run, the summary is the last.
     wall_s = summary.stat().st_mtime - min(path.stat().st_mtime for path in (folder / "prompts").iterdir())

@@ -20,6 +20,13 @@ def test_a_demo_without_an_end_is_refused(minutes: str, tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
+def test_a_demo_has_a_number_of_steps_or_a_time(tmp_path: Path) -> None:
+    result = rollq("demo", "--minutes", "2", "--steps", "5", "--out", str(tmp_path / "demo"))
+    assert result.exit_code == 2
+    assert "leave out --steps or --minutes" in result.output
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_synchronous_demo_that_is_to_be_stale_is_refused(tmp_path: Path) -> None:
     result = rollq("demo", "--strategy", "sync", "--max-staleness", "2", "--out", str(tmp_path / "demo"))
     assert result.exit_code == 2

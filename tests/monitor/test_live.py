@@ -111,4 +111,3 @@ def test_rates_and_shares_are_weighted_by_tokens_and_need_a_pace() -> None:
     assert mean_reward(run, "no such task") == 0.0
     assert remaining_s(LiveView("r", 100, 1.0, steps=run[:1])) is None
     assert remaining_s(LiveView("r", 15, 1.0, steps=run)) == 5.0
-    assert remaining_s(LiveView("r", 15, 1.0, limit_s=3.0, steps=run)) == 2.0

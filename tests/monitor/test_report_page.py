@@ -26,7 +26,7 @@ def run(wait_s: float = 0.1) -> list[StepRecord]:
 
 def summary_of(steps: list[StepRecord], end: BufferReading = END, **facts: object) -> dict[str, Any]:
     held_out = {"before": {"sums": 0.25, "sort": 0.75}, "after": {"sums": 0.5, "sort": 1.0}}
-    return summarize(steps, [end], held_out=held_out, facts={"seed": 3, "in_time": True, "train_s": 125.0, **facts})
+    return summarize(steps, [end], held_out=held_out, facts={"seed": 3, "train_s": 125.0, **facts})
 
 
 def page(steps: list[StepRecord], summary: dict[str, Any]) -> str:
@@ -41,7 +41,6 @@ def test_it_says_in_a_sentence_how_the_run_went() -> None:
         "The trainer made 3 steps and trained 3,000 tokens in 2 min 05 s. The reward for prompts that it never saw "
         "rose from 0.50 to 0.75."
     )
-    assert "; then the time was up." in lede(summary_of(run(), in_time=False))
     assert lede({}) == "The trainer made 0 steps and trained 0 tokens."
 
 

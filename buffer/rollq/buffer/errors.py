@@ -52,9 +52,10 @@ RollqError
  |- ToolError            a tool failed; names it and the reason
  |- CallError            the model called a tool incorrectly; the message answers the model
  |- RoleFailed           a role of the demo died more often than it is restarted
+ |- NothingLearned       a demo has trained all its steps, and its model answers no better than before
 
 `TooLate`, `WeightsRejected`, `WeightsLate` and the errors from `EngineDead` to `CallError` are defined in
-`rollq.workers`, `RoleFailed` in `rollq.cli`; all others are defined here.
+`rollq.workers`, `RoleFailed` and `NothingLearned` in `rollq.cli`; all others are defined here.
 """
 
 

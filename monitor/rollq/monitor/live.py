@@ -34,7 +34,6 @@ class LiveView:
     title: str
     total_steps: int
     elapsed_s: float
-    limit_s: float | None = None
     steps: Sequence[StepRecord] = ()
     reading: BufferReading = field(default_factory=lambda: BufferReading(time_s=0.0))
 
@@ -115,13 +114,12 @@ def clock(seconds: float) -> str:
 
 
 def remaining_s(view: LiveView) -> float | None:
-    """Seconds until the last step at the recent pace, or until the time limit; None before the second step."""
+    """Seconds until the last step at the recent pace; None before the second step."""
     recent = view.recent
     if len(recent) < 2:
         return None
     pace_s = (recent[-1].time_s - recent[0].time_s) / (recent[-1].step - recent[0].step)
-    left_s = max(0.0, (view.total_steps - recent[-1].step) * pace_s)
-    return left_s if view.limit_s is None else min(left_s, max(0.0, view.limit_s - view.elapsed_s))
+    return max(0.0, (view.total_steps - recent[-1].step) * pace_s)
 
 
 def _headline(view: LiveView) -> Text:

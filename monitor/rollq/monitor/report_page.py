@@ -26,7 +26,7 @@ REASONS = {
     "evaluated": "part of an evaluation",
 }
 FACTS = {"seed": "Seed", "mode": "Mode", "steps": "Train steps", "trained_tokens": "Trained tokens", "train_s": "Time"}
-HANDLED = ("held_out", "staleness_shares", "samples_by_worker", "conservation", "prompts", "in_time")
+HANDLED = ("held_out", "staleness_shares", "samples_by_worker", "conservation", "prompts")
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -74,7 +74,7 @@ def lede(summary: Mapping[str, Any]) -> str:
     parts = [f"The trainer made {_plural(steps, 'step')} and trained {tokens:,} tokens"]
     if "train_s" in summary:
         parts.append(f" in {duration(summary['train_s'])}")
-    parts.append("; then the time was up." if summary.get("in_time") is False else ".")
+    parts.append(".")
     before, after = _means(summary)
     if before is not None and after is not None:
         parts.append(f" The reward for prompts that it never saw {_moved(before, after)}.")

@@ -69,8 +69,6 @@ def summarize(
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Format the summary for a terminal."""
     lines = [f"{summary['steps']} steps, {summary['trained_tokens']:,} tokens trained in {summary['train_s']:.0f} s"]
-    if not summary["in_time"]:
-        lines[0] += ", when the time was up"
     before, after = (summary["held_out"].get(when, {}) for when in ("before", "after"))
     for task in before:
         gain = after[task] - before[task]

@@ -12,7 +12,7 @@ from rollq.cli.demo.command import demo
 from rollq.cli.demo.models import SMOLLM2, TINY
 from rollq.cli.settings_file import load_settings
 
-DEFAULTS = ("steps", "minutes", "workers")
+DEFAULTS = ("steps", "workers")
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ import click
 import orjson
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
+from rollq.cli.demo.length import LEAST_GAIN, duration, gain, step_seconds, steps_within
 from rollq.cli.demo.models import MODELS, TINY, DemoModel
-from rollq.cli.demo.settings import RUN, DemoOptions, demo_toml, held_out_settings
+from rollq.cli.demo.settings import GROUP_SIZE, RUN, WARM_UP_STEPS, DemoOptions, demo_toml, held_out_settings
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
 from rollq.cli.signals import interrupt_once
@@ -36,9 +38,12 @@ Rewards = Mapping[str, float]
 
 READ_PATIENCE_S = 2.0
 """How long reading the buffer waits for the server, which the demo itself restarts."""
-WARM_UP_STEPS = 600
 DEFAULT_PORT = 6379
 """Default port of `rollq redis`."""
+
+
+class NothingLearned(RollqError):
+    """A demo has trained all its steps, and its model answers no better than before."""
 
 
 @click.command()
@@ -51,7 +56,11 @@ DEFAULT_PORT = 6379
 )
 @click.option("--out", type=click.Path(path_type=Path), help="New folder for all files.  [default: rollq-demo-<time>]")
 @click.option("--steps", type=click.IntRange(1), help="Train steps.  [default: 150; smollm2: 15]")
-@click.option("--minutes", type=click.FloatRange(0.5), help="Limit for the whole demo.  [default: 4; smollm2: 20]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.5),
+    help="Fit the steps into about this time; never too few to learn.",
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of a new model, the prompts and sampling.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Custom prompts (JSONL), judged by the last number.")
 @click.option("--prompt-field", default="prompt", show_default=True, help="Field of --prompts with the prompt.")
@@ -85,7 +94,9 @@ def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: 
         choices["warm_up_steps"] = WARM_UP_STEPS
     elif model is not TINY:
         raise ConfigError(f"--warm-up-steps: only the tiny model is warmed up; leave it out with --model {model.name}")
-    for name in ("steps", "minutes", "workers"):
+    if choices["minutes"] is not None and choices["steps"] is not None:
+        raise ConfigError("--minutes chooses the number of steps: leave out --steps or --minutes")
+    for name in ("steps", "workers"):
         if choices[name] is None:
             choices[name] = getattr(model, name)
     synchronous = choices["strategy"] == "sync"
@@ -117,27 +128,54 @@ def prepare_demo(options: DemoOptions) -> None:
 def run_demo(options: DemoOptions) -> dict[str, Any]:
     """Run a whole demo up to its report; returns the summary.
 
-    Raises `ConfigError` for invalid options, `RoleFailed` when a role cannot be kept running.
+    Raises `ConfigError` for invalid options, `RoleFailed` when a role cannot be kept running, `NothingLearned`.
     """
-    if not math.isfinite(options.minutes):  # click's range accepts nan, which no clock ever reaches
+    if options.minutes is not None and not math.isfinite(options.minutes):  # click's range accepts nan
         raise ConfigError(f"--minutes {options.minutes}: must be a finite number")
-    deadline_s = time.monotonic() + 60 * options.minutes
+    began_s = time.monotonic()
     _check_packages(options.model, "matplotlib")
     folder, tasks = _new_folder(options)
+    evaluated_s = time.monotonic()
     before = _held_out(options, tasks, folder.model, "before")
+    options = _measured(options, tasks, time.monotonic() - evaluated_s, evaluated_s - began_s)
     with EmbeddedServer(folder.server) as server:
         folder.config.write_text(demo_toml(options, folder, tasks, server.url), "utf-8")
         click.echo(f"server: {server.url}; by hand, each on a separate terminal, the same would be")
         assert server.port is not None
         _print_commands(folder, server.port)
         started_s = time.monotonic()
-        limit_s = deadline_s - options.model.after_s - started_s
-        watch = Watch(folder.root.name, folder.metrics, folder.depths, options.steps, limit_s)
-        finished = _run_roles(options, folder, server, watch)
+        _run_roles(options, folder, server, Watch(folder.root.name, folder.metrics, folder.depths, options.steps))
     train_s = time.monotonic() - started_s
     after = _held_out(options, tasks, folder.trained_model, "after")
-    facts = {"seed": options.seed, "mode": _mode(options), "in_time": finished, "train_s": train_s}
-    return _report(folder, facts, {"before": before, "after": after})
+    facts = {"seed": options.seed, "mode": _mode(options), "train_s": train_s}
+    held_out = {"before": before, "after": after}
+    summary = _report(folder, facts, held_out)
+    if options.should_learn:
+        check_learned(held_out, folder)
+    return summary
+
+
+def check_learned(held_out: Mapping[str, Rewards], folder: DemoFolder) -> None:
+    """Raise `NothingLearned` unless the rewards for held-out prompts are higher `after` than `before`."""
+    if (gained := gain(held_out)) < LEAST_GAIN:
+        raise NothingLearned(
+            f"the model has not learned: its mean reward for held-out prompts changed by {gained:+.3f}, by more "
+            f"than {LEAST_GAIN} if it learns. Look at the report and at {folder.logs}, or try another --seed"
+        )
+
+
+def _measured(options: DemoOptions, tasks: Sequence[DemoTask], evaluation_s: float, spent_s: float) -> DemoOptions:
+    """Say how long the demo takes on this machine, by its first evaluation; with `minutes`, choose the steps."""
+    from rollq.cli.demo.held_out import SAMPLES, read_prompts
+
+    evaluated = SAMPLES * sum(len(read_prompts(held_out_settings(task))) for task in tasks)
+    step_s = step_seconds(evaluation_s, evaluated, GROUP_SIZE * sum(task.batch_groups for task in tasks))
+    if options.minutes is not None:
+        rest_s = 60 * options.minutes - spent_s - 2 * evaluation_s
+        most = options.model.steps
+        options = replace(options, steps=steps_within(rest_s, step_s, least=options.model.least_steps, most=most))
+    click.echo(f"on this machine, {options.steps} train steps take {duration(options.steps * step_s)}")
+    return options
 
 
 def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
@@ -184,6 +222,7 @@ def _make_tiny(folder: DemoFolder, options: DemoOptions) -> None:
         seed=options.seed,
         steps=options.warm_up_steps,
         progress=sys.stdout.isatty(),
+        measured=lambda seconds: click.echo(f"warm-up: takes {duration(seconds)} on this machine"),
     )
     click.echo(
         f"warm-up: loss {made.loss:.3f}; probability of a right answer on held-out prompts {_list(made.accuracy)}"
@@ -215,8 +254,8 @@ def _print_commands(folder: DemoFolder, port: int) -> None:
         click.echo(f"  rollq {command} {config}")
 
 
-def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> bool:
-    """Run producer, workers and trainer until the trainer has finished (True) or the time is up (False)."""
+def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> None:
+    """Run producer, workers and trainer until the trainer has finished."""
     command = (sys.executable, "-m", "rollq.cli.main")
     with Buffer.connect(server.url, RUN, patience=Patience(READ_PATIENCE_S, READ_PATIENCE_S)) as buffer:
         with Supervisor(folder.logs, _role_environment()) as supervisor:
@@ -225,9 +264,8 @@ def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer,
             for number in range(1, options.workers + 1):
                 name = f"worker-{number}"
                 supervisor.start(name, (*command, "work", str(folder.config), "--name", name))
-            finished = watch.until_finished(buffer, server, supervisor, trainer, live=options.live)
+            watch.until_finished(buffer, server, supervisor, trainer, live=options.live)
         watch.take_reading(buffer)  # with all roles at rest, the counts add up
-    return finished
 
 
 def _role_environment() -> dict[str, str]:

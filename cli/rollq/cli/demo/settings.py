@@ -11,6 +11,9 @@ from rollq.cli.demo.models import DemoModel
 from rollq.cli.settings import EvaluationSettings
 
 RUN = "demo"
+GROUP_SIZE = 8
+WARM_UP_STEPS = 600
+"""After these, the tiny model has what it takes to learn."""
 
 TASK = """
 [tasks.{name}]
@@ -23,7 +26,7 @@ stop = {stop}
 temperature = {temperature}
 chat = {chat}
 batch_groups = {batch_groups}
-group_size = 8
+group_size = {group_size}
 max_staleness = {max_staleness}
 partial_rollout = {partial_rollout}
 lease_s = {lease_s}                  # the groups of a killed worker are taken over this soon
@@ -65,12 +68,12 @@ shuffle_rewards = {shuffle_rewards}
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The options of `rollq demo`. `minutes` limits the whole demo; `max_staleness` is in weight syncs."""
+    """The options of `rollq demo`. `minutes`, if set, choose `steps`; `max_staleness` is in weight syncs."""
 
     out: Path
     model: DemoModel
     steps: int
-    minutes: float
+    minutes: float | None
     seed: int
     prompts: Path | None
     prompt_field: str
@@ -82,6 +85,12 @@ class DemoOptions:
     warm_up_steps: int
     workers: int
     live: bool
+
+    @property
+    def should_learn(self) -> bool:
+        """Whether the model must answer better in the end: with prompts and rewards of the demo, and enough steps."""
+        as_made = self.prompts is None and not self.shuffle_rewards and self.warm_up_steps >= WARM_UP_STEPS
+        return as_made and self.steps >= self.model.least_steps
 
     @property
     def device(self) -> str:
@@ -125,6 +134,7 @@ def _task_toml(options: DemoOptions, folder: DemoFolder, task: DemoTask) -> str:
         temperature=task.temperature,
         chat=_toml(task.chat),
         batch_groups=task.batch_groups,
+        group_size=GROUP_SIZE,
         max_staleness=options.max_staleness,
         partial_rollout=_toml(options.partial_rollout),
         lease_s=options.model.lease_s,

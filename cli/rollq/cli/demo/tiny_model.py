@@ -6,6 +6,7 @@ The result is an ordinary Hugging Face model folder; nothing in rollq knows that
 """
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 WRONG_ANSWERS = 0.6
 STEPS = 600
 BATCH = 64
+MEASURED_STEPS = 20
 LEARNING_RATE = 6e-3
 INIT_STD = 0.06
 CONTEXT_TOKENS = 4096
@@ -137,15 +139,19 @@ def warm_up(
     steps: int,
     progress: bool,
     lesson: Callable[[Question, random.Random], Question] = sometimes_wrong,
+    measured: Callable[[float], None] = lambda _: None,
 ) -> float:
     """Train on what `lesson` makes of `questions`, by default 60 % wrong answers; returns the last loss in nats per
-    token."""
+    token. Soon after the start, `measured` gets the seconds that all steps will take."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=steps, pct_start=0.1)
     loss = torch.tensor(float("nan"))
     bar = tqdm(range(steps), desc="warm-up", unit="step", disable=not progress)
-    for _ in bar:
+    started_s = time.monotonic()
+    for step in bar:
+        if step == MEASURED_STEPS:
+            measured((time.monotonic() - started_s) / step * steps)
         batch = [lesson(question, rng) for question in rng.sample(questions, BATCH)]
         logprobs, tokens = answer_logprobs(model, batch, tokenizer)
         loss = -logprobs.sum() / tokens
@@ -173,11 +179,13 @@ def make_tiny_model(
     seed: int = 0,
     steps: int = STEPS,
     progress: bool = True,
+    measured: Callable[[float], None] = lambda _: None,
 ) -> WarmUp:
-    """Train a model into `folder`; the same arguments give the same weights. `heldout`: task -> questions."""
+    """Train a model into `folder`; the same arguments give the same weights. `heldout`: task -> questions. `measured`:
+    see `warm_up`."""
     tokenizer = make_tokenizer()
     model = make_model(len(tokenizer), seed)
-    loss = warm_up(model, tokenizer, train, seed=seed, steps=steps, progress=progress)
+    loss = warm_up(model, tokenizer, train, seed=seed, steps=steps, progress=progress, measured=measured)
     with torch.no_grad():
         accuracy = {
             task: float(answer_logprobs(model, questions, tokenizer)[0].exp().mean())

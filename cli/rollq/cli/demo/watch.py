@@ -34,7 +34,6 @@ class Watch:
     metrics: Path
     depths: Path
     total_steps: int
-    limit_s: float
     started_s: float = field(default_factory=time.monotonic)
     snapshot: BufferReading = field(default_factory=lambda: BufferReading(time_s=0.0))
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
@@ -46,22 +45,16 @@ class Watch:
 
     def until_finished(
         self, buffer: MonitorBuffer, server: EmbeddedServer, supervisor: Supervisor, trainer: Role, *, live: bool
-    ) -> bool:
-        """Wait for the trainer; returns whether it has finished (True) or the time is up (False).
-
-        Raises `RoleFailed` when a role cannot be kept running.
-        """
+    ) -> None:
+        """Wait until the trainer has finished. Raises `RoleFailed` when a role cannot be kept running."""
         with self._display(live) as show:
             while not trainer.finished:
-                if self.elapsed_s > self.limit_s:
-                    return False
                 assert trainer.process is not None
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     trainer.process.wait(TICK_S)
                 self._restart_dead(server, supervisor)
                 self.take_reading(buffer)
                 show(self.view())
-        return True
 
     def _restart_dead(self, server: EmbeddedServer, supervisor: Supervisor) -> None:
         if not server.running:
@@ -86,7 +79,6 @@ class Watch:
             title=self.title,
             total_steps=self.total_steps,
             elapsed_s=self.elapsed_s,
-            limit_s=self.limit_s,
             steps=read_steps(self.metrics),
             reading=self.snapshot,
             notes=tuple(self.notes),
