@@ -159,6 +159,7 @@ def test_a_result_without_the_payload_that_it_names_is_refused(world: World) -> 
         50_000,
         "",
         world.held.epoch,
+        "",
         "beside",
         "",
     ]

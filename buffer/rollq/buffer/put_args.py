@@ -37,7 +37,7 @@ _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "token_versions", "oldest", "newest", "filtered", "reward",
     "rewarded", "new_tokens", "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes",
-    "rows", "counted_in",
+    "rows", "counted_in", "unjudged",
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
@@ -162,6 +162,7 @@ def result_args(
         "bytes": size_bytes,
         "rows": encoded_rows(samples) if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
         "counted_in": epoch,
+        "unjudged": ",".join(str(index) for index, sample in enumerate(samples) if sample.awaits_judge),
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
 

@@ -175,6 +175,11 @@ class Sample:
     tool_choice: str | Mapping[str, Any] | None = None
 
     @property
+    def awaits_judge(self) -> bool:
+        """Whether it is whole, and was interrupted while it was judged."""
+        return self.status is SampleStatus.ABORTED and self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+    @property
     def response_tokens(self) -> int:
         """Number of response tokens over all segments."""
         return sum(len(segment.response_ids) for segment in self.segments)

@@ -9,7 +9,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Lease, Prompt, Status
+from rollq.buffer.rollouts import FinishReason, Lease, Prompt, Sample, Status
 from rollq.buffer.steering import Order
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion
@@ -149,6 +149,47 @@ def test_xp12_a_pause_that_aborts_keeps_the_tokens_of_a_partial_rollout(
     world.world.check()
     buffer.set_control("math", RUN)
     assert kept_tokens(buffer, 1) == [3, 3]
+
+
+HELD = {"judge": False, "asked": 0}
+
+
+async def held_judge(prompt: Prompt, sample: Sample) -> float:
+    HELD["asked"] += bool(sample.sampling)
+    while HELD["judge"] and sample.sampling:
+        await asyncio.sleep(0.005)
+    return 1.0
+
+
+@pytest.mark.parametrize("partial_rollout", [True, False])
+@pytest.mark.parametrize("stop", ["pause", "timeout"])
+def test_answers_that_are_whole_are_judged_again_and_not_made_again(
+    buffer: Buffer, server_url: str, stop: str, partial_rollout: bool
+) -> None:
+    judge = f"{__name__}.held_judge"
+    world = partial_world(buffer, server_url, judge=judge, partial_rollout=partial_rollout)
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: HELD["asked"] == 2)
+        if stop == "pause":
+            buffer.set_control("math", PAUSE)
+        await world.until_count(Status.ABORTED, 1)
+        HELD["judge"] = False
+        if stop == "pause":
+            buffer.set_control("math", RUN)
+        world.recycle(1)
+        await world.until_count(Status.COMPLETED, 1)
+
+    HELD.update(judge=True, asked=0)
+    script = world.play(scene, answer="123456", pause="abort", attempt_timeout_s=0.5 if stop == "timeout" else 60)
+    assert len(script.requests) == 2
+    assert HELD["asked"] == 4
+    ((_, samples),) = world.results(1)
+    assert [(sample.text, sample.reward, sample.finish_reason) for sample in samples] == [
+        ("123456", 1.0, FinishReason.STOP)
+    ] * 2
+    world.world.check()
 
 
 def test_xp12_a_pause_that_aborts_sends_prompts_without_partial_rollout_back_uncounted(world: WorkerWorld) -> None:

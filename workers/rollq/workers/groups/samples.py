@@ -162,7 +162,8 @@ class SampleMaker:
             held.given_up.discard(index)
             places.skip(held)
             return True
-        previous = samples[index] if recipe.resumes(lease) else EMPTY_SAMPLE
+        is_made = samples[index].awaits_judge
+        previous = samples[index] if is_made or recipe.resumes(lease) else EMPTY_SAMPLE
         salvage = None
         if recipe.salvages(lease) or lease.borrowed:
             salvage = self._salvage.of(held, index, previous, recorded=recipe.records)
@@ -171,7 +172,10 @@ class SampleMaker:
         async with places.place(held, stays=index in held.staying) as is_here:
             if not is_here:
                 return True
-            made = await self._run_loop(recipe, held, index, rollout)
+            if is_made:
+                made = replace(previous, status=SampleStatus.COMPLETED)
+            else:
+                made = await self._run_loop(recipe, held, index, rollout)
         if index in held.given_up:
             held.given_up.discard(index)
             if made.status in UNFINISHED and not held.finished and salvage:
@@ -186,6 +190,8 @@ class SampleMaker:
             samples[index] = EMPTY_SAMPLE
             return False
         if made.status is SampleStatus.COMPLETED:
+            if made.reward is None and not lease.evaluation:
+                samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # what a stop finds of it
             made = await self._judge_timed(recipe, lease, made)
         places.note_judged(held)
         made = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})

@@ -4,7 +4,7 @@
 -- KEYS: clock, payloads
 -- ARGV: incarnation, epoch, floors, then per group: id, attempt, nonce, letters, versions, token_versions, oldest,
 --   newest, filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed,
---   rewarded_tokens, bytes, rows, counted_in
+--   rewarded_tokens, bytes, rows, counted_in, unjudged
 --   epoch, floors: by which versions were counted   letters: one per sample
 --   versions: the one that each sample counts as, comma separated, '-' without tokens
 --   token_versions: likewise, those of the oldest token of each sample
@@ -14,6 +14,7 @@
 --   bytes: of the frames and payloads given
 --   rows: of the samples, for the trainer (see `rollq.buffer.wire.rows`); '' unless all have ended
 --   counted_in: the epoch; or a dead one that made all tokens, whose versions are then as they were in it
+--   unjudged: indices of samples that are whole and were interrupted while they were judged, comma separated
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
 --   others, or those of its new samples by index. In place of a large frame of the WHOLE group, the field is BESIDE
 --   and the frame '': its payload is one of the keys; or the field is AWAY, and the frame the name of the payload
@@ -25,7 +26,7 @@
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
 local FIRST_RESULT = 4
-local RESULT_ARGS = 21 -- of one group, without its frames
+local RESULT_ARGS = 22 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local HAVE_ALL = { [WHOLE] = true, [BESIDE] = true, [AWAY] = true }
@@ -61,6 +62,7 @@ local function check_result(clock, result)
     result.bytes
   )
   check_numbers(result.reward, result.new_tokens)
+  if not string.find(result.unjudged or '-', '^[%d,]*$') then refuse_argument(result.unjudged, 'indices of samples') end
   check_version(result.oldest)
   check_version(result.newest)
   check_samples(clock, letters, versions)
@@ -94,7 +96,7 @@ local function read_result(clock, args, at)
   -- in the order of `result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, token_versions, oldest, newest, filtered, reward, rewarded, new_tokens,
-    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in =
+    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in, unjudged =
       unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
@@ -118,6 +120,7 @@ local function read_result(clock, args, at)
     bytes = bytes,
     rows = rows,
     counted_in = counted_in,
+    unjudged = unjudged,
   }
   check_result(clock, result)
   result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
@@ -215,6 +218,11 @@ local function store_group(clock, group, result, status, totals, now)
     'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
     'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths,
     'counted_in', result.counted_in, 'rows', result.rows)
+  if result.unjudged == '' then
+    redis.call('HDEL', result.key, 'unjudged')
+  else
+    redis.call('HSET', result.key, 'unjudged', result.unjudged)
+  end
   if counts_masked(clock) then redis.call('HSET', result.key, 'token_versions', result.token_versions) end
   forget_lease(result.key)
 end

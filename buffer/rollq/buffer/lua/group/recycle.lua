@@ -8,13 +8,22 @@
 -- Repeat: finds less room
 local FIRST_STATUS = 5
 
--- Without partial rollout, an interrupted sample starts again from the prompt.
+-- Without partial rollout, an interrupted sample starts again from the prompt, unless it is whole and was not judged.
 local function restart_interrupted(clock, id, key)
-  local letters, interrupted = redis.call('HGET', key, 'letters'), {}
-  for index = 0, #letters - 1 do
-    if string.sub(letters, index + 1, index + 1) == SAMPLE.aborted then interrupted[#interrupted + 1] = index end
+  local letters, unjudged = fields(key, 'letters', 'unjudged')
+  local is_made, interrupted, kept = {}, {}, {}
+  for _, index in ipairs(split(unjudged or '')) do
+    is_made[tonumber(index)] = true
   end
-  letters = string.gsub(letters, SAMPLE.aborted, SAMPLE.pending)
+  for index = 0, #letters - 1 do
+    local letter = string.sub(letters, index + 1, index + 1)
+    if letter == SAMPLE.aborted and not is_made[index] then
+      interrupted[#interrupted + 1] = index
+      letter = SAMPLE.pending
+    end
+    kept[#kept + 1] = letter
+  end
+  letters = table.concat(kept)
   drop_samples(clock, id, letters, interrupted)
   redis.call('HSET', key, 'letters', letters)
 end
