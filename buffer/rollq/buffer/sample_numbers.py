@@ -11,7 +11,7 @@ Numbers = Mapping[str, tuple[float | None, ...]]
 
 MOST_NAMES: Final = 16
 MOST_CHARACTERS: Final = 64
-"""More names, and longer ones, are left out: all numbers of a group travel with each claim."""
+"""More names, those of reward parts first, and longer ones are left out: all numbers of a group travel with a claim."""
 MOST: Final = 1e300
 """Larger numbers, which a sum might not hold, are left out."""
 OWN: Final = frozenset({"judge_s"})
@@ -21,8 +21,9 @@ OWN: Final = frozenset({"judge_s"})
 def sample_numbers(samples: Sequence[Sample]) -> Numbers:
     """The numbers of the trained samples by name: `reward_parts`, and numbers in `extra`. A boolean is 0 or 1."""
     by_sample = [_numbers_of(sample) for sample in samples]
-    names = sorted({name for numbers in by_sample for name in numbers})[:MOST_NAMES]
-    return {name: tuple([numbers.get(name) for numbers in by_sample]) for name in names}
+    parts = {name for sample in samples for name in sample.reward_parts}
+    names = sorted({name for numbers in by_sample for name in numbers}, key=lambda name: (name not in parts, name))
+    return {name: tuple([numbers.get(name) for numbers in by_sample]) for name in names[:MOST_NAMES]}
 
 
 def together(groups: Iterable[Numbers]) -> dict[str, tuple[float | None, ...]]:
@@ -44,11 +45,8 @@ def _numbers_of(sample: Sample) -> dict[str, float]:
     if sample.status is not SampleStatus.COMPLETED or sample.reward is None:
         return {}
     given: dict[str, Any] = {**{name: sample.extra[name] for name in sample.extra.keys() - OWN}, **sample.reward_parts}
-    return {
-        name: float(value)
-        for name, value in given.items()
-        if isinstance(value, int | float)
-        and abs(value) < 1e300
-        and math.isfinite(value)
-        and len(name) <= MOST_CHARACTERS
-    }
+    return {name: float(value) for name, value in given.items() if len(name) <= MOST_CHARACTERS and _is_usable(value)}
+
+
+def _is_usable(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < MOST and math.isfinite(value)

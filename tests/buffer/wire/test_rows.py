@@ -69,6 +69,8 @@ def test_numbers_of_samples_come_back_and_are_no_part_of_the_comparison() -> Non
 def test_numbers_are_averaged_over_the_samples_that_have_them_and_bounded() -> None:
     many = [replace(MIXED[0], extra={f"n{number:02}": number for number in range(40)} | {"n00": float("inf")})]
     assert list(sample_numbers(many)) == [f"n{number:02}" for number in range(1, 17)]
+    with_parts = [replace(many[0], reward_parts={"right": 1.0, "n00": 2.0})]
+    assert list(sample_numbers(with_parts)) == ["n00", "right", *[f"n{number:02}" for number in range(1, 15)]]
     assert means(together([{"a": (1.0, None, 3.0)}, {"a": (5.0,), "b": (None,)}])) == {"a": 3.0}
 
 
