@@ -13,11 +13,10 @@ from rollq.buffer.deletion import GONE, find_runs, summarize
 from rollq.buffer.errors import ConfigError, RunMismatch, StoreLost
 from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from support.any_server import AnyServer
-from support.buffer_run import World, payloads_in
+from support.buffer_run import World, let_go, payloads_in
 
 
 @pytest.fixture
@@ -35,13 +34,6 @@ def world(fresh_server: EmbeddedServer, run_name: str, tmp_path: Path) -> Iterat
         world.complete(8)
         world.complete(2, "code")
         yield world
-
-
-def let_go(world: World) -> None:
-    """As if its roles had ended long ago."""
-    world.buffer.client.hset(world.buffer.keys.trainer, "deadline_ms", 1)
-    for task in world.buffer.tasks():
-        world.buffer.client.hset(task_keys(world.buffer.run, task).clock, mapping={"reaped_ms": 1, "revision": "late"})
 
 
 def test_all_that_a_run_has_is_deleted_and_nothing_of_others(

@@ -283,7 +283,8 @@ def model(seed: int, sequences: int) -> None:
 @click.option("--seed", default=1, help="Seed of the first run; each run has the next one.")
 @click.option("--count", default=300, help="How many runs.")
 def runs(seed: int, count: int) -> None:
-    """Play random runs: launches that die between two calls, rewinds, releases, late tasks, snapshots."""
+    """Play random runs: launches that die between two calls, rewinds, releases, late tasks, snapshots, insertions,
+    an operator, lost functions, deleted runs."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
         stories = [broken_promise(at, server.url) for at in _progress(range(seed, seed + count), "run")]
     failures = [story for story in stories if story]

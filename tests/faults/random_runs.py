@@ -1,33 +1,46 @@
-"""Random runs of one trainer after the other: launches that die between two calls, rewinds, releases, snapshots.
+"""Random runs of one trainer after the other: launches that die between two calls, rewinds, releases, snapshots,
+insertions, an operator, and a server that loses functions, evicts, or has the run deleted.
 
 Unlike the model of one task, which knows what each call must do, this only knows the promises: no history of weights
-trains a group twice, a replay serves the recorded batches, and the buffer's own invariants hold.
+trains a group twice, a replay serves the recorded batches, every batch has its samples, a role that wakes after its run
+was deleted changes nothing, and the buffer's own invariants hold.
 """
 
 import random
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
+from faults.sleepers import Sleepers
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.errors import CheckpointOverdue, HistoryGone, StaleWorker
+from rollq.buffer.errors import CheckpointOverdue, HistoryGone, ServerRefused, StaleWorker
 from rollq.buffer.replies import Claimed, TrainerEpoch
-from rollq.buffer.rollouts import GroupResult
+from rollq.buffer.rollouts import FinishedGroup, GroupResult, Prompt
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.steering import GroupOrder
+from rollq.buffer.tickets import open_queue
 from rollq.buffer.training import ResumeMode
-from support.buffer_run import World, make_sample, text_of
+from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from support.buffer_run import World, let_go, make_sample, text_of
+from support.finished_groups import finished_sample
 from support.invariants import check_task
 
 Batch = frozenset[tuple[str, int]]
 ACTIONS = {
     "train": 30, "produce": 30, "save": 10, "launch": 8, "release": 6, "checkpoint": 5, "regenerate": 3, "register": 2,
-    "take_snapshot": 2, "die_before_commit": 2,
+    "take_snapshot": 2, "die_before_commit": 2, "insert": 6, "order_group": 6, "lose_functions": 4, "evict": 2,
+    "delete_and_restore": 2,
 }  # fmt: skip
 """What may happen next, and how often."""
 DIES_IN = {"train", "save", "release", "checkpoint", "regenerate", "die_before_commit"}
+OFFLINE = "demos"
+INSERTED_TEXT = "y" * (MOST_INLINE_BYTES + 1)
+"""Makes the frame of an inserted group a separate key."""
 RELEASE_MODES: tuple[ReleaseMode, ...] = ("return", "drop", "quarantine")
 RESUME_MODES: tuple[ResumeMode, ...] = ("replay", "replay", "return", "regenerate")
 
@@ -155,6 +168,9 @@ class RandomRun:
         if replayed and claimed.step in self._recorded:
             assert self._recorded[claimed.step] == batch, f"step {claimed.step} was replayed with another batch"
         self._recorded[claimed.step] = batch
+        for group in self._buffer.fetch(claimed.groups):
+            texts = [sample.text for sample in group.samples]
+            assert texts == [_text_for(group.prompt)] * 2, f"{group.prompt} of {group.task} has samples of others"
         return batch
 
     def _train(self) -> None:
@@ -209,7 +225,7 @@ class RandomRun:
 
     def _produce(self) -> None:
         for task in self._buffer.train_tasks():
-            if self._buffer.clock(task).version >= 0:
+            if task != OFFLINE and self._buffer.clock(task).version >= 0:
                 with suppress(StaleWorker):
                     self._produce_for(task)
                 self._buffer.expire(task)
@@ -224,10 +240,40 @@ class RandomRun:
         results = []
         for lease in finished:
             version = max(0, live.version - self._rng.choice([0, 0, 0, 1]))
-            made = make_sample(version, epoch=live.epoch, text=text_of(lease.group_id))
+            made = make_sample(version, epoch=live.epoch, text=_text_for(lease.prompt))
             results.append(GroupResult(lease, (made,) * 2))
         self._buffer.put(results)
         self._buffer.hand_back([lease for lease in leases if lease not in finished])
+
+    def _insert(self) -> None:
+        """An expert's groups arrive, each larger than the field of a hash."""
+        self._buffer.register_task(OFFLINE, TaskRules.model_validate({**self._rules, "offline": True}))
+        done, samples = self._buffer.inserted(OFFLINE, "expert"), (finished_sample(text=INSERTED_TEXT),) * 2
+        groups = [FinishedGroup(Prompt(f"{OFFLINE} {done + number}"), samples) for number in range(3)]
+        self._buffer.insert(OFFLINE, groups, source="expert", after=done)
+
+    # -- the operator and the server ----------------------------------------------------------------------------------
+
+    def _order_group(self) -> None:
+        task, order = self._rng.choice(self._buffer.train_tasks()), self._rng.choice([*GroupOrder])
+        if admitted := int(self._buffer.counts(task).progress["admitted"]):
+            group_id = self._rng.randint(1, admitted)
+            self.log.append((task, group_id, order, self._buffer.order_group(task, group_id, order)))
+
+    def _lose_functions(self) -> None:
+        self._buffer.client.function_flush()
+
+    def _evict(self) -> None:
+        """The server may evict keys for a while: no role stays, none starts, and what is under way gets through."""
+        self._buffer.client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(ServerRefused):
+                self._buffer.memory()
+            with pytest.raises(ServerRefused):
+                MortalBuffer.connect(self._url, self._name)
+            self._produce()
+        finally:
+            self._buffer.client.config_set("maxmemory-policy", "noeviction")
 
     def _take_snapshot(self) -> None:
         """Save the run, and mostly restore it into an emptied store."""
@@ -236,10 +282,43 @@ class RandomRun:
             if self._rng.random() < 0.6:
                 for key in self._buffer.client.scan_iter(f"rollq:{{{self._name}*"):
                     self._buffer.client.delete(key)
-                self._buffer.close()
-                self._world.buffer = MortalBuffer.connect(self._url, self._name)
-                self._buffer.restore(Path(folder) / "snapshot")
-                self._held = None
+                self._restore(Path(folder) / "snapshot")
+
+    def _delete_and_restore(self) -> None:
+        """Roles sleep while their run is deleted, and wake up before and after it is restored."""
+        sleepers = Sleepers(self._url, self._world, "a", self._held)
+        with tempfile.TemporaryDirectory() as folder, closing(sleepers):
+            self._buffer.save(Path(folder) / "snapshot")
+            self._delete()
+            sleepers.wake()
+            left = self._buffer.client.keys(f"*{self._name}*")
+            assert not left, f"{left} are there after the run was deleted"
+            self._restore(Path(folder) / "snapshot")
+            before = self._statuses()
+            sleepers.wake()
+            assert self._statuses() == before
+
+    def _delete(self) -> None:
+        let_go(self._world)
+        queue = open_queue(self._url, self._name)
+        with closing(queue.connection):
+            self._buffer.delete_run(queue)
+
+    def _statuses(self) -> Mapping[str, Any]:
+        return {task: self._buffer.counts(task).statuses for task in self._buffer.tasks()}
+
+    def _restore(self, snapshot: Path) -> None:
+        self._buffer.close()
+        self._world.buffer = MortalBuffer.connect(self._url, self._name)
+        self._buffer.restore(snapshot)
+        self._held = None
+
+
+def _text_for(prompt: Prompt) -> str:
+    """The text of a prompt's samples: copies of a group, for reuse, have it too."""
+    assert isinstance(prompt.content, str)
+    task, number = prompt.content.split()
+    return INSERTED_TEXT if task == OFFLINE else text_of(int(number))
 
 
 def broken_promise(seed: int, url: str) -> str:

@@ -76,6 +76,13 @@ def set_clock(buffer: Buffer, task: str, **fields: object) -> None:
     buffer.client.hset(task_keys(buffer.run, task).clock, mapping=mapping)  # type: ignore[arg-type]
 
 
+def let_go(world: "World") -> None:
+    """As if the roles of a run had ended long ago."""
+    world.buffer.client.hset(world.buffer.keys.trainer, "deadline_ms", 1)
+    for task in world.buffer.tasks():
+        set_clock(world.buffer, task, reaped_ms=1)
+
+
 @dataclass
 class World:
     """One run on a real server, seen through one `Buffer`."""

@@ -23,7 +23,9 @@ for id = 1, redis.call('HGET', ARGV[1], 'admitted') or 0 do
   groups[id] = { redis.call('HGETALL', ARGV[2] .. id), names, sizes }
 end
 local payloads = {}
-for i, key in ipairs(redis.call('KEYS', ARGV[4])) do payloads[i] = { key, redis.call('STRLEN', key) } end
+for i, key in ipairs(redis.call('KEYS', ARGV[4])) do
+  payloads[i] = { key, redis.call('STRLEN', key), redis.call('PTTL', key) }
+end
 return { sets, groups, payloads, redis.call('HGET', ARGV[1], 'bytes') or '0' }
 """
 """Group ids are given in order of arrival, so all that may exist are known."""
@@ -97,7 +99,8 @@ def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored],
         for group_id, (fields, names, sizes) in enumerate(groups, start=1)
         if fields or names
     }
-    found = {key.decode(): size for key, size in payloads}
+    found = {key.decode(): size for key, size, _ in payloads}
+    assert all(ttl_ms == -1 for *_, ttl_ms in payloads), "payloads of groups that expire"
     for group_id, group in stored.items():
         if name := group.fields.get(b"payload", b"").decode():
             assert WHOLE not in group.names, "a frame of all samples is a field and a payload"
