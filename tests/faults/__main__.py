@@ -91,7 +91,20 @@ def chaos(
     with in_bucket() if bucket else nullcontext():
         outcomes = [_run(scene, keep=keep) for scene in _progress(scenes, "run")]
     rows: list[Row] = [[str(outcome.scene.seed), outcome.scene.fsync, *_numbers(outcome)] for outcome in outcomes]
-    columns = ("seed", "fsync", "faults", "kills", "stops", "zombies", "partitions", "copies", "lent", "steps")
+    columns = (
+        "seed",
+        "fsync",
+        "faults",
+        "kills",
+        "stops",
+        "zombies",
+        "partitions",
+        "flushes",
+        "evictions",
+        "copies",
+        "lent",
+        "steps",
+    )
     _print([*columns, *INVARIANTS, "other"], rows)
     sys.exit(any(outcome.violations for outcome in outcomes))
 
@@ -118,7 +131,7 @@ def _run(scene: Scene, *, keep: bool) -> Outcome:
 
 
 def _numbers(outcome: Outcome) -> list[int]:
-    kinds = [outcome.done[kind] for kind in ("kill", "stop", "zombie", "partition")]
+    kinds = [outcome.done[kind] for kind in ("kill", "stop", "zombie", "partition", "forget", "evict")]
     return [outcome.done.total(), *kinds, outcome.copies, outcome.lent, outcome.steps, *_violations(outcome)]
 
 

@@ -209,10 +209,22 @@ class Chaos:
             self._configure()
         elif fault.kind == "failover":
             self._fail_over(fault.for_s)
+        elif fault.kind in ("forget", "evict"):
+            self._misuse_server(fault)
         elif (pid := self._server.pid) is not None:
             os.kill(pid, signal.SIGSTOP)
             self._live_for(fault.for_s)
             os.kill(pid, signal.SIGCONT)
+
+    def _misuse_server(self, fault: Fault) -> None:
+        """What an administrator does who does not know rollq. Roles end while the server may evict keys."""
+        with redis.Redis.from_url(self._server.url) as client:
+            if fault.kind == "forget":
+                client.function_flush()
+                return
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            self._live_for(fault.for_s)
+            client.config_set("maxmemory-policy", "noeviction")
 
     def _break_node(self, cluster: EmbeddedCluster, fault: Fault) -> None:
         """Break one node, once all have recovered from the last fault: with one replica, none survives two at once."""

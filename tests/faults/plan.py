@@ -7,10 +7,12 @@ from typing import Literal
 
 from support.proxy import PASS, Fate, Judge, Verdict, function_of, name_of
 
-Kind = Literal["kill", "stop", "zombie", "partition", "failover", "move"]
+Kind = Literal["kill", "stop", "zombie", "partition", "failover", "move", "forget", "evict"]
 SERVER = "server"
 TRAINER = "trainer"
 ZOMBIE_SHARE = 0.2
+OF_ROLES: Sequence[Kind] = ("kill", "kill", "stop", "partition")
+OF_SERVER: Sequence[Kind] = ("kill", "kill", "stop", "forget", "evict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Fault:
     kill: SIGKILL; stop: SIGSTOP, and SIGCONT afterwards; partition: no byte passes between the role and the server;
     zombie: the trainer is stopped, a successor takes over, and then it continues; failover: SIGKILL to the server, and
     its replica, which was cut off `for_s` before, takes its place; move: the slot of a task moves to another primary of
-    the cluster. On a cluster, `server` is any of its nodes, and a killed one comes back after `for_s`.
+    the cluster; forget: FUNCTION FLUSH; evict: the server's policy lets it evict keys. On a cluster, `server` is any of
+    its nodes, and a killed one comes back after `for_s`.
     """
 
     at_s: float
@@ -45,13 +48,13 @@ CALM = Odds(lose=0, drop=0, copy=0, delay=0)
 
 
 def make_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, longest_s: float) -> list[Fault]:
-    """`count` faults over `roles`, a mean of `gap_s` apart. Half are kills; the others last `longest_s` at most."""
+    """`count` faults over `roles`, a mean of `gap_s` apart. Most are kills; the others last `longest_s` at most."""
     rng = random.Random(f"plan {seed}")
     faults, at_s = [], 1.0
     for _ in range(count):
         at_s += rng.expovariate(1 / gap_s)
         target = rng.choice(roles)
-        kind: Kind = rng.choice(["kill", "kill", "stop", "partition"] if target != SERVER else ["kill", "stop"])
+        kind: Kind = rng.choice(OF_SERVER if target == SERVER else OF_ROLES)
         if target.startswith(TRAINER) and kind == "stop" and rng.random() < ZOMBIE_SHARE:
             kind = "zombie"
         faults.append(
@@ -59,7 +62,7 @@ def make_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, long
                 at_s,
                 kind,
                 target,
-                for_s=0.0 if kind == "kill" else rng.choice([longest_s / 12, longest_s / 4, longest_s]),
+                for_s=0.0 if kind in ("kill", "forget") else rng.choice([longest_s / 12, longest_s / 4, longest_s]),
             )
         )
     return faults

@@ -23,7 +23,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 def test_a_plan_covers_every_role_and_every_kind_in_order() -> None:
     faults = plan(1, 500)
     assert {fault.target for fault in faults} == set(role_names(3))
-    assert {fault.kind for fault in faults} == {"kill", "stop", "zombie", "partition"}
+    assert {fault.kind for fault in faults} == {"kill", "stop", "zombie", "partition", "forget", "evict"}
     assert all(before.at_s <= after.at_s for before, after in pairwise(faults))
 
 
