@@ -357,11 +357,11 @@ class BufferMachine(RuleBasedStateMachine):
         assert set(gone) <= set(aborted) or set(aborted) <= set(gone), "aborted groups go first"
         self.model.set_all(gone, Status.PENDING)
 
-    @rule()
-    def sweep(self) -> None:
+    @rule(statuses=st.sampled_from([(Status.COMPLETED, Status.ABORTED), (Status.COMPLETED,), (Status.ABORTED,), ()]))
+    def sweep(self, statuses: Sequence[Status]) -> None:
         model = self.model
-        stale = model.stale_ids(Status.COMPLETED, Status.ABORTED)
-        assert self.buffer.expire("math") == len(stale)
+        stale = model.stale_ids(*statuses)
+        assert self.buffer.expire("math", statuses) == len(stale)
         for group_id in stale:
             model.expire(group_id)
 
@@ -580,6 +580,10 @@ class BufferMachine(RuleBasedStateMachine):
             data.draw(st.sampled_from(calls))()
 
     # -- the network ------------------------------------------------------------------------------------------------
+
+    @rule()
+    def the_server_loses_its_functions(self) -> None:
+        self.buffer.client.function_flush()
 
     @rule(data=st.data())
     def a_late_copy_of_a_call_arrives(self, data: st.DataObject) -> None:
