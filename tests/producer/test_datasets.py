@@ -83,6 +83,32 @@ def test_xs05_rows_of_every_format_become_the_same_prompts(
     assert (second.answer, second.metadata["level"], second.row) == (None, None, 1)
 
 
+@pytest.mark.parametrize("write", [as_parquet, as_folder, as_arrow, as_shards])
+def test_gaps_that_a_table_fills_are_absent_from_answers_and_metadata(
+    tmp_path: Path, write: Callable[[list[dict[str, Any]], Path], Path]
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a", "answer": {"x": 1, "in": [{"y": 2}, None]}, "info": {"call": {"a": 1}}, "level": None},
+        {"prompt": "b", "answer": {"z": 3, "in": [{"w": 4}]}, "info": {"call": {"b": 2}}, "level": 1},
+        {"prompt": "c", "answer": None, "info": None, "level": 2},
+    ]
+    path = write(rows, tmp_path)
+    with PromptFile(task(path, answer_field="answer")) as file:
+        prompts = [file.prompt(row) for row in range(3)]
+    assert [prompt.answer for prompt in prompts] == [row["answer"] for row in rows]
+    assert [prompt.metadata for prompt in prompts] == [{"info": row["info"], "level": row["level"]} for row in rows]
+    with PromptFile(task(path, answer_field="info.call.a", metadata_fields=("answer.z",))) as file:
+        assert (file.prompt(1).answer, file.prompt(0).metadata) == (None, {"answer.z": None})
+
+
+def test_nulls_that_json_lines_hold_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a", "answer": {"x": null}, "info": {"y": null}}\n')
+    with PromptFile(task(path, answer_field="answer")) as file:
+        prompt = file.prompt(0)
+    assert (prompt.answer, prompt.metadata) == ({"x": None}, {"info": {"y": None}})
+
+
 def test_columns_that_json_cannot_hold_make_bad_rows_unless_they_are_left_out(tmp_path: Path) -> None:
     path = as_parquet([{"prompt": "what is this?", "image": b"\x89PNG", "answer": "a cat", "level": 2}], tmp_path)
     with (

@@ -12,7 +12,8 @@ setting of the task     column                                             field
 A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose own name contains
 dots takes precedence. In `metadata` a path appears under its full name, and a column of which only a part was used is
 kept whole. A null counts as absent, at every depth of a message, because tables with one type per column fill gaps with
-nulls. Only an answer and the content of a message may be null.
+nulls. So it does within the answers and the metadata of such a table. Only a whole answer, a whole value of `metadata`
+and the content of a message may be null.
 
 An image is a path, an https or `data:` URL, or an object with one of them under `image`, `url` or `path`, and perhaps
 the `sha256` of the file; in files of `datasets` also its bytes. It is named in the column, or in the messages' parts of
@@ -92,9 +93,11 @@ class Columns:
                 return f"{setting}: no row has a column {name!r}; the columns are {', '.join(columns)}"
         return None
 
-    def prompt(self, row: Mapping[str, Any]) -> tuple[Prompt, tuple[NamedImage, ...]]:
+    def prompt(self, row: Mapping[str, Any], *, fills_gaps: bool = False) -> tuple[Prompt, tuple[NamedImage, ...]]:
         """Convert a row to a prompt without its images, and these. Raises `ValueError` with the column and its
-        problem."""
+        problem.
+
+        `fills_gaps`: the row's table writes nulls for names that its objects lack."""
         content, ids = look_up(row, self.prompt_field), look_up(row, self.ids_field)
         field = self.prompt_field
         if content is None and (content := row.get(_MESSAGES)) is not None:
@@ -108,11 +111,12 @@ class Columns:
                 'set answer_field = "" when prompts have no answer'
             )
         content, images = self._with_images(row, self._with_system_prompt(content))
+        metadata = self._metadata(row, field)
         prompt = Prompt(
             content=content,
-            answer=answer,
+            answer=_without_nulls(answer) if fills_gaps else answer,
             ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
-            metadata=self._metadata(row, field),
+            metadata={name: _without_nulls(value) if fills_gaps else value for name, value in metadata.items()},
         )
         return prompt, images
 

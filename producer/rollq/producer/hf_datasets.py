@@ -67,6 +67,11 @@ class DatasetRows:
                     digest.update(chunk)
         return digest.hexdigest()
 
+    @property
+    def fills_gaps(self) -> bool:
+        """True: Arrow has one type for all objects of a column."""
+        return True
+
     def place(self, row: int) -> str:
         """The location of a row for error messages: the file and the row, from 0 as `datasets` counts."""
         return f"{self._path}[{row}]"

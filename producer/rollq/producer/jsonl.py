@@ -71,6 +71,11 @@ class JsonLines:
         """Number of lines that are not blank."""
         return len(self._lines)
 
+    @property
+    def fills_gaps(self) -> bool:
+        """False: a null is in the file."""
+        return False
+
     def place(self, row: int) -> str:
         """The location of a row for error messages: the file and the line (from 1)."""
         return f"{self._path}:{int(self._lines[row]) + 1}"

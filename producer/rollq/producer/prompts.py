@@ -49,6 +49,11 @@ class Table(Protocol):
         """The digest of the content, wherever the file is."""
         ...
 
+    @property
+    def fills_gaps(self) -> bool:
+        """Whether an object gets a null for each name that it lacks and its column's type has."""
+        ...
+
     def place(self, row: int) -> str:
         """The location of a row, for error messages."""
         ...
@@ -138,7 +143,7 @@ class PromptFile:
         """
         table = self._opened
         try:
-            prompt, named = self._columns.prompt(table.read(row))
+            prompt, named = self._columns.prompt(table.read(row), fills_gaps=table.fills_gaps)
             images = tuple(map(self._images.resolve, named))
             prompt = replace(prompt, row=row, images=images, image_options=self._image_options if images else {})
             if problem := prompt_problem(prompt):
