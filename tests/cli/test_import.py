@@ -146,6 +146,14 @@ def test_a_json_list_and_a_parquet_file(settings: Path, world: World) -> None:
     assert {tuple(map(tuple, ids_of(group))) for group in found} == {((*b"yes", EOS_ID), (*b"no", EOS_ID))}
 
 
+def test_nulls_that_parquet_fills_in_are_not_imported(settings: Path, world: World) -> None:
+    table = settings.parent / "expert.parquet"
+    rows = [row(1) | {"meta": {"a": 1}}, row(2) | {"meta": {"b": 2}}]
+    parquet.write_table(pa.Table.from_pylist(rows), table)
+    assert import_(table, settings).exit_code == 0
+    assert [group.prompt.metadata["meta"] for group in groups(world, 2)] == [{"a": 1}, {"b": 2}]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_what_rollq_export_wrote_comes_back_without_its_versions(settings: Path, world: World, form: str) -> None:
     world.start(math={}, demos={"offline": True})

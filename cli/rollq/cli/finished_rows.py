@@ -33,8 +33,8 @@ from rollq.buffer.rollouts import (
 )
 from rollq.buffer.wire.prompts import decode_prompt, ids_problem
 from rollq.cli.settings import TaskSettings
-from rollq.producer.columns import Columns, look_up
-from rollq.producer.prompts import open_table
+from rollq.producer.columns import Columns, look_up, without_nulls
+from rollq.producer.prompts import Table, open_table
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.engines.protocol import Tokenizer
 
@@ -174,13 +174,18 @@ def _rows(path: Path) -> Iterator[Placed]:
         raise ConfigError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from error
 
 
+def _without_gaps(table: Table, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row without the nulls that its table has put into objects."""
+    return {name: without_nulls(value) for name, value in row.items()} if table.fills_gaps else row
+
+
 def _table_rows(path: Path) -> Iterator[Placed]:
     with closing(open_table(path, Columns())) as table:
         for number in range(table.rows):
             place = table.place(number)
             try:
                 row = table.read(number)
-                found = read_lines_row(row) if _is_exported(row) else row
+                found = read_lines_row(row) if _is_exported(row) else _without_gaps(table, row)
             except ValueError as error:
                 raise InvalidGroup(f"{place}: {error}") from None
             except (LookupError, TypeError) as error:

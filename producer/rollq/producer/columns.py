@@ -114,9 +114,9 @@ class Columns:
         metadata = self._metadata(row, field)
         prompt = Prompt(
             content=content,
-            answer=_without_nulls(answer) if fills_gaps else answer,
+            answer=without_nulls(answer) if fills_gaps else answer,
             ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
-            metadata={name: _without_nulls(value) if fills_gaps else value for name, value in metadata.items()},
+            metadata={name: without_nulls(value) if fills_gaps else value for name, value in metadata.items()},
         )
         return prompt, images
 
@@ -191,15 +191,15 @@ def _message(name: str, message: Any) -> Mapping[str, Any]:
         raise ValueError(problem)
     if not isinstance(message.get("content"), str | list) and message.get("tool_calls") is None:
         raise ValueError(f"{name}.content must be a text or a list, not {_shown(message.get('content'))}")
-    return {key: _without_nulls(value) for key, value in message.items() if value is not None or key == "content"}
+    return {key: without_nulls(value) for key, value in message.items() if value is not None or key == "content"}
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """A value without the names of objects that have null for a value, at every depth."""
     if isinstance(value, Mapping):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 
