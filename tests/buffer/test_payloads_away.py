@@ -29,6 +29,7 @@ from rollq.buffer.snapshots import save as saving
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import check_name, task_keys
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from rollq.buffer.wire.pieces import Pieces
@@ -449,7 +450,7 @@ def let_go(world: World) -> None:
 
 
 def test_a_worker_that_wakes_after_its_run_was_deleted_leaves_no_payload(
-    world: World, any_server: AnyServer, run_name: str, payloads: PayloadSettings
+    world: World, any_server: AnyServer, fresh_server: EmbeddedServer, run_name: str, payloads: PayloadSettings
 ) -> None:
     """Nothing looks for payloads of a run that is gone. The error names the run, not the place of its payloads."""
     world.start().admit(2)
@@ -457,7 +458,7 @@ def test_a_worker_that_wakes_after_its_run_was_deleted_leaves_no_payload(
     let_go(world)
     with (
         Buffer.connect(any_server.url, run_name, payloads=payloads) as operator,
-        closing(open_queue(any_server.url, run_name).connection) as tickets,
+        closing(open_queue(fresh_server.url, run_name).connection) as tickets,
     ):
         operator.delete_run(Queue("tickets", connection=tickets))
     for lease in (first, second):

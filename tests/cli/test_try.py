@@ -72,6 +72,11 @@ def test_given_answers_are_judged_with_their_parts(tmp_path: Path) -> None:
     assert "answer 'it is 1': reward 1.25 (right 1, short 0.25)" in result.output
     assert "answer 'no\\nidea': reward 0.25 (right 0, short 0.25)" in result.output
     assert "p.jsonl:3" not in result.output
+    answers.write_text('"it is 1 \u2028"\n', encoding="utf-8")
+    result = tried(tmp_path, "--answers", str(answers), "--rows", "3", more='judge = "tried_judges.parts"')
+    assert (result.exit_code, "p.jsonl:2" in result.output) == (0, False)
+    answers.write_text("")
+    assert "is empty: it needs a line for each row" in tried(tmp_path, "--answers", str(answers)).output
     answers.write_text("1\n")
     result = tried(tmp_path, "--answers", str(answers))
     assert result.exit_code == 2

@@ -13,6 +13,7 @@ from rollq.buffer.replies import ArchiveState, Counts, LastError, Unusable
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.trainer_state import TrainerState
+from rollq.buffer.whole_numbers import whole_number
 
 _unreadable = LogOnce(logging.getLogger(__name__))
 
@@ -63,7 +64,7 @@ class Inspection(BufferCore):
         reasons = {}
         for reason, value in found.items():
             count, _, first = value.decode(errors="replace").partition(" ")
-            reasons[reason.decode(errors="replace")] = Unusable(int(count), first)
+            reasons[reason.decode(errors="replace")] = Unusable(whole_number(count) or 0, first)
         return dict(sorted(reasons.items(), key=lambda item: -item[1].rows))
 
     def archive_state(self, task: str) -> ArchiveState:

@@ -53,6 +53,7 @@ def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, samp
       rollq try rollq.toml sums --model Qwen2.5-0.5B-Instruct --rows 8
     """
     from rollq.cli.settings_file import load_settings
+    from rollq.monitor.plain import one_line
     from rollq.monitor.units import count
     from rollq.producer.prompts import PromptFile
 
@@ -64,7 +65,8 @@ def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, samp
     reader = settings.answer_readers().get(task)
     with ExitStack() as stack:
         prompts = stack.enter_context(PromptFile(table, reader))
-        found, problems = first_rows(prompts, rows or (ROWS if given is None else len(given)))
+        wanted = rows or ROWS if given is None else min(rows or len(given), len(given))
+        found, problems = first_rows(prompts, wanted)
         asyncio.run(_try_all(task, _as_task(table), worker, found, given, sample or model is not None, settings.seed))
     problems += [problem for row in found for problem in dict.fromkeys(row.problems)]
     problems += group_problems(found)
@@ -72,7 +74,7 @@ def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, samp
         click.echo(line)
     click.echo("\n" + (f"{count(len(problems), 'problem')}:" if problems else "nothing is wrong"))
     for problem in problems:
-        click.echo(f"  {problem}")
+        click.echo(f"  {one_line(problem)}")
     if problems:
         raise SystemExit(1)
 
@@ -101,7 +103,7 @@ async def _try_all(
     try:
         for row in rows:
             number = row.prompt.row or 0
-            await trying.look(row, None if given is None else given[number] if number < len(given) else "")
+            await trying.look(row, None if given is None else given[number])
         if samples:
             engine = load_engine(worker)
             await engine.start()
@@ -147,9 +149,12 @@ def read_answers(path: Path) -> list[str]:
     import orjson
 
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_bytes().decode().removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--answers {str(path)!r} cannot be read: {error}") from error
+    if lines == [""]:
+        raise ConfigError(f"--answers {str(path)!r} is empty: it needs a line for each row")
+    lines = [line.removesuffix("\r") for line in lines]
     if path.suffix != ".jsonl":
         return lines
     texts = []

@@ -158,9 +158,11 @@ class ImageFiles:
             raise ImageError(f"image {str(path)[:80]!r} cannot be read: {error}") from error
         folders = [folder.resolve() for folder in (self.folder, *self.more_folders)]
         if not any(found.is_relative_to(folder) for folder in folders):
+            leads = "" if found == path else f"leads to {str(found)[:80]!r}, which "
+            allowed = " or ".join(repr(str(folder)) for folder in folders)
             raise ImageError(
-                f"image {str(path)[:80]!r} is not in {' or '.join(repr(str(folder)) for folder in folders)}: name its "
-                "folder in image_folders of the task or evaluation, if its rows may read there"
+                f"image {str(path)[:80]!r} {leads}is not in {allowed}: name its folder in image_folders of the task or "
+                "evaluation, if its rows may read there"
             )
         return found
 

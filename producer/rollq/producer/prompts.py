@@ -31,6 +31,7 @@ LOOKED_AT = 100
 """First rows of a file that are searched for the columns that settings name."""
 READING = set(PromptSettings.model_fields) - {
     "prompts", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed", "shuffle_seed",
+    "image_folders",
 }  # fmt: skip
 """The settings that decide how a row becomes a prompt."""
 DATASET_SUFFIXES = frozenset({".parquet", ".arrow"})

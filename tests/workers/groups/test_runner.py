@@ -112,15 +112,16 @@ def test_the_share_of_samples_without_a_reward_is_reported_with_the_last_error(b
 def test_a_judge_that_raises_can_count_as_a_wrong_answer_and_is_counted(buffer: Buffer, server_url: str) -> None:
     judge = "support.worker_run.strict_judge"
     world = WorkerWorld(buffer, server_url, {"judge": judge, "on_judge_error": "zero"})
-    world.admit(1)
+    world.admit(2)
 
     async def scene(worker: Worker, script: Script) -> None:
-        await world.until_count(Status.COMPLETED, 1)
+        await world.until_count(Status.COMPLETED, 2)
         await world.until(lambda: any(report["unrewarded"] for report in buffer.workers().values()))
 
-    world.play(scene)
-    ((_, samples),) = world.results(1)
-    for sample in samples:
+    world.play(scene, answer="1")
+    wrong, right = (samples for _, samples in world.results(2))
+    assert {tuple(sample.reward_parts.items()) for sample in right} == {(("judge_error", 0.0),)}
+    for sample in wrong:
         assert (sample.status, sample.reward) == (SampleStatus.COMPLETED, 0.0)
         assert sample.reward_parts == {"judge_error": 1.0}
         assert "RuntimeError: this is not the answer" in str(sample.extra["judge_error"])
@@ -159,7 +160,7 @@ def test_xp14_a_judge_that_raises_fails_the_group_and_never_rewards_0(buffer: Bu
     world.play(scene)
     judge, said = "judge 'support.worker_run.own_judge'", "RuntimeError: the judge is out"
     place = r"\(tests/support/worker_run\.py:\d+ in own_judge\)"
-    given = r"it was given the prompt's own answer, as the text '0'"
+    given = "it was given the prompt's own answer, as the text '0': mend the row or the judge, .*"
     assert re.fullmatch(f"{re.escape(judge)}: {said} {place}; {given}", world.error(1))
 
 
@@ -463,7 +464,7 @@ JUDGED = {"wait": False}
 
 
 async def patient_judge(prompt: Prompt, sample: Sample) -> float:
-    while JUDGED["wait"] and sample.sampling:
+    while JUDGED["wait"] and sample.sampling["seed"]:
         await asyncio.sleep(0.005)
     return 1.0
 

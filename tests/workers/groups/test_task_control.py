@@ -11,6 +11,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import FinishReason, Lease, Prompt, Sample, Status
 from rollq.buffer.steering import Order
+from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion
 from rollq.workers.groups.samples import priority
@@ -155,8 +156,8 @@ HELD = {"judge": False, "asked": 0}
 
 
 async def held_judge(prompt: Prompt, sample: Sample) -> float:
-    HELD["asked"] += bool(sample.sampling)
-    while HELD["judge"] and sample.sampling:
+    HELD["asked"] += bool(sample.sampling["seed"])  # 0: an own answer, before anything is made
+    while HELD["judge"] and sample.sampling["seed"]:
         await asyncio.sleep(0.005)
     return 1.0
 
@@ -189,6 +190,32 @@ def test_answers_that_are_whole_are_judged_again_and_not_made_again(
     assert [(sample.text, sample.reward, sample.finish_reason) for sample in samples] == [
         ("123456", 1.0, FinishReason.STOP)
     ] * 2
+    world.world.check()
+
+
+class Boxed(SingleTurn):
+    """A loop whose judge looks at something that is removed once the sample has been judged."""
+
+    async def run(self, rollout: Rollout) -> Sample:
+        rollout.at_end(lambda: None)
+        return await super().run(rollout)
+
+
+def test_answers_whose_judge_needs_their_workspace_are_made_again(buffer: Buffer, server_url: str) -> None:
+    world = partial_world(buffer, server_url, judge=f"{__name__}.held_judge", agent_loop=f"{__name__}.Boxed")
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: HELD["asked"] == 2)
+        buffer.set_control("math", PAUSE)
+        await world.until_count(Status.PENDING, 1)
+        HELD["judge"] = False
+        buffer.set_control("math", RUN)
+        world.tickets(1)
+        await world.until_count(Status.COMPLETED, 1)
+
+    HELD.update(judge=True, asked=0)
+    assert len(world.play(scene, answer="123456", pause="abort").requests) == 4
     world.world.check()
 
 

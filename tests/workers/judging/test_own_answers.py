@@ -1,8 +1,11 @@
 """The first rows are judged before anything is generated: their own answers must be accepted."""
 
 import asyncio
+import json
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -10,7 +13,7 @@ from rollq.buffer import exact_json
 from rollq.buffer.rollouts import Prompt, Sample
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
-from rollq.workers.judging.own_answers import FIRST_ROWS, OwnAnswers, text_of
+from rollq.workers.judging.own_answers import FIRST_ROWS, OwnAnswers, sample_of, text_of
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.task_settings import JudgeSettings
 from support.waiting import PATIENCE_S
@@ -36,7 +39,25 @@ def as_a_penalty(prompt: Prompt, sample: Sample) -> float:
     return 0.0 if sample.text == str(prompt.answer) else -1.0
 
 
-def found(judge: str, answers: list[Any], answer_text: str | None = None) -> tuple[list[str], str]:
+AS_SAMPLE = partial(
+    sample_of, prompt_ids=np.array([7], np.int32), encode=lambda text: list(text.encode()), sampling={"max_tokens": 9}
+)
+
+
+def reads_sampling(prompt: Prompt, sample: Sample) -> float:
+    """A judge that looks at all that a sample of one turn has."""
+    (segment,) = sample.segments
+    is_short = sample.response_tokens == len(sample.text.encode()) <= sample.sampling["max_tokens"]
+    return float(is_short and segment.prompt_ids.tolist() == [7])
+
+
+def reads_json(prompt: Prompt, sample: Sample) -> float:
+    return float(json.loads(sample.text)["result"] == prompt.answer)
+
+
+def found(
+    judge: str, answers: list[Any], answer_text: str | None = None, *, may_raise: bool = False
+) -> tuple[list[str], str]:
     """The problems with the rows, and the doubt."""
 
     async def look() -> tuple[list[str], str]:
@@ -44,8 +65,8 @@ def found(judge: str, answers: list[Any], answer_text: str | None = None) -> tup
         name = f"{__name__}.{judge}" if judge in globals() else judge
         made = make_judge(name, {}, JudgeContext(PATIENCE_S, processes))
         try:
-            own = OwnAnswers(made, answer_text)
-            return [await own.problem(Prompt("?", answer=answer)) for answer in answers], own.doubt
+            own = OwnAnswers(made, answer_text, may_raise=may_raise)
+            return [await own.problem(Prompt("?", answer=answer), AS_SAMPLE) for answer in answers], own.doubt
         finally:
             await processes.close()
 
@@ -62,6 +83,7 @@ def found(judge: str, answers: list[Any], answer_text: str | None = None) -> tup
         ("in_a_box", ["a", 5]),
         ("as_a_penalty", ["a", 5]),
         ("of_its_own_form", ["a"]),
+        ("reads_sampling", ["a"]),
         ("as_it_is", [None, {"tests": []}, [["in", "out"]]]),
     ],
 )
@@ -87,6 +109,15 @@ def test_the_form_that_a_task_names_must_be_accepted() -> None:
     problems, _ = found("of_its_own_form", ["a", "b"], "final: {answer}")
     assert len(list(filter(None, problems))) == 2
     assert "gives 0 to the prompt's own answer, as the text 'final: a'" in problems[0]
+
+
+def test_a_judge_that_may_raise_is_doubted_and_not_refused() -> None:
+    problems, _ = found("reads_json", ["a"])
+    assert "name the form that it expects in answer_text" in problems[0]
+    problems, doubt = found("reads_json", ["a"] * FIRST_ROWS, may_raise=True)
+    assert problems == [""] * FIRST_ROWS
+    assert "reads_json" in doubt
+    assert found("reads_json", ["a"] * 2, '{"result": "{answer}"}', may_raise=True) == (["", ""], "")
 
 
 def test_only_the_first_rows_are_looked_at() -> None:

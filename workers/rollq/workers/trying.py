@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -14,7 +15,7 @@ from rollq.workers.groups.read_prompts import read_prompt
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.samples import own_verdict
 from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer, sample_of
-from rollq.workers.judging.rewards import Verdict
+from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.lone_rollouts import rollout_of
 
 
@@ -60,24 +61,27 @@ class Trying:
         """Render a row's prompt, and judge the text that is `given`, or the row's own answer."""
         settings = self._recipe.settings
         try:
-            ids = (await read_prompt(row.prompt, self._tokenizer)).ids.tolist()
+            read = await read_prompt(row.prompt, self._tokenizer)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - a template or a tokenizer may raise anything
             row.problems.append(f"{row.place}: the prompt has no tokens: {reason_of(error)}")
             return
+        ids = read.ids.tolist()
         row.shown, row.prompt_tokens = self._tokenizer.decode(ids, special=True), len(ids)
         if len(ids) > settings.max_prompt_tokens:
             row.problems.append(
                 f"{row.place}: the prompt has {len(ids)} tokens, more than max_prompt_tokens = "
                 f"{settings.max_prompt_tokens}"
             )
+        sampling = settings.sampling(0).as_dict()
+        as_sample = partial(sample_of, prompt_ids=read.ids, encode=read.tokenizer.encode, sampling=sampling)
         if given is not None:
-            row.given = await self._judged(row.prompt, sample_of(given))
+            row.given = await self._judged(row.prompt, as_sample(given))
             self._note_error(row, row.given)
             return
         form = settings.answer_text
-        row.own = await judge_own_answer(self._recipe.judge, row.prompt, FORMS if form is None else (form,))
+        row.own = await judge_own_answer(self._recipe.judge, row.prompt, as_sample, FORMS if form is None else (form,))
         if row.own is not None and (form is not None or self._recipe.judge.name not in UNCHECKED):
             self._note_own(row, row.own)
 
@@ -106,6 +110,8 @@ class Trying:
             verdict = own_verdict(sample)
         else:
             verdict = await self._recipe.judge.verdict(prompt, sample)
+            if verdict.raised and self._recipe.settings.on_judge_error == "zero":
+                verdict = failed_as_wrong(verdict)
         is_truncated = sample.finish_reason is FinishReason.LENGTH
         return JudgedText(sample.text, verdict, monotonic() - started_s, sample.response_tokens, is_truncated)
 
@@ -115,7 +121,10 @@ class Trying:
 
     def _note_own(self, row: TriedRow, own: Judged) -> None:
         if own.verdict.error:
-            row.problems.append(f"{row.place}: {own.verdict.error}; the text was the row's own answer")
+            row.problems.append(
+                f"{row.place}: {own.verdict.error}; the text was the row's own answer; "
+                "answer_text names the form that the judge expects"
+            )
         elif not own.is_accepted:
             row.problems.append(
                 f"{row.place}: judge {self._recipe.judge.name!r} gives {own.verdict.reward:g} to the row's own answer, "

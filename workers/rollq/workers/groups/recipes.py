@@ -97,7 +97,12 @@ def make_recipes(
                 settings=task,
                 loop=make_loop(task.agent_loop, task.agent_options, gateway),
                 judge=judge,
-                own_answers=OwnAnswers(judge, task.answer_text, of_text=task.agent_loop == "single_turn"),
+                own_answers=OwnAnswers(
+                    judge,
+                    task.answer_text,
+                    of_text=task.agent_loop == "single_turn",
+                    may_raise=task.on_judge_error == "zero",
+                ),
                 filters=tuple(Filter.load(path, limit_s) for path in task.filters),
                 pools=pools,
                 run_seed=run_seed,

@@ -33,6 +33,7 @@ from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage, SampleSalvage
 from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
+from rollq.workers.judging.own_answers import AsSample, sample_of
 from rollq.workers.judging.rewards import JUDGE_ERROR, Verdict, failed_as_wrong
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
 from rollq.workers.real_numbers import finite
@@ -44,6 +45,17 @@ OWN_REWARD = "session"
 """In place of the judge's name: the agent said what its sample earned."""
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
+
+
+class SampleEnds(ExitStack):
+    """Functions that are called once a sample has been judged, or is given up: its judge may need what they remove."""
+
+    is_empty = True
+
+    def add(self, function: Callable[[], object]) -> None:
+        """Call `function` then."""
+        self.is_empty = False
+        self.callback(function)
 
 
 class SampleMaker:
@@ -125,7 +137,7 @@ class SampleMaker:
             for index in missing:
                 samples[index] = failed(f"prompt: {reason_of(error)}")
             return
-        if problem := await recipe.own_answers.problem(lease.prompt):
+        if problem := await recipe.own_answers.problem(lease.prompt, self._as_sample(recipe, prompt)):
             for index in missing:
                 samples[index] = failed(problem)
                 self._judged += 1
@@ -139,7 +151,7 @@ class SampleMaker:
     ) -> None:
         """Make one sample, or have another worker make it; what that one leaves unfinished is made here after all."""
         while True:
-            ends = ExitStack()
+            ends = SampleEnds()
             try:
                 is_lent = await self._make_with(recipe, held, prompt, samples, index, ends)
             finally:
@@ -154,7 +166,7 @@ class SampleMaker:
         self._note_generated(held, index)
 
     async def _make_with(
-        self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: ExitStack
+        self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: SampleEnds
     ) -> bool:
         """Make one sample; True if another worker is to make the rest of it."""
         lease, places = held.lease, self._places.of(held.lease.task)
@@ -168,7 +180,7 @@ class SampleMaker:
         if recipe.salvages(lease) or lease.borrowed:
             salvage = self._salvage.of(held, index, previous, recorded=recipe.records)
         rollout = self._rollout(recipe, held, prompt, index, previous, salvage)
-        rollout = replace(rollout, at_end=ends.callback)
+        rollout = replace(rollout, at_end=ends.add)
         async with places.place(held, stays=index in held.staying) as is_here:
             if not is_here:
                 return True
@@ -190,7 +202,7 @@ class SampleMaker:
             samples[index] = EMPTY_SAMPLE
             return False
         if made.status is SampleStatus.COMPLETED:
-            if made.reward is None and not lease.evaluation:
+            if made.reward is None and not lease.evaluation and ends.is_empty:
                 samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # what a stop finds of it
             made = await self._judge_timed(recipe, lease, made)
         places.note_judged(held)
@@ -253,6 +265,10 @@ class SampleMaker:
         judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
 
+    def _as_sample(self, recipe: Recipe, prompt: ReadPrompt) -> AsSample:
+        sampling = recipe.settings.sampling(0).as_dict()
+        return partial(sample_of, prompt_ids=prompt.ids, encode=prompt.tokenizer.encode, sampling=sampling)
+
     def _note_unrewarded(self, error: str) -> None:
         self._unrewarded += 1
         self.judge_error = error
@@ -298,10 +314,11 @@ class SampleMaker:
             verdict = failed_as_wrong(verdict)
         if verdict.error is not None:
             return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
+        counts_errors = {JUDGE_ERROR: 0.0} if recipe.settings.on_judge_error == "zero" and made.reward is None else {}
         judged = replace(
             made,
             reward=verdict.reward,
-            reward_parts={**verdict.parts, **verdict.facts},
+            reward_parts={**counts_errors, **verdict.parts, **verdict.facts},
             extra={**verdict.notes, **made.extra},
         )
         task = recipe.settings

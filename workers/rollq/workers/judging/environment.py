@@ -54,4 +54,7 @@ def most_memory() -> int:
 def limit_memory() -> None:
     """Let this process, and each that it starts, have `most_memory`. Address space that is only reserved, as CUDA
     does, does not count."""
-    resource.setrlimit(resource.RLIMIT_DATA, (most_memory(), most_memory()))
+    most, (_, hard) = most_memory(), resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:  # only root may raise it
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))

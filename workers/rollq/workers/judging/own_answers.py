@@ -7,17 +7,21 @@ Other judges may expect another form: `answer_text` names it, and then they must
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from rollq.buffer import exact_json
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judging.answers import PLACEHOLDER
 from rollq.workers.judging.judge import Judge
 from rollq.workers.judging.rewards import Verdict
 
 log = logging.getLogger(__name__)
+
+AsSample = Callable[[str], Sample]
+"""Makes a sample of a text, as an engine might have made it for the prompt."""
 
 FIRST_ROWS: Final = 4
 """Rows of a task that each worker looks at."""
@@ -30,6 +34,8 @@ FORMS: Final = (
     f"<answer>{PLACEHOLDER}</answer>",
     f"<think>\nSo it is.\n</think>\n<answer>\n{PLACEHOLDER}\n</answer>",
     f"The answer is {PLACEHOLDER}",
+    f"Answer: {PLACEHOLDER}",
+    f'{{"answer": "{PLACEHOLDER}"}}',
     f"```python\n{PLACEHOLDER}\n```",
 )
 """The forms in which judges expect an answer."""
@@ -66,19 +72,23 @@ def text_of(answer: Any) -> str | None:
     return answer if isinstance(answer, str) else exact_json.dumps(answer).decode()
 
 
-def sample_of(text: str) -> Sample:
-    """A sample with a text that no engine has made, of one token per character."""
-    size = len(text)
+def sample_of(
+    text: str, *, prompt_ids: Int32Array, encode: Callable[[str], list[int]], sampling: Mapping[str, Any]
+) -> Sample:
+    """A sample of a prompt with a text that no engine has made."""
+    ids = np.array(encode(text), np.int32)
     segment = Segment(
-        prompt_ids=np.zeros(1, np.int32),
-        response_ids=np.zeros(size, np.int32),
-        logprobs=np.zeros(size, np.float32),
-        versions=(VersionSpan(0, 0, size),) if size else (),
+        prompt_ids=prompt_ids,
+        response_ids=ids,
+        logprobs=np.zeros(len(ids), np.float32),
+        versions=(VersionSpan(0, 0, len(ids)),) if len(ids) else (),
     )
-    return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, text=text)
+    return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, text=text, sampling=sampling)
 
 
-async def judge_own_answer(judge: Judge, prompt: Prompt, forms: tuple[str, ...] = FORMS) -> Judged | None:
+async def judge_own_answer(
+    judge: Judge, prompt: Prompt, as_sample: AsSample, forms: tuple[str, ...] = FORMS
+) -> Judged | None:
     """Judge a prompt's own answer, in the first form that is accepted; else in the first one that the judge does not
     raise on. None for an answer that is not a text."""
     answer = text_of(prompt.answer)
@@ -87,9 +97,9 @@ async def judge_own_answer(judge: Judge, prompt: Prompt, forms: tuple[str, ...] 
     found: list[Judged] = []
     for form in forms:
         text = form.replace(PLACEHOLDER, answer)
-        verdict = await judge.verdict(prompt, sample_of(text))
+        verdict = await judge.verdict(prompt, as_sample(text))
         needs_wrong = verdict.reward is not None and verdict.reward <= 0
-        wrong = await judge.verdict(prompt, sample_of(form.replace(PLACEHOLDER, WRONG))) if needs_wrong else None
+        wrong = await judge.verdict(prompt, as_sample(form.replace(PLACEHOLDER, WRONG))) if needs_wrong else None
         found.append(Judged(text, verdict, wrong))
         if found[-1].is_accepted:
             return found[-1]
@@ -99,19 +109,23 @@ async def judge_own_answer(judge: Judge, prompt: Prompt, forms: tuple[str, ...] 
 class OwnAnswers:
     """The first rows of one task: whether their judge accepts their own answers."""
 
-    def __init__(self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True) -> None:
+    def __init__(
+        self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
+    ) -> None:
         """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: those that are usual.
+        `may_raise`: a sample that the judge raises for is a wrong one, so that it may do so for other forms.
         `of_text`: samples are a text alone, and a custom judge can look at nothing else."""
         self._judge = judge
         self._forms = FORMS if answer_text is None else (answer_text,)
         self._must_accept = answer_text is not None or judge.name in COMPARING
         can_check = of_text and not judge.asks_models and judge.name not in UNCHECKED
+        self._refuses_errors = self._must_accept or not may_raise
         self._left = FIRST_ROWS if self._must_accept or can_check else 0
         self._accepted = 0
         self._looking = asyncio.Lock()
         self.doubt = ""
 
-    async def problem(self, prompt: Prompt) -> str:
+    async def problem(self, prompt: Prompt, as_sample: AsSample) -> str:
         """Why samples of this prompt would get no right reward; empty if they may be made."""
         if not self._left:
             return ""
@@ -120,18 +134,19 @@ class OwnAnswers:
                 return ""
             try:
                 async with asyncio.timeout(LOOK_S):
-                    return await self._look(prompt)
+                    return await self._look(prompt, as_sample)
             except TimeoutError:
                 self._left = 0
                 log.info("judge %s takes long, so the first rows are not judged beforehand", self._judge.name)
                 return ""
 
-    async def _look(self, prompt: Prompt) -> str:
-        judged = await judge_own_answer(self._judge, prompt, self._forms)
+    async def _look(self, prompt: Prompt, as_sample: AsSample) -> str:
+        judged = await judge_own_answer(self._judge, prompt, as_sample, self._forms)
         if judged is None:
             self._left -= 1
             return ""
-        if judged.is_accepted or not (self._must_accept or judged.verdict.error):
+        is_wrong = judged.verdict.error and (self._refuses_errors or not judged.verdict.raised)
+        if judged.is_accepted or not (self._must_accept or is_wrong):
             self._left -= 1
             self._accepted += judged.is_accepted
             if not self._left and not self._accepted:
@@ -151,7 +166,10 @@ class OwnAnswers:
 def described(name: str, judged: Judged) -> str:
     """Why a row cannot be used whose judge does not accept its own answer."""
     if judged.verdict.error:
-        return f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}"
+        return (
+            f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}: mend "
+            "the row or the judge, or name the form that it expects in answer_text"
+        )
     return (
         f"judge {name!r} gives {judged.verdict.reward:g} to the prompt's own answer, as the text "
         f"{judged.text!r:.{SHOWN}}: mend the row or the judge, or name the form that it expects in answer_text"

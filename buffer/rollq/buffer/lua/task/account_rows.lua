@@ -13,7 +13,7 @@ local OTHER_REASONS = 'other reasons'
 
 -- Another file, or rows that are read in another way: what was counted says nothing about them.
 local function begin_account(clock, account)
-  local cursor = redis.call('HGET', clock.prefix .. 'progress', 'cursor')
+  local cursor = redis.call('HGET', clock.prefix .. 'progress', 'cursor') or '0'
   redis.call('UNLINK', clock.prefix .. 'unusable', clock.prefix .. 'unusable_rows')
   redis.call('HDEL', clock.prefix .. 'progress', 'rows_read', 'rows_unusable')
   redis.call('HSET', clock.prefix .. 'prompt_file', 'account', account, 'from', cursor)
