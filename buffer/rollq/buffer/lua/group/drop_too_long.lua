@@ -24,8 +24,9 @@ local function drop_too_long(keys, args)
     if live_attempt == attempt and live_nonce == nonce then
       withdraw(clock, id, 'running')
       if row and tonumber(id) >= first_of_prompts(clock) then
-        local new = redis.call('HSET', clock.prefix .. 'too_long', row, tokens)
-        redis.call('HINCRBY', clock.prefix .. 'progress', 'rows_too_long', new)
+        local too_long = clock.prefix .. 'too_long'
+        redis.call('HSET', too_long, row, tokens)
+        redis.call('HSET', clock.prefix .. 'progress', 'rows_too_long', redis.call('HLEN', too_long))
       end
       if batch then
         note_lease(key, 'error', now)
