@@ -62,6 +62,15 @@ class Judged(NamedTuple):
             return False
         return reward > 0 or (self.wrong is not None and self.wrong.reward is not None and reward > self.wrong.reward)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the judge blocked the worker until a signal ended it: other forms would do the same."""
+        return _was_interrupted(self.verdict) or (self.wrong is not None and _was_interrupted(self.wrong))
+
+
+def _was_interrupted(verdict: Verdict) -> bool:
+    return verdict.cause is not None and isinstance(verdict.cause.__cause__, KeyboardInterrupt)
+
 
 def text_of(answer: Any) -> str | None:
     """A row's answer as a text, the first one of several; None where that makes no sense."""
@@ -101,7 +110,7 @@ async def judge_own_answer(
         needs_wrong = verdict.reward is not None and verdict.reward <= 0
         wrong = await judge.verdict(prompt, as_sample(form.replace(PLACEHOLDER, WRONG))) if needs_wrong else None
         found.append(Judged(text, verdict, wrong))
-        if found[-1].is_accepted:
+        if found[-1].is_accepted or found[-1].is_interrupted:
             return found[-1]
     return next((judged for judged in found if judged.verdict.reward is not None), found[0])
 
@@ -145,6 +154,8 @@ class OwnAnswers:
         if judged is None:
             self._left -= 1
             return ""
+        if judged.is_interrupted:
+            self._left = 0
         is_wrong = judged.verdict.error and (self._refuses_errors or not judged.verdict.raised)
         if judged.is_accepted or not (self._must_accept or is_wrong):
             self._left -= 1
