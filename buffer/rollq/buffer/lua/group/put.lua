@@ -126,9 +126,8 @@ local function read_result(clock, args, at)
   result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
   result.has_payload = result.frames[1] == BESIDE or result.frames[1] == AWAY
   if result.has_payload then check_payload(clock, result) end
-  result.key = group_key(clock.prefix, id)
+  result.key, result.cap = group_key(clock.prefix, id), cap_of(clock, counted_in)
   result.oldest = tonumber(oldest) or NO_TOKENS -- as it is stored
-  result.cap = cap_of(clock, counted_in)
   result.counted = capped(result.oldest, result.cap)
   result.rewarded, result.filtered = tonumber(rewarded), filtered == '1'
   return result
