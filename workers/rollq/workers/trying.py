@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -14,20 +13,20 @@ from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.groups.read_prompts import read_prompt
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.samples import own_verdict
-from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer, sample_of
+from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer
 from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.lone_rollouts import rollout_of
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedText:
-    """A text, what the judge said of it and how long that took. `tokens` is 0 for one that no engine has made."""
+    """A text, what the judge said of it and how long that took."""
 
     text: str
     verdict: Verdict
     judge_s: float
-    tokens: int = 0
-    is_truncated: bool = False
+    tokens: int
+    is_truncated: bool
 
 
 @dataclass(slots=True)
@@ -74,8 +73,7 @@ class Trying:
                 f"{row.place}: the prompt has {len(ids)} tokens, more than max_prompt_tokens = "
                 f"{settings.max_prompt_tokens}"
             )
-        sampling = settings.sampling(0).as_dict()
-        as_sample = partial(sample_of, prompt_ids=read.ids, encode=read.tokenizer.encode, sampling=sampling)
+        as_sample = self._recipe.as_sample(read)
         if given is not None:
             row.given = await self._judged(row.prompt, as_sample(given))
             self._note_error(row, row.given)

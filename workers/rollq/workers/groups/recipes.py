@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from rollq.buffer.contracts import inside
 from rollq.buffer.errors import ConfigError
@@ -12,11 +13,12 @@ from rollq.workers.agents.loops import AgentLoop, is_resumable, records, session
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.groups.filters import Filter
+from rollq.workers.groups.read_prompts import ReadPrompt
 from rollq.workers.groups.salvage import SHORT_TOKENS
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
-from rollq.workers.judging.own_answers import OwnAnswers
+from rollq.workers.judging.own_answers import AsSample, OwnAnswers, sample_of
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.seeds import sample_seed, turn_seed
 from rollq.workers.settings import WorkerSettings
@@ -59,6 +61,11 @@ class Recipe:
     def min_valid_samples(self) -> int:
         """How many samples of a group must complete."""
         return self.settings.min_valid_samples or self.settings.group_size
+
+    def as_sample(self, prompt: ReadPrompt) -> AsSample:
+        """What makes samples of texts, as the engine might have made them for a prompt."""
+        sampling = self.settings.sampling(0).as_dict()
+        return partial(sample_of, prompt_ids=prompt.ids, encode=prompt.tokenizer.encode, sampling=sampling)
 
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included.

@@ -33,7 +33,6 @@ from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage, SampleSalvage
 from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
-from rollq.workers.judging.own_answers import AsSample, sample_of
 from rollq.workers.judging.rewards import JUDGE_ERROR, Verdict, failed_as_wrong
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
 from rollq.workers.real_numbers import finite
@@ -137,7 +136,7 @@ class SampleMaker:
             for index in missing:
                 samples[index] = failed(f"prompt: {reason_of(error)}")
             return
-        if problem := await recipe.own_answers.problem(lease.prompt, self._as_sample(recipe, prompt)):
+        if problem := await recipe.own_answers.problem(lease.prompt, recipe.as_sample(prompt)):
             for index in missing:
                 samples[index] = failed(problem)
                 self._judged += 1
@@ -264,10 +263,6 @@ class SampleMaker:
             self._note_unrewarded(judge_error)
         judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
-
-    def _as_sample(self, recipe: Recipe, prompt: ReadPrompt) -> AsSample:
-        sampling = recipe.settings.sampling(0).as_dict()
-        return partial(sample_of, prompt_ids=prompt.ids, encode=prompt.tokenizer.encode, sampling=sampling)
 
     def _note_unrewarded(self, error: str) -> None:
         self._unrewarded += 1
