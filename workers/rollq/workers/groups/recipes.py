@@ -63,7 +63,7 @@ class Recipe:
         return self.settings.min_valid_samples or self.settings.group_size
 
     def as_sample(self, prompt: ReadPrompt) -> AsSample:
-        """What makes samples of texts, as the engine might have made them for a prompt."""
+        """Return a function that makes samples of texts, as the engine might have made them for a prompt."""
         sampling = self.settings.sampling(0).as_dict()
         return partial(sample_of, prompt_ids=prompt.ids, encode=prompt.tokenizer.encode, sampling=sampling)
 
