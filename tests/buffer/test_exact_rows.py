@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollq.buffer import exact_json
@@ -27,6 +27,7 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
     assert exact_json.loads_as_written(exact_json.dumps(value)) == value
 
 
+@example("10000001E-330")
 @given(st.from_regex(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,3})?", fullmatch=True))
 def test_any_number_keeps_its_value(written: str) -> None:
     (value,) = exact_json.loads_as_written(f"[{written}]".encode())

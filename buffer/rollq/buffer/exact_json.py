@@ -7,6 +7,7 @@ that it reads 1,024 levels and writes 254: what is nested deeper than `MOST_LEVE
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, Final, Never
 
@@ -79,7 +80,8 @@ def number_as_written(written: str) -> float | str:
     digits = _digits(written)
     if not digits or value in (0.0, math.inf, -math.inf):
         return written if digits else value
-    if len(digits) <= 15 or _digits(f"{value:.{len(digits) - 1}e}") == digits:
+    is_normal = abs(value) >= sys.float_info.min  # a smaller one has fewer than 15 digits
+    if (is_normal and len(digits) <= 15) or _digits(f"{value:.{len(digits) - 1}e}") == digits:
         return value
     return written
 
