@@ -55,7 +55,7 @@ class Worker:
     def renew(self) -> None:
         """Renew the lease, or give the group up."""
         if self.held and time.monotonic() - self.renewed_s >= RENEW_EVERY_S:
-            if self.buffer.renew([self.held]):
+            if self.buffer.renew([self.held]).gone:
                 self.held = None
             self.renewed_s = time.monotonic()
 

@@ -159,6 +159,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.fill_batch("math", batch.handle, 0, prompts, last=True)
     yield lambda: buffer.begin_finalize("math", batch.handle, "mine", lease_s=60)
     yield lambda: buffer.undo_finalize("math", batch.handle, "mine")
+    yield lambda: buffer.cut_off("math", batch.handle)
     yield lambda: buffer.call_task("close_evaluation", "math", "full", 500, b"{}")
     yield lambda: buffer.abort_batch("math", "full", "for the test")
     yield lambda: buffer.call_task("find", "math", "completed", "-inf", "+inf")

@@ -23,7 +23,7 @@ def test_a_running_group_that_is_dropped_is_not_brought_back_by_its_worker(world
     world.admit(1)
     leases = world.lease(1)
     assert world.buffer.order_group("math", 1, GroupOrder.DROP) == Ordered(Status.RUNNING, None)
-    assert world.buffer.renew(leases) == list(leases)
+    assert world.buffer.renew(leases).gone == list(leases)
     assert world.put(leases) == [PutOutcome.REFUSED]
     assert world.buffer.hand_back(leases) == 0
     assert world.statuses() == {}

@@ -146,7 +146,7 @@ def test_renewal_keeps_a_lease_and_names_the_lost_ones(world: World) -> None:
     world.start().admit(2)
     kept, lost = world.lease(2)
     world.buffer.hand_back([lost])
-    assert world.buffer.renew([kept, lost]) == [lost]
+    assert world.buffer.renew([kept, lost]).gone == [lost]
 
 
 def test_failed_groups_are_kept_for_audit_up_to_a_cap(world: World) -> None:
@@ -165,7 +165,7 @@ def test_a_dead_workers_groups_go_to_another_and_its_late_result_is_refused(worl
     heir = world.lease(1, worker="heir")
     assert heir[0].suspect
     assert world.put(zombie) == [PutOutcome.REFUSED]
-    assert world.buffer.renew(zombie) == list(zombie)
+    assert world.buffer.renew(zombie).gone == list(zombie)
     assert world.put(heir) == [PutOutcome.COMPLETED]
     assert world.put(zombie) == [PutOutcome.REFUSED]
     assert world.buffer.counts("math").progress["refused"] == 2
@@ -179,7 +179,7 @@ def test_an_outage_makes_no_suspects(world: World) -> None:
     set_clock(world.buffer, "math", reaped_ms=1)
     assert world.buffer.reap("math").held, "nobody reaped for long: everyone was away, not the worker"
     assert world.buffer.reap("math").held, "for one more lease"
-    assert world.buffer.renew(leases) == []
+    assert world.buffer.renew(leases).gone == []
     assert world.put(leases) == [PutOutcome.COMPLETED]
 
 
@@ -315,7 +315,7 @@ def test_leases_end_in_time_although_the_servers_clock_was_set_back(world: World
     assert world.buffer.reap("math") == (0, 0, False)
     client: Any = world.buffer.client
     assert client.zscore(keys.status(Status.RUNNING), lease.group_id) <= world.buffer.server_ms() + 60_000
-    assert world.buffer.renew([lease]) == []
+    assert world.buffer.renew([lease]).gone == []
     world.run_out([lease])
     assert world.buffer.reap("math") == (1, 0, False)
 

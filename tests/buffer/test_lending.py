@@ -110,7 +110,7 @@ def test_a_borrower_is_fenced_once_the_lease_has_ended(lent: World) -> None:
     offer(lent.buffer, lease, 0, 0, 1)
     (loan,) = borrow(lent, 1)
     assert lent.buffer.put([GroupResult(lease, (make_sample(0),) * 4)]) == [PutOutcome.COMPLETED]
-    assert lent.buffer.renew([loan]) == [loan]
+    assert lent.buffer.renew([loan]).gone == [loan]
     assert lent.buffer.salvage([SamplePart(loan, 0, 0, 0, make_sample(0))]) == [REFUSED]
     assert lent.buffer.end_loans([loan]) == 0
     assert borrow(lent) == [], "what was offered is not any more"
@@ -123,10 +123,10 @@ def test_a_loan_that_runs_out_gives_its_samples_back(lent: World) -> None:
     offer(lent.buffer, lease, 0, 0, 1)
     (loan,) = borrow(lent)
     deliver(lent, loan, 0)
-    assert lent.buffer.renew([loan]) == []
+    assert lent.buffer.renew([loan]).gone == []
     end_loans_at(lent, lease, 1)
     assert is_(offer(lent.buffer, lease, 1), [], [])
-    assert lent.buffer.renew([loan]) == [loan]
+    assert lent.buffer.renew([loan]).gone == [loan]
     assert lent.buffer.salvage([SamplePart(loan, 1, 1, 0, make_sample(0))]) == [REFUSED]
     kept = list(lent.buffer.kept(lease, range(4)).values())
     assert [sample.status.value for sample in kept] == ["c", "p", "p", "p"]
@@ -199,7 +199,7 @@ def test_an_operator_who_moves_a_group_ends_its_loans(lent: World) -> None:
     offer(lent.buffer, lease, 0, 0, 1)
     (loan,) = borrow(lent, 1)
     lent.buffer.order_group("math", lease.group_id, GroupOrder.QUARANTINE)
-    assert lent.buffer.renew([loan]) == [loan]
+    assert lent.buffer.renew([loan]).gone == [loan]
     assert borrow(lent) == []
     lent.check()
 
@@ -229,8 +229,8 @@ def test_of_two_loans_of_one_group_only_the_one_that_has_ended_is_gone(lent: Wor
     offer(lent.buffer, lease, 0, 0, 1)
     (first,), (second,) = borrow(lent, 1), borrow(lent, 1)
     lent.buffer.end_loans([first])
-    assert lent.buffer.renew([first, second]) == [first]
-    assert lent.buffer.renew([lease, second]) == []
+    assert lent.buffer.renew([first, second]).gone == [first]
+    assert lent.buffer.renew([lease, second]).gone == []
 
 
 def test_only_parts_that_came_after_the_offer_are_read(lent: World) -> None:

@@ -130,7 +130,7 @@ def test_only_calls_that_missed_their_function_are_repeated(world: World, monkey
     calls = [("renew", keys.clock, world.buffer.incarnation, *fence) for fence in fences]
     with monkeypatch.context() as patch:
         patch.setattr(functions, "_fcall", miss)
-        assert world.buffer.call_all(calls) == [[], [], []]
+        assert world.buffer.call_all(calls) == [[[], []], [[], []], [[], []]]
     assert sent == [1, 1, 1, 1]
 
 

@@ -26,7 +26,7 @@ def zombie_puts(url: str, count: int) -> Counter[PutOutcome]:
             held = world.lease(GROUPS)
             assert held
             outcomes.update(world.put(lost))
-            assert buffer.renew(held) == []
+            assert buffer.renew(held).gone == []
             world.check()
     return outcomes
 

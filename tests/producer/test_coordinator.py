@@ -1,9 +1,13 @@
 """The batch coordinator, on a real server, with workers played by hand."""
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rq import Queue
@@ -11,11 +15,11 @@ from rq import Queue
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, RollqError, UnknownBatch
 from rollq.buffer.replies import PutOutcome, Shortfall
-from rollq.buffer.rollouts import GroupResult, Prompt
+from rollq.buffer.rollouts import GroupResult, Lease, Prompt, Sample, SampleStatus
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.consumer.batch import Batch
-from rollq.producer.batches import OverRollout, Stage
+from rollq.producer.batches import BatchResult, OverRollout, Stage
 from rollq.producer.coordinator import BatchCoordinator
 from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised
 from support.buffer_run import OUTSIDE_BYTES, World, make_sample, payloads_in
@@ -310,6 +314,84 @@ def test_tc09_over_rollout_leaves_the_slowest_to_the_pool(world: World, queue: Q
     assert result.finished_task_count == 2
     assert world.statuses() == {"completed": 2, "aborted": 1}
     assert world.buffer.recycle("math", epoch=1, target=9, limit=9) == 1
+
+
+CUT_SAMPLE = Sample(segments=(), status=SampleStatus.FAILED, error="its batch was cut off")
+
+
+def wait_for_cut_off(world: World, leases: Sequence[Lease]) -> None:
+    """Renew leases, as a worker does, until it is asked for what it has."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while world.buffer.renew(leases).cut_off != list(leases):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@contextmanager
+def finalizing(world: World, queue: Queue, over_rollout: OverRollout, **given: Any) -> Iterator[Future[BatchResult]]:
+    """Finalize batch "1" in another process, as it were."""
+    with Buffer.connect(server_url(world), world.buffer.run) as other, ThreadPoolExecutor(1) as threads:
+        coordinator = BatchCoordinator(other, queue, over_rollout=over_rollout)
+        yield threads.submit(coordinator.finalize, batch="1", **given)
+
+
+def test_a_batch_that_is_cut_off_counts_groups_with_enough_finished_samples(world: World, queue: Queue) -> None:
+    """Trinity's `return_partial_tasks`. A group with fewer samples leaves the batch, and keeps those it has."""
+    world.start(math={"group_size": 3, "min_valid_samples": 2, "partial_rollout": True})
+    coordinator = BatchCoordinator(world.buffer, queue)
+    coordinator.submit("math", "1", [*PROMPTS, Prompt("four"), Prompt("five")], step=1)
+    whole, enough, too_few, given_back = world.lease(4)
+    made, unfinished = make_sample(0, reward=0.5), make_sample(0, status="a")
+    world.put([whole])
+    over_rollout = OverRollout(ratio=0.8, grace_s=0.0, partial_groups=True)
+    with finalizing(world, queue, over_rollout, task="math", timeout_s=PATIENCE_S) as ending:
+        wait_for_cut_off(world, [enough, too_few, given_back])
+        world.buffer.hand_back([given_back])
+        assert world.buffer.put(
+            [GroupResult(too_few, (made, unfinished, unfinished)), GroupResult(enough, (made, CUT_SAMPLE, made))]
+        ) == [PutOutcome.ABORTED, PutOutcome.GATHERED]
+    result = ending.result()
+    assert (result.finished_task_count, result.metrics["groups"], result.metrics["unfinished"]) == (2, 2, 3)
+    assert result.metrics["reward"] == pytest.approx((3 * 1.0 + 2 * 0.5) / 5)
+    assert world.statuses() == {"completed": 2, "aborted": 3}
+    world.buffer.recycle("math", epoch=1, target=9, limit=9)
+    kept = [sum(sample.response_tokens for sample in lease.samples) for lease in world.lease(3)]
+    assert sorted(kept) == [0, 0, 9]
+
+
+def test_a_worker_that_does_not_answer_holds_a_cut_off_batch_up_for_a_moment(
+    world: World, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq.producer.coordinator.CUT_OFF_S", SHORT_S)
+    world.start(math={"min_valid_samples": 1})
+    over_rollout = OverRollout(ratio=0.5, grace_s=0.0, partial_groups=True)
+    coordinator = BatchCoordinator(world.buffer, queue, over_rollout=over_rollout)
+    batch = coordinator.submit("math", "1", PROMPTS[:2], step=1)
+    whole, silent = world.lease(2)
+    world.put([whole])
+    assert coordinator.finalize("math", batch, timeout_s=PATIENCE_S).finished_task_count == 1
+    assert world.put([silent]) == [PutOutcome.REFUSED]
+    assert world.statuses() == {"completed": 1, "aborted": 1}
+
+
+def test_an_evaluation_that_is_cut_off_counts_groups_with_enough_finished_samples(
+    world: World, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group with fewer samples stays its worker's, since it would start again as a whole."""
+    monkeypatch.setattr("rollq.producer.coordinator.CUT_OFF_S", 1.0)
+    world.start(math={}, held_out={"kind": "eval", "min_valid_samples": 1})
+    coordinator = BatchCoordinator(world.buffer, queue)
+    coordinator.submit("held_out", "1", PROMPTS[:2], batch_type="eval", step=1)
+    enough, too_few = world.lease(2, "held_out")
+    over_rollout = OverRollout(partial_groups=True)
+    given = {"task": "held_out", "batch_type": "eval", "timeout_s": SHORT_S}
+    with finalizing(world, queue, over_rollout, **given) as ending:
+        wait_for_cut_off(world, [enough, too_few])
+        made = make_sample(0, reward=0.5)
+        assert world.buffer.put([GroupResult(enough, (made, CUT_SAMPLE))]) == [PutOutcome.GATHERED]
+    metrics = ending.result().metrics
+    assert (metrics["eval/1/reward"], metrics["eval/1/count"], metrics["eval/1/unfinished"]) == (0.5, 1, 1)
+    assert world.statuses("held_out") == {}
 
 
 @pytest.mark.parametrize(

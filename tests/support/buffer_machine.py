@@ -204,7 +204,7 @@ class BufferMachine(RuleBasedStateMachine):
         group = data.draw(st.sampled_from(groups))
         loan = data.draw(st.sampled_from(list(group.loans.values())))
         index = data.draw(st.sampled_from(loan.borrowed))
-        assert self.buffer.renew([loan]) == []
+        assert self.buffer.renew([loan]).gone == []
         self.salvage_one(group, index, max(0, self.model.version - age), finished=finished, loan=loan)
         if ends:
             assert self.buffer.end_loans([loan]) == 1
@@ -296,7 +296,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert outcome in (PutOutcome.DUPLICATE, PutOutcome.REFUSED)
         parts = [SamplePart(lease, number, 0, 0, sample) for number in range(3)]
         assert self.buffer.salvage(parts) == [SalvageOutcome.REFUSED] * 3
-        assert self.buffer.renew([lease]) == [lease]
+        assert self.buffer.renew([lease]).gone == [lease]
         assert self.buffer.hand_back([lease]) == 0
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))

@@ -89,6 +89,15 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "undo"
     found = buffer.begin_finalize("math", batch.handle, "second", lease_s=600)
     buffer.end_finalize("math", batch.handle, "second", b"{}", {group.group_id: "dull" for group in found.groups})
+    cut = buffer.open_batch("math", "cut", "train", step=2)
+    buffer.fill_batch("math", cut.handle, 0, [Prompt("four"), Prompt("five")], last=True)
+    held = world.lease(1)
+    buffer.cut_off("math", cut.handle)
+    yield "cut off"
+    buffer.renew(held)
+    buffer.hand_back(held)
+    yield "leave the batch"
+    buffer.abort_batch("math", cut.handle, "for the test")
     other = buffer.open_batch("math", "other", "train", step=2)
     buffer.fill_batch("math", other.handle, 0, [Prompt("four")], last=True)
     buffer.abort_batch("math", other.handle, "for the test")

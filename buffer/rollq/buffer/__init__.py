@@ -26,10 +26,12 @@ Other moves of the same functions, and of those that the picture leaves out:
 insert              new -> completed, for finished groups of a task that is offline
 put                 running -> expired, or gone, when the result is too stale; -> pending when its batch still needs it
 hand_back, reap     running -> failed when the tries are spent or the group is quarantined
+hand_back           running -> aborted when the group's batch is cut off
 expire              completed, aborted -> expired, or gone where the task drops what expires
 release             claimed -> failed when a group is quarantined, or gone when it is dropped
 commit              claimed -> gone where the run keeps no batches for a resume
 end_finalize        gathered -> filtered, expired; pending, running -> aborted, for groups that are not finished
+cut_off             pending -> aborted, for groups of a batch that is trained
 abort_batch         gathered -> completed for groups that are kept; pending, running, gathered -> gone
 close_evaluation    any status -> gone
 task_begin_epoch    claimed -> archived, for steps that the trainer's checkpoint covers

@@ -16,6 +16,13 @@ ABORTED_GROUPS_PER_CALL = 200
 class Coordination(Evaluations, Fetching, Sweeping):
     """Calls of coordinators."""
 
+    def cut_off(self, task: str, handle: str) -> int:
+        """Ask workers for what they have finished of a batch; returns how many of its groups they still have.
+
+        Groups of which enough samples are finished are put, and the others leave the batch. Harmless to repeat.
+        """
+        return int(self.call_task("cut_off", task, handle))
+
     def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
         """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: the caller. Harmless to repeat."""
         state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))

@@ -14,7 +14,7 @@ from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.put_args import GroupArgs, calls_of, encode_result, part_args, result_args
-from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome, UnderWay
+from rollq.buffer.replies import Leased, PutOutcome, Renewed, SalvageOutcome, UnderWay
 from rollq.buffer.rollouts import AWAY, BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
 from rollq.buffer.staleness import Floors
 from rollq.buffer.steering import Fleet, Order
@@ -55,7 +55,7 @@ class Leasing(BufferCore):
         Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
         """
         leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
-        gone = self.renew(leased.leases)  # confirms that they have arrived
+        gone = self.renew(leased.leases).gone  # confirms that they have arrived
         return leased._replace(leases=tuple(lease for lease in leased.leases if lease not in gone)) if gone else leased
 
     def _lease(self, tasks: Sequence[str], n: int, worker: str, weights: str, suspects_held: int, idle: bool) -> Leased:
@@ -107,15 +107,18 @@ class Leasing(BufferCore):
         pin = f"{epoch}:{version}".encode()
         return any(int(is_open or 0) > 0 and pinned != pin for pinned, is_open in self.send_all(clocks))
 
-    def renew(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Confirm leases and move their deadline; returns those that are no longer the caller's."""
+    def renew(self, leases: Sequence[Lease]) -> Renewed:
+        """Confirm leases and move their deadline."""
         by_task = leases_by_task(leases)
         calls = [
             ("renew", task_keys(self.run, task).clock, self.incarnation, *fences(mine))
             for task, mine in by_task.items()
         ]
-        lost = zip(by_task.values(), self.call_all(calls), strict=True)
-        return [mine[place] for mine, places in lost for place in places]
+        gone, cut_off = list[Lease](), list[Lease]()
+        for mine, (gone_at, cut_off_at) in zip(by_task.values(), self.call_all(calls), strict=True):
+            gone += [mine[at] for at in gone_at]
+            cut_off += [mine[at] for at in cut_off_at]
+        return Renewed(gone, cut_off)
 
     def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
         """Give groups back unfinished. `counted`: the try was spent, `error` says on what; out of tries, they fail.

@@ -266,6 +266,14 @@ class Leased(NamedTuple):
     drain: bool
 
 
+class Renewed(NamedTuple):
+    """Leases that are no longer the caller's, and held ones of batches that wait for nothing more: of those, what is
+    finished counts, see `Coordination.cut_off`."""
+
+    gone: list[Lease]
+    cut_off: list[Lease]
+
+
 @dataclass(frozen=True, slots=True)
 class UnderWay:
     """Groups that wait for a worker, and groups that workers hold."""

@@ -42,11 +42,15 @@ class BatchResult:
 class OverRollout:
     """Ends a batch without its slowest groups: `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
 
+    `partial_groups`: of the others, count those too that have `min_valid_samples` finished samples, without the rest of
+    their samples. Long samples are then missing more often than short ones.
+
     Raises `ConfigError` for a ratio outside [0, 1).
     """
 
     ratio: float = 0.0
     grace_s: float = 30.0
+    partial_groups: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio < 1:

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 BATCH_ID = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 OF_A_BATCH = (EventKind.ADMIT, EventKind.BATCH, EventKind.PUT)
 """The events of a batch that is under way."""
+CUT_OFF_S = 5.0
+"""How long workers may take to end what they have of a batch; what comes later is not of it."""
 PIPELINE_S = 600.0
 """How long a process may take to finalize a batch before another process may do it."""
 
@@ -115,7 +117,8 @@ class BatchCoordinator:
         """Wait for a batch, run the pipeline on its finished groups, and release them for training. Idempotent.
 
         Waits for all groups, or for `min_wait_num` of them (the rest then joins the pool of interrupted groups); by
-        default for as many as the over-rollout asks for. An evaluation produces nothing to train and tolerates a
+        default for as many as the over-rollout asks for, which also says whether groups count of which some samples are
+        finished. An evaluation produces nothing to train and tolerates a
         timeout: its metrics are `eval/<name>/...`, where the name is the part of the id after its first slash;
         `detailed` adds minimum, maximum and standard deviation.
 
@@ -134,6 +137,8 @@ class BatchCoordinator:
             min_wait_num = state.size
         deadline_s = time.monotonic() + timeout_s
         state, enough = self._wait(task, state, timeout_s, min_wait_num)
+        if self._over_rollout.partial_groups and (enough or batch_type == "eval"):
+            state = self._cut_off(task, state)
         if batch_type == "eval":
             return self._end_evaluation(task, state, detailed)
         if not enough and state.state == "running":
@@ -193,6 +198,16 @@ class BatchCoordinator:
                     waiter.end_within(grace_s)
                 self._tend(task)
         return state, enough
+
+    def _cut_off(self, task: str, state: BatchState) -> BatchState:
+        """Have workers end what they have of a batch, and wait until they have; returns its state."""
+        if state.complete or state.state != "running":
+            return state
+        with self._buffer.events(*OF_A_BATCH, task=task) as events:
+            for _ in Waiter(events, timeout_s=CUT_OFF_S, explain=lambda: _progress(state)):
+                if not self._buffer.cut_off(task, state.handle):
+                    break
+        return self._buffer.batch_by_handle(task, state.handle)
 
     def _least_to_wait_for(self, size: int, min_wait_num: int | None) -> tuple[int, float]:
         """How many finished groups are enough, and for how many seconds the others are then still waited for."""

@@ -30,6 +30,7 @@ from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.groups.borrower import Borrower
+from rollq.workers.groups.cut_off import CutOff
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
@@ -121,6 +122,7 @@ class Worker:
         self.lender = Lender(
             calls, self.table, self.places, self.control, self.maker, self.loans, self.fleet, self.recipes
         )
+        self.cut_off = CutOff(self.table, self.recipes, signals)
         self.intake = Intake(
             calls, self.host, self.table, self.runner, self.control,
             places=self.places, fleet=self.fleet, lender=self.lender, signals=signals, worker=name,
@@ -176,6 +178,7 @@ class Worker:
                 self.table.run(),
                 self.loans.run(),
                 self.borrower.run(),
+                self.cut_off.run(),
                 self.host.keep_alive(),
                 self._report(),
             )

@@ -26,14 +26,16 @@ class Signal:
         """Wake the waiting part, or have its next wait end at once."""
         self._event.set()
 
-    async def wait(self, most_s: float = POLL_S) -> None:
-        """Wait until the signal has been set since the last wait, for at most `most_s`."""
+    async def wait(self, most_s: float = POLL_S) -> bool:
+        """Wait until the signal has been set since the last wait, for at most `most_s`; returns whether it was."""
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._event.wait()
+        was_set = self._event.is_set()
         self._event.clear()
+        return was_set
 
 
 class Signals:
@@ -44,6 +46,10 @@ class Signals:
         """The published weights: for the weight follower."""
         self.control = Signal(REST_S)
         """The control of the tasks, or whether groups are in flight: for the task control."""
+        self.batches = Signal(REST_S)
+        """Whether a batch has ended, or is cut off: for the renewal of leases."""
+        self.cut_off = Signal()
+        """Whether held groups are of a batch that is cut off: for what ends them."""
         self.room = Signal()
         """Whether groups may be leased: for the intake."""
         self.loans = Signal(REST_S)

@@ -1,4 +1,5 @@
-"""Wake-ups from Redis: one thread listens for new weights, for paused or resumed tasks, and for samples to be lent."""
+"""Wake-ups from Redis: one thread listens for new weights, for paused or resumed tasks, for batches that end, and for
+samples to be lent."""
 
 import asyncio
 import threading
@@ -20,7 +21,7 @@ LAST_LISTEN_S = 4 * LISTEN_S
 
 
 class Wakeups:
-    """Sets the signals `weights` and `control`, or `loans` and `offers`, whenever Redis announces a change."""
+    """Sets the signals `weights` and `control`, or `batches`, `loans` or `offers`, when Redis announces a change."""
 
     def __init__(
         self, calls: BufferCalls, signals: Signals, others: Mapping[str, Callable[[Any], object]] | None = None
@@ -35,7 +36,13 @@ class Wakeups:
         stop = threading.Event()
         loop = asyncio.get_running_loop()
         wake = partial(loop.call_soon_threadsafe, self._wake)
-        for kind, signal in ((EventKind.LEND, self._signals.offers), (EventKind.RETURNED, self._signals.loans)):
+        signals = self._signals
+        others = {
+            EventKind.BATCH: signals.batches,
+            EventKind.LEND: signals.offers,
+            EventKind.RETURNED: signals.loans,
+        }
+        for kind, signal in others.items():
             channel = self._calls.buffer.event_channel(kind)
             self._others[channel] = partial(_set, loop, signal)
         listening = asyncio.create_task(self._calls(self._listen, stop, wake))

@@ -123,9 +123,7 @@ def constants() -> str:
         "SCHEDULED": _lua_list(SCHEDULED),
         "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),
         "MAY_CHANGE": _lua_table((name, "1") for name in fields_of(CHANGEABLE_RULES)),
-        "HISTORY_ROW_MS": str(HISTORY_ROW_MS),
-        "HISTORY_ROWS": str(HISTORY_ROWS),
-        "HISTORY_COUNTERS": _lua_list(HISTORY_COUNTERS),
+        "HISTORY": f"{{ row_ms = {HISTORY_ROW_MS}, rows = {HISTORY_ROWS}, counters = {_lua_list(HISTORY_COUNTERS)} }}",
         "EVENT": _lua_table((kind.value, kind.value) for kind in EventKind),
     }
     return "".join(f"local {name} = {value}\n" for name, value in lines.items())

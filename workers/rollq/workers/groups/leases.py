@@ -33,6 +33,7 @@ class StopReason(StrEnum):
     TIMEOUT = "the attempt took too long"
     PAUSED = "its task is paused"
     UNKEPT = "nothing more of it can be kept"
+    BATCH_OVER = "its batch was cut off"
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +45,8 @@ class HeldLease:
     to be generated, `behind`: how many have been, see `Places`; `placed`: whether a sample has had its place;
     `expected_tokens`: how long its answers may become, 0.0 when that is not known; `parts`: how many parts of its
     samples were salvaged; `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too
-    many; `kept`: each sample as it was last to be salvaged.
+    many; `kept`: each sample as it was last to be salvaged; `made`: all samples, as they are by now; `cut_off`: its
+    batch waits for nothing more than what is finished.
 
     `given_up`: samples that are to be lent to another worker, which this one has not let go yet; `away`: those that are
     offered or lent; `staying`: those that came back unfinished, which are not lent again; `offer_calls`: how many calls
@@ -72,6 +74,8 @@ class HeldLease:
     salvages: bool = True
     is_full: bool = False
     kept: dict[int, Sample] = field(default_factory=dict)
+    made: list[Sample] = field(default_factory=list)
+    cut_off: bool = False
 
 
 def _key(lease: Lease) -> tuple[str, int, str]:
@@ -79,7 +83,8 @@ def _key(lease: Lease) -> tuple[str, int, str]:
 
 
 class LeaseTable:
-    """The leases that a worker holds. Sets the signal `room` when one leaves the engine or the worker."""
+    """The leases that a worker holds. Sets the signal `room` when one leaves the engine or the worker, and
+    `cut_off` when one is of a batch that is."""
 
     def __init__(
         self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts, signals: Signals
@@ -138,37 +143,44 @@ class LeaseTable:
         self._signals.room.set()
 
     async def run(self) -> None:
-        """Renew at a third of the lease; stop what is past a deadline. Until cancelled."""
+        """Renew at a third of the lease, and when a batch ends; stop what is past a deadline. Until cancelled."""
         renewing: asyncio.Task[None] | None = None
-        renewed_s = monotonic()
+        renewed_s, is_due = monotonic(), False
         while True:
-            await asyncio.sleep(min(MAX_CHECK_S, self._period_s / CHECKS_PER_RENEWAL))
+            is_due |= await self._signals.batches.wait(min(MAX_CHECK_S, self._period_s / CHECKS_PER_RENEWAL))
             now_s = monotonic()
+            is_due |= now_s - renewed_s >= self._period_s
             self._cut_off(now_s)
             if renewing is not None and renewing.done():
                 renewing.result()
                 renewing = None
-            if renewing is None and self._held and now_s - renewed_s >= self._period_s:
-                renewed_s = now_s
+            if renewing is None and self._held and is_due:
+                renewed_s, is_due = now_s, False
                 renewing = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
         held = list(self._held.values())
         asked_s = monotonic()
         leases = [entry.lease for entry in held]
-        gone = {_key(lease) for lease in await self._calls(self._calls.buffer.renew, leases)}
+        renewed = await self._calls(self._calls.buffer.renew, leases)
+        gone, cut_off = ({_key(lease) for lease in found} for found in renewed)
         for entry in held:
             if _key(entry.lease) in gone:
                 self.stop(entry, StopReason.GONE)
             else:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
+                entry.cut_off = _key(entry.lease) in cut_off
+        if cut_off:
+            self._signals.cut_off.set()
 
     def renew_in_thread(self) -> None:
         """Renew the leases while the event loop is blocked, if it is time. Called in another thread."""
         asked_s = monotonic()
         held = [entry for entry in list(self._held.values()) if not entry.finished]
         due = [entry for entry in held if entry.deadline_s - asked_s < self._lease_s[entry.lease.task] / 2]
-        gone = {_key(lease) for lease in self._calls.buffer.renew([entry.lease for entry in due])} if due else set()
+        if not due:
+            return
+        gone = {_key(lease) for lease in self._calls.buffer.renew([entry.lease for entry in due]).gone}
         for entry in due:
             if _key(entry.lease) not in gone:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
@@ -187,6 +199,7 @@ class LeaseTable:
             held.finished or held.task is None or not held.started
         ):  # cancelled before its first step, a task could hand nothing back
             return
-        log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)
+        level = logging.INFO if cut is StopReason.BATCH_OVER else logging.WARNING
+        log.log(level, "stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)
         held.cut, held.finished = cut, True
         held.task.cancel()

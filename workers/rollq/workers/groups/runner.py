@@ -23,6 +23,7 @@ from rollq.workers.batcher import Batcher
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
+from rollq.workers.groups.cut_off import is_enough, without_the_rest
 from rollq.workers.groups.filters import FilterError, is_finished, keep
 from rollq.workers.groups.leases import HeldLease, StopReason
 from rollq.workers.groups.recipes import Recipe
@@ -95,7 +96,7 @@ class GroupRunner:
                 await self._hand_back(held, f"{type(error).__name__}: {error}")
 
     async def _attempt(self, held: HeldLease) -> None:
-        samples = list(held.lease.samples)
+        samples = held.made = list(held.lease.samples)
         recipe = self._recipes[held.lease.task]
         started_s = monotonic()
         making = asyncio.create_task(self._making.make(recipe, held, samples))
@@ -226,10 +227,13 @@ class GroupRunner:
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
         """Put partial results if there are any, else hand the group back; with `error`, the try counts."""
         samples = await self._with_away(held, samples)
-        if self._worth_keeping(held.lease, samples):
+        has_enough = is_enough(samples, self._recipes[held.lease.task].min_valid_samples)
+        ends = held.cut is StopReason.BATCH_OVER and has_enough
+        if ends or self._worth_keeping(held.lease, samples):
+            samples = without_the_rest(samples) if ends else _with_kept(held, samples)
             try:
                 async with asyncio.timeout(ABORT_S):
-                    result = await self._result(held.lease, _with_kept(held, samples), started_s)
+                    result = await self._result(held.lease, samples, started_s)
             except TimeoutError:
                 log.info("group %d of task %r: no time for its filters", held.lease.group_id, held.lease.task)
             else:

@@ -31,6 +31,11 @@ local function leave_batch(clock, id)
   file_result(clock, id, 'aborted', capped(oldest, cap_of(clock, counted_in)), tonumber(arrival))
 end
 
+-- Whether nothing more is waited for than what workers have finished of a batch; `handle` may be nil or false.
+local function is_cut_off(clock, handle)
+  return handle and redis.call('HGET', batch_key(clock, handle), 'cut_off') == '1'
+end
+
 -- Ends a batch whose groups have left it. Its result stays readable until BATCHES_KEPT more have ended.
 local function end_batch(clock, handle, state, result)
   local batch, over = batch_key(clock, handle), clock.prefix .. 'batches_over'

@@ -1,5 +1,6 @@
 -- A worker gives leased groups back: work that it did not start, or that met an engine's error.
--- Moves: running -> pending; failed, when the error was counted and the tries are spent
+-- Moves: running -> pending; failed, when the error was counted and the tries are spent; aborted, when its batch is
+--   cut off
 -- KEYS: clock
 -- ARGV: incarnation, counted, error_text, then per lease: id, attempt, nonce
 --   counted: 1 when the try was spent   error_text: '' without an error
@@ -19,7 +20,8 @@ local function hand_back(keys, args)
   for at = FIRST_LEASE, #args, 3 do
     local id, attempt, nonce = unpack(args, at, at + 2)
     local key = group_key(clock.prefix, id)
-    local live_attempt, live_nonce, tries, deaths = fields(key, 'attempt', 'nonce', 'tries', 'deaths')
+    local live_attempt, live_nonce, tries, deaths, batch, evaluation =
+      fields(key, 'attempt', 'nonce', 'tries', 'deaths', 'batch', 'eval')
     if live_attempt == attempt and live_nonce == nonce then
       withdraw(clock, id, 'running')
       note_lease(key, counted == '1' and 'error' or 'handed_back', now)
@@ -34,6 +36,7 @@ local function hand_back(keys, args)
         age_group(clock, id, stale_version(clock, clock.step))
         if counted ~= '1' then redis.call('HINCRBY', key, 'tries', -1) end
         make_pending(clock, id, tonumber(deaths))
+        if evaluation ~= '1' and is_cut_off(clock, batch) then leave_batch(clock, id) end
       end
       moved = moved + 1
     end

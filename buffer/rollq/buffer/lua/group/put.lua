@@ -1,6 +1,6 @@
 -- Files the results of leased groups. It is the only way in which a result enters the buffer.
 -- Moves: running -> completed|aborted|expired|filtered|failed, or dropped; for a group of a batch, running -> gathered
---   when it is finished and back to pending when it is not
+--   when it is finished and back to pending when it is not, or as above without the batch when that is cut off
 -- KEYS: clock, payloads
 -- ARGV: incarnation, epoch, floors, then per group: id, attempt, nonce, letters, versions, token_versions, oldest,
 --   newest, filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed,
@@ -179,7 +179,11 @@ end
 -- The status of a group that a batch waits for. A group of an evaluation must be of its version alone.
 local function judge_gathered(clock, group, result, status)
   if status == 'failed' or status == 'filtered' then return status end
-  if status ~= 'completed' then return 'restarted' end
+  if status ~= 'completed' then
+    if group.evaluation or not is_cut_off(clock, group.batch) then return 'restarted' end
+    redis.call('HDEL', result.key, 'batch')
+    return status
+  end
   if group.evaluation and result.counted ~= NO_TOKENS then
     local version = tonumber(string.match(clock.pin, ':(.*)'))
     if result.counted ~= version or tonumber(result.newest) ~= version then return 'restarted' end

@@ -15,17 +15,17 @@ local LEAST_OUTAGE_MS = 3000
 
 -- Appends a row of depths and counters, unless one was written within the same 10 seconds.
 local function note_history(clock, now)
-  if math.floor(clock.reaped_ms / HISTORY_ROW_MS) == math.floor(now / HISTORY_ROW_MS) then return end
+  if math.floor(clock.reaped_ms / HISTORY.row_ms) == math.floor(now / HISTORY.row_ms) then return end
   local ready = count_ready(clock, clock.step)
   local history, row = clock.prefix .. 'history', { exact(now), clock.step, clock.version, ready }
   for _, status in ipairs(STATUSES) do
     row[#row + 1] = redis.call('ZCARD', clock.prefix .. status)
   end
-  for _, count in ipairs(redis.call('HMGET', clock.prefix .. 'progress', unpack(HISTORY_COUNTERS))) do
+  for _, count in ipairs(redis.call('HMGET', clock.prefix .. 'progress', unpack(HISTORY.counters))) do
     row[#row + 1] = count or 0
   end
   redis.call('RPUSH', history, table.concat(row, ','))
-  redis.call('LTRIM', history, -HISTORY_ROWS, -1)
+  redis.call('LTRIM', history, -HISTORY.rows, -1)
 end
 
 -- Whether no worker may be declared dead now.

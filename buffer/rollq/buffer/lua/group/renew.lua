@@ -3,7 +3,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then per lease or loan: id, attempt, nonce
--- Returns: which of the leases and loans are gone, by place, from 0
+-- Returns: which of the leases and loans are gone, and which are of a batch that is cut off, by place, from 0
 -- Caller: Leasing.renew; workers, as soon as they have leased groups, then every third of a lease
 -- Repeat: moves the deadline again
 
@@ -23,17 +23,18 @@ local function renew(keys, args)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local deadline = now_ms() + clock.lease_ms
-  local gone = {}
+  local gone, cut = {}, {}
   for at = 2, #args, 3 do
     local id, attempt, nonce = unpack(args, at, at + 2)
     local key = group_key(clock.prefix, id)
-    local live_attempt, live_nonce = fields(key, 'attempt', 'nonce')
+    local live_attempt, live_nonce, batch = fields(key, 'attempt', 'nonce', 'batch')
     if live_attempt == attempt and live_nonce == nonce then
       redis.call('HSET', key, 'confirmed', 1)
       redis.call('ZADD', clock.prefix .. 'running', 'XX', deadline, id)
+      if is_cut_off(clock, batch) then cut[#cut + 1] = (at - 2) / 3 end
     elseif live_attempt ~= attempt or not renew_loan(key, nonce, deadline) then
       gone[#gone + 1] = (at - 2) / 3
     end
   end
-  return gone
+  return { gone, cut }
 end

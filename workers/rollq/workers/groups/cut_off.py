@@ -1,0 +1,45 @@
+"""Groups of a batch that is cut off: they end with the samples that are finished, if those are enough.
+
+A group with fewer keeps its finished samples and leaves its batch, to be continued later. One of an evaluation, which
+would start again as a whole, is made on until its batch has ended.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.workers.agents.loops import failed
+from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
+from rollq.workers.groups.recipes import Recipe
+from rollq.workers.signals import Signals
+
+ENDED = (SampleStatus.COMPLETED, SampleStatus.FAILED)
+
+
+def is_enough(samples: Sequence[Sample], min_valid: int) -> bool:
+    """Whether a group may end with the samples that have completed."""
+    return sum(sample.status is SampleStatus.COMPLETED for sample in samples) >= min_valid
+
+
+def without_the_rest(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of a group that ends with its batch: those that have not ended are failed ones."""
+    return [sample if sample.status in ENDED else failed("its batch was cut off") for sample in samples]
+
+
+class CutOff:
+    """Ends the groups of batches that are cut off."""
+
+    def __init__(self, table: LeaseTable, recipes: Mapping[str, Recipe], signals: Signals) -> None:
+        self._table = table
+        self._recipes = recipes
+        self._signals = signals
+
+    async def run(self) -> None:
+        """Look at the held groups until cancelled."""
+        while True:
+            for held in self._table:
+                if held.cut_off and (not held.lease.evaluation or self._is_enough(held)):
+                    self._table.stop(held, StopReason.BATCH_OVER)
+            await self._signals.cut_off.wait()
+
+    def _is_enough(self, held: HeldLease) -> bool:
+        return is_enough(held.made, self._recipes[held.lease.task].min_valid_samples)
