@@ -27,7 +27,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families agents kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families agents clients kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -79,6 +79,9 @@ families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU
 
 agents: $(VLLM_INSTALLED)  ## Claude Code and Codex, from npm, as agents of a real vLLM on the CPU
 	$(VLLM_BIN)/python -m pytest -m slow tests/with_vllm/test_gateway_clients.py $(PYTEST_ARGS)
+
+clients: $(INSTALLED)  ## the programs of the page of clients, each with its client from the package index or npm (6 GB)
+	$(BIN)/python -m pytest tests/docs/test_agent_clients_page.py $(PYTEST_ARGS)
 
 kills: $(VLLM_INSTALLED)  ## each process of a vLLM worker is killed at each stage of a swap
 	ROLLQ_KILLS=all $(VLLM_BIN)/python -m pytest -s tests/with_vllm/test_killed_swaps.py $(PYTEST_ARGS)
