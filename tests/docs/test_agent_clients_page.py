@@ -1,7 +1,7 @@
 """docs/guide/agent-clients.md: each program runs as a harness, and its calls become segments.
 
-The SDKs are installed with rollq's tests. The other clients are installed from the package index into an environment of
-their own, on first use, by the slow tests; so are Claude Code and Codex, from npm.
+The SDKs are installed with rollq's tests. The slow tests install each other client into a separate environment, on
+first use, from the package index or from npm.
 """
 
 import sys
@@ -15,7 +15,7 @@ from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.server import Server
 from rollq.workers.gateway.settings import GatewaySettings
 from support.agent_programs import CLIENTS as INSTALLED
-from support.agent_programs import programs, python_with
+from support.agent_programs import node_modules, programs, python_with
 from support.chat_engine import Model, call, chat_tokenizer, rollout
 from support.documented_commands import ROOT, blocks
 from support.gateway_calls import run, trained_tokens
@@ -23,6 +23,31 @@ from support.gateway_calls import run, trained_tokens
 PAGE = ROOT / "docs" / "guide" / "agent-clients.md"
 CLIENTS = {block.detail: block.code for block in blocks(PAGE) if block.mark == "client"}
 WITH_A_TOOL = [call("calculator", expression="6*7"), "It is 42"]
+DSPY = "[[ ## next_thought ## ]]\n[[ ## next_tool_name ## ]]\n{}\n[[ ## next_tool_args ## ]]\n{}\n[[ ## completed ## ]]"
+WORDS = {
+    "dspy": [
+        DSPY.format("calculator", '{"expression": "6*7"}'),
+        DSPY.format("finish", "{}"),
+        "[[ ## reasoning ## ]]\n[[ ## answer ## ]]\nIt is 42\n[[ ## completed ## ]]",
+    ],
+    "instructor": [call("Result", product=42)],
+    "smolagents": [WITH_A_TOOL[0], call("final_answer", answer="It is 42")],
+}
+"""Words of models whose clients do not call the calculator as the others do."""
+MORE_WORDS = {
+    "ag2": [*WITH_A_TOOL, "It is still 42"],
+    "autogen": WITH_A_TOOL,
+    "dspy": [
+        "I do not know.",
+        '{"next_thought": "", "next_tool_name": "finish", "next_tool_args": {}}',
+        WORDS["dspy"][2],
+    ],
+    "inspect_ai": ["hello, world", *WITH_A_TOOL],
+}
+"""Words of models whose clients ask more than they need to."""
+SEGMENTS = {"dspy": 3, "smolagents": 2}
+"""Segments of clients that write their history anew."""
+MINI_SWE_AGENT = "mini_swe_agent"
 
 
 def sample_of(words: list[str], folder: Path, *command: str) -> Sample:
@@ -43,6 +68,22 @@ def sample_of(words: list[str], folder: Path, *command: str) -> Sample:
     return run(work)
 
 
+def shell(script: str, workspace: Path, program: Path) -> tuple[str, str]:
+    """The command of a script that ends with a program, which gets its path."""
+    assert f"\nexec {program.name} " in script
+    (workspace / "agent.sh").write_text(script.replace(f"\nexec {program.name} ", f"\nexec {program} "))
+    return "sh", "agent.sh"
+
+
+def assert_it_is_42(sample: Sample, segments: int = 1) -> None:
+    """The program printed the answer, and each of its calls is trained once."""
+    output = sample.extra["harness"]["output"]
+    assert sample.extra["harness"]["exit_code"] == 0, output
+    assert output.endswith("It is 42"), output
+    assert len(sample.segments) == segments
+    assert trained_tokens(sample) == sum(fact["tokens"] for fact in sample.extra["calls"])
+
+
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "workspace"
@@ -59,21 +100,92 @@ def test_an_sdk_asks_once(client: str, workspace: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("client", INSTALLED)
+@pytest.mark.parametrize("client", [client for client in INSTALLED if client != MINI_SWE_AGENT])
 def test_an_agent_uses_its_tool(client: str, workspace: Path) -> None:
     (workspace / "agent.py").write_text(CLIENTS[client])
-    words = WITH_A_TOOL if client != "smolagents" else [WITH_A_TOOL[0], call("final_answer", answer="It is 42")]
-    sample = sample_of(words, workspace, python_with(client), "agent.py")
+    sample = sample_of(WORDS.get(client, WITH_A_TOOL), workspace, python_with(client), "agent.py")
+    assert_it_is_42(sample, segments=SEGMENTS.get(client, 1))
+
+
+@pytest.mark.slow
+def test_vercels_ai_sdk_uses_its_tool(workspace: Path) -> None:
+    (workspace / "agent.mjs").write_text(CLIENTS["ai_sdk"])
+    (workspace / "node_modules").symlink_to(node_modules("ai_sdk"))
+    assert_it_is_42(sample_of(WITH_A_TOOL, workspace, "node", "agent.mjs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("client", "setting", "without", "segments"),
+    [
+        ("ag2", ', executor_kwargs={"is_termination_msg": is_answer}', "", 1),
+        ("autogen", "max_tool_iterations=10", "reflect_on_tool_use=True", 2),
+        ("dspy", ", adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)", "", 3),
+        ("inspect_ai", ', model_args={"responses_api": False}', "", 2),
+    ],
+)
+def test_a_client_asks_more_without_its_setting(
+    client: str, setting: str, without: str, segments: int, workspace: Path
+) -> None:
+    assert setting in CLIENTS[client]
+    program = CLIENTS[client].replace(setting, without).replace("max_turns=20", "max_turns=3")
+    (workspace / "agent.py").write_text(program)
+    sample = sample_of(MORE_WORDS[client], workspace, python_with(client), "agent.py")
     assert sample.extra["harness"]["exit_code"] == 0, sample.extra["harness"]["output"]
-    assert sample.extra["harness"]["output"].endswith("It is 42")
-    assert len(sample.segments) == (2 if client == "smolagents" else 1)
+    assert (len(sample.extra["calls"]), len(sample.segments)) == (len(MORE_WORDS[client]), segments)
     assert trained_tokens(sample) == sum(fact["tokens"] for fact in sample.extra["calls"])
 
 
 @pytest.mark.slow
+def test_opencode_uses_its_shell(workspace: Path) -> None:
+    words = [call("bash", command="echo $((6*7))", description="Multiply"), "It is 42"]
+    opencode = node_modules("opencode") / ".bin" / "opencode"
+    assert_it_is_42(sample_of(words, workspace, *shell(CLIENTS["opencode"], workspace, opencode)))
+
+
+@pytest.mark.slow
+def test_opencode_asks_for_a_title_without_the_option(workspace: Path) -> None:
+    script = CLIENTS["opencode"].replace(" --title sums", "")
+    opencode = node_modules("opencode") / ".bin" / "opencode"
+    sample = sample_of(["It is 42"] * 2, workspace, *shell(script, workspace, opencode))
+    assert len(sample.extra["calls"]) == 2
+
+
+@pytest.mark.slow
+def test_qwen_code_uses_its_shell(workspace: Path) -> None:
+    words = [
+        call("run_shell_command", command="echo $((6*7))", description="Multiply", is_background=False),
+        "It is 42",
+    ]
+    qwen = node_modules("qwen_code") / ".bin" / "qwen"
+    assert_it_is_42(sample_of(words, workspace, *shell(CLIENTS["qwen_code"], workspace, qwen)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("setting", "calls"), [("false", 1), ("true", 2)])
+def test_qwen_code_writes_notes_only_with_its_memory(setting: str, calls: int, workspace: Path) -> None:
+    script = CLIENTS["qwen_code"].replace('"enableManagedAutoMemory": false', f'"enableManagedAutoMemory": {setting}')
+    qwen = node_modules("qwen_code") / ".bin" / "qwen"
+    sample = sample_of(["It is 42"] * 2, workspace, *shell(script, workspace, qwen))
+    assert sample.extra["harness"]["exit_code"] == 0, sample.extra["harness"]["output"]
+    assert len(sample.extra["calls"]) == calls
+
+
+@pytest.mark.slow
+def test_mini_swe_agent_uses_its_shell(workspace: Path) -> None:
+    done = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo It is 42"
+    words = [call("bash", command="echo $((6*7))"), call("bash", command=done)]
+    mini = Path(python_with(MINI_SWE_AGENT)).parent / "mini"
+    sample = sample_of(words, workspace, *shell(CLIENTS[MINI_SWE_AGENT], workspace, mini))
+    output = sample.extra["harness"]["output"]
+    assert sample.extra["harness"]["exit_code"] == 0, output
+    assert "It is 42" in output
+    assert (len(sample.segments), len(sample.extra["calls"])) == (1, 2)
+
+
+@pytest.mark.slow
 def test_codex_reads_its_settings(workspace: Path) -> None:
-    script = CLIENTS["codex"].replace("exec codex", f"exec {programs() / 'codex'}")
-    (workspace / "codex.sh").write_text(script)
-    sample = sample_of(["It is 42"], workspace, "sh", "codex.sh")
+    command = shell(CLIENTS["codex"], workspace, programs() / "codex")
+    sample = sample_of(["It is 42"], workspace, *command)
     assert sample.extra["harness"]["exit_code"] == 0, sample.extra["harness"]["output"]
     assert (sample.text, len(sample.segments)) == ("It is 42", 1)
