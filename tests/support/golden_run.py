@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollq.buffer.replies import Claimed, Control, Offer, UnusableRow
-from rollq.buffer.rollouts import Prompt, SamplePart
+from rollq.buffer.rollouts import FinishedGroup, Prompt, SamplePart
 from rollq.buffer.steering import GroupOrder, Order
-from support.buffer_run import World, make_sample
-from support.finished_groups import finished_groups
+from support.buffer_run import World, make_sample, text_of
+from support.finished_groups import finished_sample
 
 GOLDEN_TASKS = ("math", "code", "held_out", "demos")
 SAME_WEIGHTS = "3" * 64
@@ -28,7 +28,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     buffer.record_prompts("math", "digest", 9, "", "prompts.jsonl")
     buffer.account_rows("math", "a", rows=9, passed=3, unusable=[UnusableRow(2, "not JSON", "prompts.jsonl:3")])
     yield "start"
-    buffer.insert("demos", finished_groups(4), source="expert")
+    buffer.insert("demos", demonstrations(4), source="expert")
     yield "insert"
     world.admit(6)
     world.admit(4, "code")
@@ -149,7 +149,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "begin to fill"
     world.begin(2, launch_id="fourth")
     yield "restart while it fills"
-    buffer.insert("demos", finished_groups(8), source="expert")
+    buffer.insert("demos", demonstrations(8), source="expert")
     fill(world, demos=4)
     yield "fill up"
     buffer.commit(world.held, 3)
@@ -162,6 +162,14 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "rewind before it"
     buffer.publish(world.held, 4, uri="u", digest=SAME_WEIGHTS)
     yield "publish the same again"
+
+
+def demonstrations(count: int) -> list[FinishedGroup]:
+    """The first groups of an expert, of all sizes: what of them is large becomes a payload when it is restored."""
+    return [
+        FinishedGroup(Prompt(f"demo {number}"), (finished_sample(text=text_of(number)),) * 2)
+        for number in range(1, count + 1)
+    ]
 
 
 def fill(world: World, **sizes: int) -> None:
