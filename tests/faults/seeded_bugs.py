@@ -107,6 +107,18 @@ BUGS = (
         by_copies,
     ),
     Bug(
+        "a call from before a restore changes the restored run",
+        "  if values.incarnation ~= incarnation then return nil, store_lost(key, values.incarnation) end\n",
+        "",
+        by_copies,
+    ),
+    Bug(
+        "a late copy of a restore writes into the restored run",
+        "  if existing == incarnation then return false end\n",
+        "  if existing == incarnation then return true end\n",
+        by_copies,
+    ),
+    Bug(
         "a checkpoint drops more than it covers",
         "redis.call('ZRANGEBYSCORE', archived, '-inf', step,",
         "redis.call('ZRANGEBYSCORE', archived, '-inf', '+inf',",

@@ -92,11 +92,26 @@ def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
 
 
 def moves(world: World, folder: Path) -> Iterator[str]:
-    """The golden run, with all that is due done after each move."""
+    """The golden run, which is lost and restored when it has been saved, with all that is due done after each move."""
     for move in golden_run(world, folder):
-        for task in world.buffer.tasks():
-            world.buffer.expire(task)
-        yield move
+        yield from _settled(world, move)
+        if move == "save":
+            _restore(world, folder / "saved")
+            yield from _settled(world, "restore")
+
+
+def _settled(world: World, move: str) -> Iterator[str]:
+    for task in world.buffer.tasks():
+        world.buffer.expire(task)
+    yield move
+
+
+def _restore(world: World, saved: Path) -> None:
+    """All keys are lost. The restored run gets a trainer, and goes to where it was."""
+    for client in world.buffer.servers.primaries():
+        client.flushdb()
+    world.buffer.restore(saved)
+    world.begin(1, launch_id="restored")
 
 
 def check_copies(recorded: RecordingBuffer, folder: Path) -> set[str]:
