@@ -144,6 +144,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.take_production("math")
     yield lambda: buffer.set_control("math", buffer.clock("math").control)
     yield lambda: buffer.change_rules("math", {"max_tries": 4})
+    yield lambda: buffer.call_task("discard_task", "math")
     yield lambda: buffer.sleep(held, "a step")
     yield lambda: buffer.sleep(held, "")
     yield lambda: buffer.report_worker("w", {"state": "busy"})

@@ -11,7 +11,8 @@ from rq import Queue
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.deletion import GONE, find_runs, summarize
 from rollq.buffer.errors import ConfigError, RunMismatch, StoreLost
-from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.rules_codec import encode_rules
+from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import enqueue_tickets, open_queue
@@ -88,6 +89,42 @@ def test_a_run_that_a_role_uses_is_refused(world: World, queue: Queue, role: str
     with pytest.raises(ConfigError, match=f"is in use: {said}"):
         world.buffer.delete_run(queue)
     assert world.buffer.client.dbsize() == before
+
+
+def register_late(world: World, task: str) -> None:
+    """What a role does that slept between two calls of its start, or what the network delivers late."""
+    rules = [item for pair in encode_rules(TaskRules(batch_groups=2, group_size=2)).items() for item in pair]
+    world.buffer.call_task("register_task", task, world.buffer.keys.events, 0, "", -1, 0, "{}", "", "", *rules)
+
+
+@pytest.mark.parametrize("follows", ["created", "restored"])
+def test_a_task_that_is_registered_after_its_run_was_deleted_keeps_no_other_run_out(
+    world: World, queue: Queue, tmp_path: Path, follows: str
+) -> None:
+    world.buffer.save(tmp_path / "saved")
+    let_go(world)
+    world.buffer.delete_run(queue)
+    register_late(world, "math")
+    with Buffer(world.buffer.servers, world.buffer.run, Patience(), payloads_in(tmp_path / "payloads")) as buffer:
+        other = World(buffer)
+        if follows == "restored":
+            buffer.restore(tmp_path / "saved")
+            other.begin(0, launch_id="another")
+        else:
+            other.start()
+        with pytest.raises(StoreLost):
+            register_late(world, "math")
+        other.complete(2)
+        other.train(1)
+
+
+def test_a_task_with_groups_of_another_run_is_not_replaced(world: World, tmp_path: Path) -> None:
+    """Such as one on a server of a cluster, when the one that knew the run came back empty."""
+    world.buffer.client.delete(world.buffer.keys.info)
+    with Buffer(world.buffer.servers, world.buffer.run, Patience(), payloads_in(tmp_path / "payloads")) as buffer:
+        buffer.create_run()
+        with pytest.raises(StoreLost):
+            buffer.register_task("math", TaskRules(batch_groups=2, group_size=2))
 
 
 @pytest.mark.parametrize("dies_at", ["_remove_keys", "remove_run", "send"])

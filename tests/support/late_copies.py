@@ -91,12 +91,12 @@ def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
     return found
 
 
-def moves(world: World, folder: Path) -> Iterator[str]:
+def moves(recorded: RecordingBuffer, world: World, folder: Path) -> Iterator[str]:
     """The golden run, which is lost and restored when it has been saved, with all that is due done after each move."""
     for move in golden_run(world, folder):
         yield from _settled(world, move)
         if move == "save":
-            _restore(world, folder / "saved")
+            _restore(recorded, world, folder / "saved")
             yield from _settled(world, "restore")
 
 
@@ -106,11 +106,12 @@ def _settled(world: World, move: str) -> Iterator[str]:
     yield move
 
 
-def _restore(world: World, saved: Path) -> None:
-    """All keys are lost. The restored run gets a trainer, and goes to where it was."""
-    for client in world.buffer.servers.primaries():
+def _restore(recorded: RecordingBuffer, world: World, saved: Path) -> None:
+    """All keys are lost, and a task is registered late. The restored run gets a trainer, and goes to where it was."""
+    for client in recorded.servers.primaries():
         client.flushdb()
-    world.buffer.restore(saved)
+    recorded.arrive_again(next(call for call in recorded.recorded if name_of(call) == "register_task"))
+    recorded.restore(saved)
     world.begin(1, launch_id="restored")
 
 
@@ -120,7 +121,7 @@ def check_copies(recorded: RecordingBuffer, folder: Path) -> set[str]:
     Raises AssertionError for a copy that changes something.
     """
     world, copied = World(recorded), set[str]()
-    for move in moves(world, folder):
+    for move in moves(recorded, world, folder):
         before = stored(recorded)
         for call in recorded.recorded[:]:
             if name_of(call) in AT_ANY_TIME:

@@ -138,6 +138,14 @@ class BufferCore(RunStore):
         epoch, nonce, from_step = trainer
         return LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
 
+    def discard_leftover(self, task: str) -> None:
+        """Remove the clock of a task that has had no groups and is of a run that is gone. A role makes one that sleeps
+        while it starts, and wakes up when its run was deleted."""
+        found = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
+        live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # since found was read
+        if found and found not in live and self.incarnation.encode() in live:
+            self.call("discard_task", task_keys(self.run, task).clock, found)
+
     def carry_epoch(self, task: str) -> range:
         """Bring a task's clock into the live epoch; returns the steps that may have a batch."""
         live, more = self.live_epoch(), 1

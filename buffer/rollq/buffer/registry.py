@@ -37,6 +37,8 @@ class Registry(BufferCore):
         """
         if task in self.tasks():
             self.clock(task)
+        else:
+            self.discard_leftover(task)
         rules = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
         encoded = [item for pair in encode_rules(rules).items() for item in pair]
         epoch = self.call_task(

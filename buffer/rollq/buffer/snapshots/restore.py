@@ -66,6 +66,7 @@ class Restoring(BufferCore):
             self.payloads.outside.mark(self.payloads.folder(incarnation))
         done = 0
         for task in snapshot.tasks:
+            self.discard_leftover(task)
             total_bytes = 0
             for call in _calls(directory, snapshot, task):
                 total_bytes += self._restore_groups(incarnation, snapshot, task, call)
