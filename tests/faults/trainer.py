@@ -172,6 +172,9 @@ class _Rank:
         """Give up the batch: return its groups or quarantine them, in turns. The step then gets another one."""
         self._released = batch.step
         mode: ReleaseMode = "return" if batch.step % (2 * self._launch.release_every) else "quarantine"
+        if self._rank > 0:  # only moves this rank's step
+            self._consumer.release(batch, mode)
+            return
         with self._call("release", step=batch.step, mode=mode) as call:
             self._consumer.release(batch, mode)
             call.ok()
