@@ -44,9 +44,11 @@ INVARIANTS = {
     "too old": ("I5",),
     "ranks": ("ranks", "replay"),
     "made twice": ("lent",),
+    "deleted": ("deleted",),
 }
 """Columns of the table, and the invariants that they count violations of; `other` counts all others."""
 FAULTS_PER_RUN = 100
+COUNTED = ("kill", "stop", "zombie", "partition", "forget", "evict", "order", "rules", "delete")
 VERDICTS = ("refused", "accepted", "crash", "wrongly accepted", "half done", "hangs")
 SECONDS_PER_KILL = 3.0
 CALLS_SHARE = 20
@@ -75,7 +77,7 @@ def main() -> None:
 @click.option("--cluster", is_flag=True, help="The buffer is on a cluster, whose nodes break.")
 @click.option("--bucket", is_flag=True, help="The largest payloads are in an S3 bucket, not in a folder.")
 @click.option("--lending", is_flag=True, help="Groups are larger than a worker's places, and samples are lent.")
-@click.option("--only", default="", help="Break only this role: server, producer, worker or trainer.")
+@click.option("--only", default="", help="Break only this: server, producer, importer, worker, trainer, operator.")
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
 def chaos(
     seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, bucket: bool, lending: bool, only: str,
@@ -101,6 +103,9 @@ def chaos(
         "partitions",
         "flushes",
         "evictions",
+        "orders",
+        "resizes",
+        "deletions",
         "copies",
         "lent",
         "steps",
@@ -131,7 +136,7 @@ def _run(scene: Scene, *, keep: bool) -> Outcome:
 
 
 def _numbers(outcome: Outcome) -> list[int]:
-    kinds = [outcome.done[kind] for kind in ("kill", "stop", "zombie", "partition", "forget", "evict")]
+    kinds = [outcome.done[kind] for kind in COUNTED]
     return [outcome.done.total(), *kinds, outcome.copies, outcome.lent, outcome.steps, *_violations(outcome)]
 
 

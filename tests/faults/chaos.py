@@ -17,17 +17,20 @@ import redis
 from faults import processes
 from faults.checker import Rules, Violation, check, samples_lent
 from faults.dump import dump_run
-from faults.history import OK, Event, History, read_histories
-from faults.payloads import collect, payload_folder
-from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_cluster_plan, make_judge, make_plan
+from faults.history import OK, Event, History, read_histories, read_history
+from faults.operator import delete_and_restore, order_group, resize_batches
+from faults.payloads import collect, payload_folder, payloads_in
+from faults.plan import CALM, OPERATOR, SERVER, TRAINER, Fault, Odds, make_cluster_plan, make_judge, make_plan
 from faults.processes import LIGHT, Load, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.server import EmbeddedServer
 from support.cluster_nodes import move_slot
 from support.proxy import Proxy, Verdict
 
 PRODUCERS = ("producer0", "producer1")
+IMPORTER = "importer"
 RANK_NAMES = tuple(f"{TRAINER}{rank}" for rank in range(RANKS))
 MODES = ("replay", "replay", "return", "regenerate")
 TICK_S = 0.02
@@ -46,7 +49,7 @@ def worker_names(workers: int) -> tuple[str, ...]:
 
 def role_names(workers: int) -> tuple[str, ...]:
     """All that can be broken in a run."""
-    return (*PRODUCERS, *worker_names(workers), *RANK_NAMES, SERVER)
+    return (*PRODUCERS, IMPORTER, *worker_names(workers), *RANK_NAMES, SERVER, OPERATOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,10 @@ class Scene:
 
     @property
     def broken(self) -> list[str]:
-        """The roles that break."""
-        return [role for role in role_names(self.workers) if role.startswith(self.only)]
+        """The roles that break, and the operator, who has no orders for a cluster."""
+        absent = {IMPORTER} if not self.load.offline_batch else set()
+        absent |= {OPERATOR} if self.cluster else set()
+        return [role for role in role_names(self.workers) if role.startswith(self.only) and role not in absent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,8 @@ class Chaos:
         self._done: Counter[str] = Counter()
         self._launches = 0
         self._workers = worker_names(scene.workers)
+        self._sources = (*PRODUCERS, IMPORTER) if scene.load.offline_batch else PRODUCERS
+        self._found: list[Violation] = []
 
     def __enter__(self) -> "Chaos":
         write_settings(self._folder, self._run, self._scene.load)
@@ -131,11 +138,13 @@ class Chaos:
         if self._cluster:
             self._stack.enter_context(self._cluster)
         else:
-            for name in (*PRODUCERS, *self._workers, *RANK_NAMES):
+            for name in (*self._sources, *self._workers, *RANK_NAMES):
                 self._proxies[name] = self._stack.enter_context(self._proxy(name))
         queue_url = self._server.url if self._cluster else ""
         for name in PRODUCERS:
             self._roles[name] = Role(name, processes.produce, self._folder, self._url(name), queue_url)
+        if IMPORTER in self._sources:
+            self._roles[IMPORTER] = Role(IMPORTER, processes.insert, self._folder, self._url(IMPORTER))
         for name in self._workers:
             self._roles[name] = Role(name, processes.work, self._folder, self._url(name), name, queue_url)
         return self
@@ -164,7 +173,7 @@ class Chaos:
             self._live_for(began_s + fault.at_s - time.monotonic())
             self._carry_out(fault)
         self._live_for(began_s + scene.lasts_s - time.monotonic())
-        violations = self._settle()
+        violations = self._found + self._settle()
         violations += self._stop_roles()
         events = read_histories(self._folder / "history")
         collect(self._buffer_url, self._run, self._folder)
@@ -188,6 +197,8 @@ class Chaos:
             self._break_node(self._cluster, fault)
         elif fault.target == SERVER:
             self._break_server(fault)
+        elif fault.target == OPERATOR:
+            self._obey_operator(fault)
         elif fault.kind == "partition":
             self._proxies[fault.target].hold(fault.for_s)
         elif fault.kind == "zombie":
@@ -225,6 +236,46 @@ class Chaos:
             client.config_set("maxmemory-policy", "allkeys-lru")
             self._live_for(fault.for_s)
             client.config_set("maxmemory-policy", "noeviction")
+
+    def _obey_operator(self, fault: Fault) -> None:
+        self._live_until(lambda: self._commits() > 0, timeout_s=SETTLE_S)  # there is something to steer
+        if fault.kind == "delete":
+            self._delete_run()
+            return
+        with self._buffer() as buffer:
+            if fault.kind == "order":
+                order_group(self._history, buffer, self._random)
+            else:
+                resize_batches(buffer, self._scene.load.batch, self._random)
+
+    def _delete_run(self) -> None:
+        """Delete the run and restore it. Workers sleep: one until it is gone, the others until it is back."""
+        early, *_ = sleepers = [self._roles[name] for name in self._workers]
+        self._live_until(lambda: self._has_leased(early), timeout_s=SETTLE_S)  # one that starts would create the run
+        for role in (*self._roles.values(), *self._zombies):
+            role.send(signal.SIGSTOP if role in sleepers else signal.SIGKILL)
+        time.sleep(self._scene.longest_s + self._scene.odds.longest_copy_s)  # what is on its way arrives
+
+        def wake() -> None:
+            early.send(signal.SIGCONT)
+            if not early.wait(STOP_S):
+                self._found.append(Violation("deleted", f"{early.name} works for a run that is gone"))
+
+        with self._buffer() as buffer:
+            left = delete_and_restore(buffer, self._server.url, self._folder / "snapshot", wake)
+        self._found += [Violation("deleted", f"{key} is there after the run was deleted") for key in left]
+        for role in sleepers:
+            role.send(signal.SIGCONT)
+
+    def _has_leased(self, worker: Role) -> bool:
+        """Whether a worker that is alive has leased groups since its start."""
+        histories = sorted(
+            (self._folder / "history").glob(f"{worker.name}-*"), key=lambda path: path.stat().st_mtime_ns
+        )
+        return worker.alive and any(event.what == "lease" for event in read_history(histories[-1]))
+
+    def _buffer(self) -> Buffer:
+        return Buffer.connect(self._buffer_url, self._run, payloads=payloads_in(self._folder))
 
     def _break_node(self, cluster: EmbeddedCluster, fault: Fault) -> None:
         """Break one node, once all have recovered from the last fault: with one replica, none survives two at once."""
@@ -303,7 +354,7 @@ class Chaos:
             wake[1]()
 
     def _revive(self) -> None:
-        for name in (*PRODUCERS, *self._workers):
+        for name in (*self._sources, *self._workers):
             if not self._roles[name].alive:
                 self._roles[name].start()
         ranks = [self._roles[name] for name in RANK_NAMES if name in self._roles]
@@ -350,7 +401,7 @@ class Chaos:
     def _stop_roles(self) -> list[Violation]:
         """Stop all roles as an operator would, the trainer first."""
         found = []
-        for names in (RANK_NAMES, PRODUCERS, self._workers):
+        for names in (RANK_NAMES, self._sources, self._workers):
             roles = [self._roles[name] for name in names]
             for role in roles:
                 role.send(signal.SIGTERM)

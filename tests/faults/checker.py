@@ -83,9 +83,9 @@ def check_conservation(task: TaskDump) -> Iterator[str]:
 
 def check_cursor(task: TaskDump) -> Iterator[str]:
     """I1: each prompt up to the cursor was admitted once; all prompts of the fault suite are usable."""
-    cursor, admitted = task.progress.get("cursor", "0"), task.progress.get("admitted", "0")
-    if cursor != admitted:
-        yield f"the cursor is {cursor}, but {admitted} groups were admitted"
+    cursor, admitted, inserted = (int(task.progress.get(name, 0)) for name in ("cursor", "admitted", "inserted"))
+    if cursor != admitted - inserted:
+        yield f"the cursor is {cursor}, but {admitted} groups were admitted, {inserted} of them inserted"
 
 
 def check_payloads(task: TaskDump) -> Iterator[str]:
@@ -164,21 +164,42 @@ def puts_by_group(events: Sequence[Event]) -> dict[GroupKey, list[Put]]:
 
 
 def check_acknowledged(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterator[str]:
-    """I2: a group that was acknowledged as completed is kept, or was trained, or had time to become too stale."""
+    """I2: a group that was acknowledged as completed or inserted is kept, or was trained, or had time to become too
+    stale, or an operator has moved it."""
     steps = [int(task.clock["step"]) for task in dump.tasks.values()]
     last_step = max([*steps, *(event["step"] + 1 for event in _calls(events, "claim"))])
     gone = _trained(events, _final_weights(events))
-    for (task, group_id), puts in puts_by_group(events).items():
-        accepted = [put for put in puts if put.outcome == "completed"]
-        if not accepted:
+    ordered, inserted, puts_of = _ordered_ns(events), _inserted(events), puts_by_group(events)
+    for task, group_id in puts_of.keys() | inserted.keys():
+        accepted = [put for put in puts_of.get((task, group_id), ()) if put.outcome == "completed"]
+        sure = [put.event for put in accepted] + [found for found, _ in inserted.get((task, group_id), ())]
+        sure = [event for event in sure if event.end == OK]
+        if not sure or sure[-1].began_ns < ordered.get((task, group_id), 0):
             continue
         group = dump.tasks[task].groups.get(group_id)
         if group is None:
             step = gone.get((task, group_id))
             if step is None or step > int(dump.tasks[task].clock["checkpoint"]):
                 yield f"group {group_id} of {task} was acknowledged as completed, and is gone untrained ({step})"
-        elif group.get("status") not in KEPT and not _may_be_stale(accepted[-1], events, last_step, rules):
+        elif group.get("status") not in KEPT and not (
+            accepted and _may_be_stale(accepted[-1], events, last_step, rules)
+        ):
             yield f"group {group_id} of {task} was acknowledged as completed and is fresh, but is {group.get('status')}"
+
+
+def _inserted(events: Sequence[Event]) -> dict[GroupKey, list[tuple[Event, str]]]:
+    """The insertions of each group, and its digest. There is one source: its groups arrive in their order."""
+    found: dict[GroupKey, list[tuple[Event, str]]] = defaultdict(list)
+    for event in _calls(events, "insert"):
+        for group_id, digest in enumerate(event["digests"], start=event["after"] + 1):
+            found[event["task"], group_id].append((event, digest))
+    return found
+
+
+def _ordered_ns(events: Sequence[Event]) -> dict[GroupKey, int]:
+    """When the last order for each group ended that may have moved it."""
+    orders = [event for event in _calls(events, "order group") if event.end == UNKNOWN or event.facts.get("done")]
+    return {(event["task"], event["group_id"]): event.ended_ns for event in orders}
 
 
 def _may_be_stale(put: Put, events: Sequence[Event], last_step: int, rules: Rules) -> bool:
@@ -215,11 +236,12 @@ def samples_lent(events: Sequence[Event]) -> int:
 
 def check_trained_once(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterator[str]:
     """I3: no history of weights has trained a group twice, and what was trained is what a worker sent."""
-    puts = puts_by_group(events)
+    puts, inserted = puts_by_group(events), _inserted(events)
     for event in _trains(events):
         for task, group_id, digest, _ in event["groups"]:
-            if all(put.digest != digest for put in puts[task, group_id]):
-                yield f"step {event['step']} trained bytes of group {group_id} of {task} that no worker sent"
+            sent = {put.digest for put in puts[task, group_id]} | {made for _, made in inserted[task, group_id]}
+            if digest not in sent:
+                yield f"step {event['step']} trained bytes of group {group_id} of {task} that nobody sent"
     trains = _trains_by_weights(events)
     followed = {event["before"] for event in trains.values()}
     for leaf in trains.keys() - followed:

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.rollouts import NO_EPOCH, Sample
 
 
 def samples_digest(samples: Iterable[Sample]) -> str:
@@ -19,8 +19,9 @@ def samples_digest(samples: Iterable[Sample]) -> str:
 
 
 def versions_of(samples: Iterable[Sample]) -> list[tuple[int, int]]:
-    """Every (epoch, version) that made a token."""
-    return sorted({(span.epoch, span.version) for s in samples for segment in s.segments for span in segment.versions})
+    """Every (epoch, version) that made a token; none for what was inserted."""
+    spans = (span for sample in samples for segment in sample.segments for span in segment.versions)
+    return sorted({(span.epoch, span.version) for span in spans if span.epoch != NO_EPOCH})
 
 
 def chained(before: str, digest: str) -> str:

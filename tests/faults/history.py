@@ -80,11 +80,12 @@ def read_histories(folder: Path) -> list[Event]:
     """The events of all histories in a folder, in the order in which they began."""
     events: list[Event] = []
     for path in sorted(folder.glob("*.jsonl")):
-        events += _read(path)
+        events += read_history(path)
     return sorted(events, key=lambda event: event.began_ns)
 
 
-def _read(path: Path) -> Sequence[Event]:
+def read_history(path: Path) -> Sequence[Event]:
+    """The events of one process."""
     role = path.name.rsplit("-", 2)[0]
     events: dict[int, Event] = {}
     for line in path.read_bytes().splitlines():

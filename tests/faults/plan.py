@@ -7,23 +7,28 @@ from typing import Literal
 
 from support.proxy import PASS, Fate, Judge, Verdict, function_of, name_of
 
-Kind = Literal["kill", "stop", "zombie", "partition", "failover", "move", "forget", "evict"]
+Kind = Literal["kill", "stop", "zombie", "partition", "failover", "move", "forget", "evict", "order", "rules", "delete"]
 SERVER = "server"
 TRAINER = "trainer"
+OPERATOR = "operator"
 ZOMBIE_SHARE = 0.2
 OF_ROLES: Sequence[Kind] = ("kill", "kill", "stop", "partition")
 OF_SERVER: Sequence[Kind] = ("kill", "kill", "stop", "forget", "evict")
+OF_OPERATOR: Sequence[Kind] = ("order", "order", "order", "rules", "delete")
+AT_ONCE = ("kill", "forget", "order", "rules", "delete")
+"""Faults that do not last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault at `at_s` after the start. `target`: a role's name, or `server`; `for_s`: how long it lasts.
+    """One fault at `at_s` after the start. `target`: a role's name, `server` or `operator`; `for_s`: how long it lasts.
 
     kill: SIGKILL; stop: SIGSTOP, and SIGCONT afterwards; partition: no byte passes between the role and the server;
     zombie: the trainer is stopped, a successor takes over, and then it continues; failover: SIGKILL to the server, and
     its replica, which was cut off `for_s` before, takes its place; move: the slot of a task moves to another primary of
-    the cluster; forget: FUNCTION FLUSH; evict: the server's policy lets it evict keys. On a cluster, `server` is any of
-    its nodes, and a killed one comes back after `for_s`.
+    the cluster; forget: FUNCTION FLUSH; evict: the server's policy lets it evict keys; order: a group is dropped,
+    requeued or put aside; rules: the size of a task's batches changes; delete: the run is saved, deleted and restored.
+    On a cluster, `server` is any of its nodes, and a killed one comes back after `for_s`.
     """
 
     at_s: float
@@ -54,7 +59,7 @@ def make_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, long
     for _ in range(count):
         at_s += rng.expovariate(1 / gap_s)
         target = rng.choice(roles)
-        kind: Kind = rng.choice(OF_SERVER if target == SERVER else OF_ROLES)
+        kind: Kind = rng.choice({SERVER: OF_SERVER, OPERATOR: OF_OPERATOR}.get(target, OF_ROLES))
         if target.startswith(TRAINER) and kind == "stop" and rng.random() < ZOMBIE_SHARE:
             kind = "zombie"
         faults.append(
@@ -62,7 +67,7 @@ def make_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, long
                 at_s,
                 kind,
                 target,
-                for_s=0.0 if kind in ("kill", "forget") else rng.choice([longest_s / 12, longest_s / 4, longest_s]),
+                for_s=0.0 if kind in AT_ONCE else rng.choice([longest_s / 12, longest_s / 4, longest_s]),
             )
         )
     return faults

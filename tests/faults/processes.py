@@ -19,6 +19,7 @@ import orjson
 
 from faults import trainer
 from faults.history import History
+from faults.inserting import keep_inserting
 from faults.payloads import INLINE_BYTES, payloads_in
 from faults.recording import record_worker
 from faults.trainer import Launch
@@ -31,16 +32,19 @@ LEASE_S = 1.0
 MAX_STALENESS = 1
 THRESHOLD = MAX_STALENESS + 1
 BATCH = {"math": 4, "code": 2}
+OFFLINE_BATCH = {"demos": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The work of a run: `batch` groups per step and task, and answers of `lengths` tokens.
+    """The work of a run: `batch` groups per step and task, `offline_batch` of tasks that are offline, and answers of
+    `lengths` tokens.
 
     Each worker makes `samples_in_flight` samples at a time, each with `tokens_per_s` tokens a second.
     """
 
     batch: Mapping[str, int] = field(default_factory=lambda: BATCH)
+    offline_batch: Mapping[str, int] = field(default_factory=dict)
     group_size: int = 2
     samples_in_flight: int = 12
     lengths: Sequence[int] = (2, 4, 6, 10, 24)
@@ -55,7 +59,7 @@ class Load:
         return self.group_size > self.samples_in_flight
 
 
-LIGHT = Load(lengths=(2, 4, 6, 10, 400), tokens_per_s=2000.0, partial_rollout=True)
+LIGHT = Load(offline_batch=OFFLINE_BATCH, lengths=(2, 4, 6, 10, 400), tokens_per_s=2000.0, partial_rollout=True)
 """Its longest answers are salvaged."""
 
 LENDING = Load(
@@ -83,6 +87,9 @@ def write_settings(
     tables += ["[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
     tables += [f"samples_in_flight = {load.samples_in_flight}", "grace_s = 1.0", "judge_processes = 1"]
     tables += [f"options = {{ lengths = {list(load.lengths)}, tokens_per_s = {load.tokens_per_s} }}"]
+    for task, groups in load.offline_batch.items():
+        tables += [f"[tasks.{task}]", "offline = true", f"batch_groups = {groups}", f"group_size = {load.group_size}"]
+        tables += ["max_uncheckpointed_steps = 20"]
     for task, groups in load.batch.items():
         tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}"]
         tables += [f"group_size = {load.group_size}", f"partial_rollout = {str(load.partial_rollout).lower()}"]
@@ -175,6 +182,18 @@ def produce_ticks(folder: Path, url: str, ticks: int) -> None:
     with open_prompts(settings.train_tasks(), settings.evaluations) as prompts, open_run(settings, stop) as buffer:
         queue = RunLocation.from_settings(settings).queue()
         run_producer(buffer, queue, prompts, settings.producer, seed=settings.seed, stop=stop)
+
+
+def insert(folder: Path, url: str) -> None:
+    """An importer: it inserts what an expert has made, until SIGTERM."""
+    from rollq.cli.run_location import open_run
+    from rollq.cli.settings_file import load_settings
+
+    os.environ["ROLLQ_REDIS_URL"] = url
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    with open_run(load_settings(folder / SETTINGS_FILE), stop) as buffer:
+        keep_inserting(History(folder / "history", "importer"), buffer, stop)
 
 
 def sweep(folder: Path, url: str) -> None:

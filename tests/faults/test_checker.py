@@ -48,6 +48,15 @@ def put(at: int, *group_ids: int, outcome: str = "completed", oldest: int = 0) -
     return event("put", at=at, role="worker0", results=results, made=made, outcomes=[outcome] * len(group_ids))
 
 
+def insert(at: int, *group_ids: int) -> Event:
+    digests = [f"bytes {group_id}" for group_id in group_ids]
+    return event("insert", at=at, role="importer", task="math", after=group_ids[0] - 1, digests=digests)
+
+
+def order(at: int, group_id: int, *, done: bool = True) -> Event:
+    return event("order group", at=at, role="orchestrator", task="math", group_id=group_id, done=done)
+
+
 def give_back(at: int, group_id: int, index: int, digest: str, outcome: str = "kept") -> Event:
     samples = [("math", group_id, 1, index, digest)]
     return event("give back", at=at, role="worker1", samples=samples, outcomes=[outcome])
@@ -117,6 +126,27 @@ def acknowledged_and_gone(story: Story) -> Story:
 
 def acknowledged_and_pending(story: Story) -> Story:
     return with_events(story, put(70, 6, oldest=2))
+
+
+def inserted_and_gone(story: Story) -> Story:
+    return with_events(story, insert(70, 7))
+
+
+def inserted_and_pending(story: Story) -> Story:
+    return with_events(story, insert(70, 6))
+
+
+def gone_though_the_order_was_refused(story: Story) -> Story:
+    return with_events(acknowledged_and_gone(story), order(80, 7, done=False))
+
+
+def gone_though_it_was_put_after_the_order(story: Story) -> Story:
+    return with_events(acknowledged_and_gone(story), order(65, 7))
+
+
+def one_inserted_that_the_cursor_counts(story: Story) -> Story:
+    task = story[1].tasks["math"]
+    return with_task(story, progress={**task.progress, "inserted": "1"})
 
 
 def filed_without_group(story: Story) -> Story:
@@ -223,6 +253,11 @@ def replay_apart(story: Story) -> Story:
         ("I1", gone_uncounted),
         ("I2", acknowledged_and_gone),
         ("I2", acknowledged_and_pending),
+        ("I2", inserted_and_gone),
+        ("I2", inserted_and_pending),
+        ("I2", gone_though_the_order_was_refused),
+        ("I2", gone_though_it_was_put_after_the_order),
+        ("I1", one_inserted_that_the_cursor_counts),
         ("I1", filed_without_group),
         ("I3", trained_twice),
         ("I3", trained_from_nowhere),
@@ -247,6 +282,12 @@ def replay_apart(story: Story) -> Story:
 def test_each_broken_promise_is_found(invariant: str, breaks: Callable[[Story], Story]) -> None:
     found = check(*breaks(sound_story()), RULES)
     assert invariant in {violation.invariant for violation in found}, found
+
+
+def test_groups_that_were_inserted_or_moved_by_an_order_are_no_violations() -> None:
+    events, dump = with_events(sound_story(), insert(5, 3), put(70, 6, oldest=2), order(80, 6))
+    sound = [one for one in events if one.what != "put" or one["results"][0][1] != 3]
+    assert check([*sound, put(41, 4)], dump, RULES) == []
 
 
 def test_samples_that_were_given_back_or_refused_are_no_violations() -> None:

@@ -79,6 +79,7 @@ def set_clock(buffer: Buffer, task: str, **fields: object) -> None:
 def let_go(world: "World") -> None:
     """As if the roles of a run had ended long ago."""
     world.buffer.client.hset(world.buffer.keys.trainer, "deadline_ms", 1)
+    world.buffer.client.delete(world.buffer.keys.workers)
     for task in world.buffer.tasks():
         set_clock(world.buffer, task, reaped_ms=1)
 
