@@ -179,7 +179,7 @@ def produce_ticks(folder: Path, url: str, ticks: int) -> None:
             stop.set()
 
     Producer.tick = counted_tick  # type: ignore[method-assign]
-    with open_prompts(settings.train_tasks(), settings.evaluations) as prompts, open_run(settings, stop) as buffer:
+    with open_prompts(settings.produced_tasks(), settings.evaluations) as prompts, open_run(settings, stop) as buffer:
         queue = RunLocation.from_settings(settings).queue()
         run_producer(buffer, queue, prompts, settings.producer, seed=settings.seed, stop=stop)
 

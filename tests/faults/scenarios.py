@@ -11,7 +11,10 @@ from rq import Queue
 
 from faults import processes
 from faults.crash_points import Scenario, Stage
-from faults.processes import BATCH, LENDING, SETTINGS_FILE, Role, write_settings
+from faults.history import History
+from faults.inserting import insert_recorded
+from faults.operator import delete_and_restore
+from faults.processes import BATCH, LENDING, OFFLINE_BATCH, SETTINGS_FILE, Role, write_settings
 from faults.stand_ins import StandIns
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.rollouts import Status
@@ -44,9 +47,20 @@ def _prepare_training(stage: Stage) -> None:
     with closing(stand_ins.buffer):
         stand_ins.create(max_staleness=LONG_STALENESS)
         stand_ins.begin()
+        for task, groups in OFFLINE_BATCH.items():
+            insert_recorded(
+                History(stage.folder / "history", "importer"), stand_ins.buffer, task, groups * (STEPS + SPARE_STEPS)
+            )
         for task, groups in BATCH.items():
             stand_ins.complete(task, groups * (STEPS + SPARE_STEPS))
     _train_to_the_end(stage, "replay", STEPS_BEFORE)
+
+
+def _prepare_restored(stage: Stage) -> None:
+    """The same run, deleted and restored: large groups that were inserted are payloads now."""
+    _prepare_training(stage)
+    with closing(_stand_ins(stage).buffer) as buffer:
+        assert not delete_and_restore(buffer, stage.url, stage.folder / "snapshot", meanwhile=lambda: None)
 
 
 def _ranks(stage: Stage, urls: Sequence[str], mode: str, last_step: int) -> list[Role]:
@@ -79,10 +93,10 @@ def _start_training(fused: int, mode: str, stage: Stage, url: str) -> list[Role]
     return [ranks[fused], *ranks[:fused], *ranks[fused + 1 :]]
 
 
-def _training(mode: str, rank: int) -> Scenario:
+def _training(mode: str, rank: int, *, restored: bool = False) -> Scenario:
     return Scenario(
-        f"trainer, rank {rank}, {mode}",
-        prepare=_prepare_training,
+        f"trainer, rank {rank}, {mode}{', restored' if restored else ''}",
+        prepare=_prepare_restored if restored else _prepare_training,
         start=partial(_start_training, rank, mode),
         finish=lambda stage: _train_to_the_end(stage, mode, STEPS),
         threshold=LONG_STALENESS + 1,
@@ -304,6 +318,7 @@ def scenarios() -> list[Scenario]:
     return [
         *(_training(mode, rank=0) for mode in ("replay", "return", "regenerate")),
         _training("replay", rank=1),
+        _training("replay", rank=0, restored=True),
         Scenario("producer", _prepare_production, _start_production, _finish_production),
         Scenario("worker", _prepare_work, _start_work, _finish_work, ended=_all_completed),
         _lending(HOLDER, "offer", "salvage", "renew", "put"),
