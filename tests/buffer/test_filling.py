@@ -279,3 +279,18 @@ def test_no_unfinished_group_is_overtaken(world: World, status: Status) -> None:
     assert before == [2, 3]
     move[status]()
     assert ids(so_far(world)) == before
+
+
+@pytest.mark.parametrize("sizes", [{"math": 2}, {"code": 1, "math": 2}, {"code": 1, "z": 1}])
+def test_a_refused_commit_of_a_batch_that_still_fills_moves_no_other_task(world: World, sizes: dict[str, int]) -> None:
+    """Neither one without groups in the batch nor one whose groups are all there, also where another has none yet."""
+    world.start(code={}, math={}, z={})
+    world.complete(1, "code")
+    world.complete(1)
+    claimed = world.buffer.claim(world.held, 1, sizes, so_far=True)
+    assert isinstance(claimed, Claimed)
+    assert claimed.lack is not None
+    with pytest.raises(NotClaimed):
+        world.buffer.commit(world.held, 1)
+    assert world.buffer.clock("code").committed == 0
+    assert world.buffer.release(world.held, 1, "return", claim_round=claimed.claim_round) == len(claimed.groups)

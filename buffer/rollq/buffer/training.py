@@ -17,6 +17,7 @@ from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, StoreLost
 from rollq.buffer.fetching import Fetching
 from rollq.buffer.holder import Holder, process_of, this_process
 from rollq.buffer.replies import Clock, Production, TrainerEpoch
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.trainer_state import TrainerPhase
 from rollq.buffer.whole_numbers import whole_number
@@ -258,9 +259,16 @@ class Training(Fetching, Claiming):
         when the step was not claimed, or is another batch than the trained one.
         """
         taking_part, trained = self._taking_part(step), trained or {}
-        for task in self.tasks():
+        unfilled = self._unfilled(step, sorted(taking_part))
+        # those that may refuse come first: where one does, no other has taken the step
+        for task in sorted(self.tasks(), key=lambda task: (task not in unfilled, task not in taking_part)):
             ids = ",".join(map(str, trained.get(task, ())))
             self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part), ids)
+
+    def _unfilled(self, step: int, tasks: Sequence[str]) -> set[str]:
+        """Those of the tasks whose groups in the batch of a step are not all there."""
+        found = self.send_all([("HMGET", task_keys(self.run, task).manifest(step), "ids", "open") for task in tasks])
+        return {task for task, (ids, fills) in zip(tasks, found, strict=True) if fills or not ids}
 
     def _taking_part(self, step: int) -> set[str]:
         """The tasks that have groups in the batch of a step."""
