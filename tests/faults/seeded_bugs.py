@@ -107,6 +107,18 @@ BUGS = (
         by_copies,
     ),
     Bug(
+        "inserted groups of a batch that is regenerated wait to be sampled",
+        "  if mode == 'return' or clock.offline == 1 then",
+        "  if mode == 'return' then",
+        by_model,
+    ),
+    Bug(
+        "a restored result is filed without its place in the version index",
+        "  elseif status == 'completed' or status == 'aborted' then\n    file_result(task,",
+        "  elseif false then\n    file_result(task,",
+        by_model,
+    ),
+    Bug(
         "a call from before a restore changes the restored run",
         "  if values.incarnation ~= incarnation then return nil, store_lost(key, values.incarnation) end\n",
         "",

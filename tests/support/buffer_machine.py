@@ -1,9 +1,13 @@
-"""Any sequence of moves of one task, against a plain model, with late copies of calls and replaced trainers."""
+"""Any sequence of moves of a task, and of one that is offline, against a plain model, with late copies of calls,
+replaced trainers and restored snapshots."""
 
+import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, ClassVar
 
 import hypothesis
@@ -23,12 +27,13 @@ from hypothesis.stateful import (
 from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import FencedError, HistoryGone, NotClaimed, StaleWorker
 from rollq.buffer.replies import Claimed, Offer, Offered, PutOutcome, SalvageOutcome, TrainerEpoch
-from rollq.buffer.rollouts import GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
+from rollq.buffer.rollouts import FinishedGroup, GroupResult, Lease, Prompt, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.steering import GroupOrder, Refusal
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.training import ResumeMode
-from support.buffer_model import Kept, Model, ModelGroup
+from support.buffer_model import Kept, Model, ModelGroup, OfflineModel
 from support.buffer_run import World, make_sample, text_of
+from support.finished_groups import finished_sample
 from support.late_copies import AT_ANY_TIME, RecordingBuffer, name_of
 
 BATCH = 2
@@ -38,10 +43,11 @@ ORDERED = {
     GroupOrder.QUARANTINE: {Status.RUNNING, Status.COMPLETED},
 }
 """The statuses of groups that an operator can move."""
+OFFLINE = "demos"
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Drives one task of one run; the trainer's and the workers' moves come in any order."""
+    """Drives the tasks of one run; the trainer's and the workers' moves come in any order."""
 
     url: ClassVar[str]
     moves: ClassVar[int] = 0
@@ -53,8 +59,9 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer = RecordingBuffer.connect(self.url, f"machine-{uuid.uuid4().hex[:12]}")
         rules: dict[str, Any] = {"max_deaths": 50, "max_tries": 1000, "lease_s": 600, "max_uncheckpointed_steps": 4}
         rules["partial_rollout"] = True
-        self.world = World(self.buffer).start(math=rules)
+        self.world = World(self.buffer).start(math=rules, demos={"offline": True, "max_uncheckpointed_steps": 4})
         self.model = Model()
+        self.demos = OfflineModel()
         self.lives = 1  # how often the weights took another course
         self.model.begin(self.world.held.epoch, 0, "digest-launch-1")
         self.covered: dict[int, list[int]] = {}
@@ -66,10 +73,12 @@ class BufferMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "buffer"):
-            keys = list(self.buffer.client.scan_iter(match=f"rollq:{{{self.buffer.run}*"))
-            if keys:
-                self.buffer.client.unlink(*keys)
+            self.remove_all()
             self.buffer.close()
+
+    def remove_all(self) -> None:
+        if keys := list(self.buffer.client.scan_iter(match=f"rollq:{{{self.buffer.run}*")):
+            self.buffer.client.unlink(*keys)
 
     # -- producers and workers --------------------------------------------------------------------------------------
 
@@ -77,7 +86,7 @@ class BufferMachine(RuleBasedStateMachine):
     def admit(self, n: int, room: int) -> None:
         model = self.model
         busy = len(model.ids(Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.CLAIMED))
-        admitted = self.world.admit(n, target=busy + self.consumed() + room)
+        admitted = self.world.admit(n, target=busy + BATCH * self.model.committed + room)
         assert admitted == min(n, room)
         first = len(model.groups) + model.dropped + 1
         for group_id in range(first, first + admitted):
@@ -261,6 +270,18 @@ class BufferMachine(RuleBasedStateMachine):
         self.lease(n=n)
         for group_id in set(self.model.ids(Status.RUNNING)) - before:
             self.put_one(group_id, ages=(0, 0), letter="c")
+        if not self.demos.waiting:
+            self.insert_after(self.demos.inserted, 1)
+
+    @rule(data=st.data(), n=st.integers(1, 3))
+    def insert(self, data: st.DataObject, n: int) -> None:
+        """An expert's groups arrive, of all sizes; some of them, or all, for the second time."""
+        self.insert_after(data.draw(st.integers(0, self.demos.inserted)), n)
+
+    def insert_after(self, after: int, n: int) -> None:
+        numbers = range(after + 1, after + n + 1)
+        groups = [FinishedGroup(Prompt("demo"), (finished_sample(text=text_of(number)),) * 2) for number in numbers]
+        assert self.buffer.insert(OFFLINE, groups, source="expert", after=after) == self.demos.insert(after, n)
 
     @rule(letter=st.sampled_from("ca"), waits=st.integers(0, 2))
     def a_sample_waits_for_its_siblings(self, letter: str, waits: int) -> None:
@@ -390,6 +411,22 @@ class BufferMachine(RuleBasedStateMachine):
         if order is GroupOrder.REQUEUE or group.parts:
             group.forget()
 
+    @precondition(lambda self: self.demos.statuses)
+    @rule(data=st.data(), order=st.sampled_from(GroupOrder))
+    def an_operator_moves_an_inserted_group(self, data: st.DataObject, order: GroupOrder) -> None:
+        """It is not sampled again."""
+        group_id = data.draw(st.sampled_from(sorted(self.demos.statuses)))
+        status, before = self.demos.statuses[group_id], len(self.buffer.recorded)
+        ordered = self.buffer.order_group(OFFLINE, group_id, order)
+        refusal = Refusal.STATUS if status not in ORDERED[order] else None
+        if order is GroupOrder.REQUEUE:
+            refusal = refusal or Refusal.UNSAMPLED
+        assert ordered == (status, refusal)
+        if refusal:
+            del self.buffer.recorded[before:]
+        else:
+            self.demos.move(group_id, None if order is GroupOrder.DROP else Status.FAILED)
+
     # -- the trainer ------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.model.committed - self.model.history < 4)
@@ -402,6 +439,9 @@ class BufferMachine(RuleBasedStateMachine):
         )
         running = (model.groups[g] for g in model.ids(Status.RUNNING))
         stragglers = [g for g in running if not model.stale(g.began, step) and model.stale(g.began, step + 1)]
+        if self.demos.has(step):
+            self.claim_what_was_inserted(step, so_far=so_far)
+            return
         got = self.buffer.claim(self.world.held, step, {"math": BATCH}, so_far=so_far)
         if isinstance(got, Claimed):
             self.claim_round = got.claim_round
@@ -428,6 +468,18 @@ class BufferMachine(RuleBasedStateMachine):
             assert sorted({*got.parts}) == list(got.parts)
             if divide and got.parts[-1:] != (len(got.groups),):
                 assert self.buffer.divide(self.world.held, got)
+
+    def claim_what_was_inserted(self, step: int, *, so_far: bool) -> None:
+        got = self.buffer.claim(self.world.held, step, {OFFLINE: 1}, so_far=so_far)
+        self.demos.claim(step)
+        if step not in self.demos.batches:
+            assert not isinstance(got, Claimed)
+            assert got.ready == {OFFLINE: 0}
+            return
+        assert isinstance(got, Claimed)
+        self.model.batches[step] = []
+        self.claim_round = got.claim_round
+        assert [(group.task, group.group_id) for group in got.groups] == [(OFFLINE, self.demos.batches[step])]
 
     def sure(self, fresh: list[int], held: int) -> list[int]:
         """The fresh groups that a batch with `held` groups would have, whichever others are finished before them."""
@@ -477,10 +529,11 @@ class BufferMachine(RuleBasedStateMachine):
         model.committed = step
         model.step = max(model.step, step + 1)
         model.set_all(model.batches[step], Status.ARCHIVED)
+        self.demos.commit(step)
         model.trained += [(step, group_id) for group_id in model.batches[step]]
         assert len({group_id for _, group_id in model.trained}) == len(model.trained), "trained twice"
 
-    @precondition(lambda self: self.model.held(self.model.committed + 1))
+    @precondition(lambda self: self.is_held(self.model.committed + 1))
     @rule(mode=st.sampled_from(["return", "drop", "quarantine"]))
     def release(self, mode: ReleaseMode) -> None:
         if self.model.committed - self.model.history < 4:
@@ -489,11 +542,16 @@ class BufferMachine(RuleBasedStateMachine):
         ids = model.held(step)
         model.batches.pop(step, None)
         model.filling.pop(step, None)
-        assert self.buffer.release(self.world.held, step, mode, claim_round=self.claim_round) == len(ids)
-        if mode == "drop":
+        status = {"return": Status.COMPLETED, "quarantine": Status.FAILED}.get(mode)
+        count = len(ids) + self.demos.release(step, status)
+        assert self.buffer.release(self.world.held, step, mode, claim_round=self.claim_round) == count
+        if status is None:
             model.drop(ids)
         else:
-            model.set_all(ids, Status.COMPLETED if mode == "return" else Status.FAILED)
+            model.set_all(ids, status)
+
+    def is_held(self, step: int) -> bool:
+        return bool(self.model.held(step)) or step in self.demos.batches
 
     @precondition(lambda self: self.model.version < self.model.committed + 1)
     @rule()
@@ -520,6 +578,7 @@ class BufferMachine(RuleBasedStateMachine):
         for covered in [s for s in model.batches if s <= step]:
             self.covered[covered] = model.batches.pop(covered)
             model.drop(self.covered[covered])
+        self.demos.checkpoint(step)
         model.history = step
 
     @rule(data=st.data(), mode=st.sampled_from(["replay", "return", "regenerate"]))
@@ -531,6 +590,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.world.begin(from_step, mode=mode, launch_id=f"launch-{self.launches}")
         self.starts[self.world.held.epoch] = from_step
         model.begin(self.world.held.epoch, from_step, f"digest-launch-{self.launches}")
+        self.demos.rewind(from_step, replays=mode == "replay")
         after = [step for step in {**model.batches, **model.filling} if step > from_step]
         for step in after:
             ids = model.held(step)
@@ -561,6 +621,19 @@ class BufferMachine(RuleBasedStateMachine):
                     self.put_one(
                         running[0], ages=(2, 2), letter="c", epoch=data.draw(st.sampled_from(list(self.starts)))
                     )
+
+    @rule(data=st.data(), mode=st.sampled_from(["replay", "return", "regenerate"]))
+    def the_run_is_lost_and_restored(self, data: st.DataObject, mode: ResumeMode) -> None:
+        """Workers die, and the run is saved before all is lost. Nobody of its former life is known to the new one."""
+        if running := self.model.ids(Status.RUNNING):
+            self.die(running)
+        with tempfile.TemporaryDirectory() as folder:
+            self.buffer.save(Path(folder) / "saved")
+            self.remove_all()
+            self.buffer.restore(Path(folder) / "saved")
+        self.model.forget_published()
+        self.the_trainer_restarts(data=data, mode=mode)
+        self.old_leases, self.replaced = [], []
 
     @precondition(lambda self: self.replaced)
     @rule(data=st.data())
@@ -612,6 +685,8 @@ class BufferMachine(RuleBasedStateMachine):
             self.model.committed,
         )
         assert counts.progress["consumed"] == self.consumed()
+        found = {status: n for status, n in self.buffer.counts(OFFLINE).statuses.items() if n}
+        assert found == Counter(self.demos.statuses.values())
         self.world.check()
 
 

@@ -51,6 +51,67 @@ class ModelGroup:
 
 
 @dataclass
+class OfflineModel:
+    """A task that is offline: its groups never age, and one of them is the whole batch of every third step."""
+
+    statuses: dict[int, Status] = field(default_factory=dict)
+    inserted: int = 0
+    batches: dict[int, int] = field(default_factory=dict)  # step -> its group
+
+    @staticmethod
+    def has(step: int) -> bool:
+        """Whether the batch of a step is one of its groups."""
+        return step % 3 == 0
+
+    @property
+    def waiting(self) -> list[int]:
+        return sorted(group_id for group_id, status in self.statuses.items() if status is Status.COMPLETED)
+
+    def insert(self, after: int, count: int) -> int:
+        """Returns how many are new."""
+        new = range(self.inserted + 1, after + count + 1)
+        self.statuses |= dict.fromkeys(new, Status.COMPLETED)
+        self.inserted += len(new)
+        return len(new)
+
+    def claim(self, step: int) -> None:
+        """The first group that waits, if there is one, unless the batch was claimed before."""
+        if step not in self.batches and self.waiting:
+            self.batches[step] = self.waiting[0]
+            self.statuses[self.batches[step]] = Status.CLAIMED
+
+    def commit(self, step: int) -> None:
+        if step in self.batches:
+            self.statuses[self.batches[step]] = Status.ARCHIVED
+
+    def release(self, step: int, status: Status | None) -> int:
+        """Returns how many groups the batch has given up; None: they are dropped."""
+        group_id = self.batches.pop(step, None)
+        if group_id is None:
+            return 0
+        self.move(group_id, status)
+        return 1
+
+    def move(self, group_id: int, status: Status | None) -> None:
+        if status is None:
+            del self.statuses[group_id]
+        else:
+            self.statuses[group_id] = status
+
+    def checkpoint(self, step: int) -> None:
+        for covered in [at for at in self.batches if at <= step]:
+            del self.statuses[self.batches.pop(covered)]
+
+    def rewind(self, from_step: int, *, replays: bool) -> None:
+        """Nobody would sample its groups again, so that they wait where others are to be regenerated."""
+        for step in [at for at in self.batches if at > from_step]:
+            if replays:
+                self.statuses[self.batches[step]] = Status.CLAIMED
+            else:
+                self.release(step, Status.COMPLETED)
+
+
+@dataclass
 class Model:
     """What the buffer should hold, in the simplest terms."""
 
@@ -60,7 +121,7 @@ class Model:
     version: int = 0
     committed: int = 0
     history: int = 0
-    batches: dict[int, list[int]] = field(default_factory=dict)
+    batches: dict[int, list[int]] = field(default_factory=dict)  # an empty one is of the task that is offline
     filling: dict[int, list[int]] = field(default_factory=dict)  # batches that are not whole yet
     trained: list[tuple[int, int]] = field(default_factory=list)  # (step, group) of this history of weights
     floors: dict[int, int] = field(default_factory=dict)  # of each dead epoch
@@ -100,6 +161,10 @@ class Model:
                 self.floors[dead] = version
         self.version = version
 
+    def forget_published(self) -> None:
+        """Nobody knows any more which weights the epochs so far have published."""
+        self.published = {epoch: {} for epoch in self.published}
+
     def set_all(self, ids: Sequence[int], status: Status) -> None:
         for group_id in ids:
             self.groups[group_id].status = status
@@ -115,7 +180,7 @@ class Model:
         """A group is leased for the live weights, with what it keeps and the next batch would not find too old."""
         group = self.groups[group_id]
         assert group.status is Status.PENDING
-        step = self.step + (self.step in self.batches)
+        step = self.step + bool(self.batches.get(self.step))
         oldest = self.age(group, min(step - 1 - THRESHOLD, self.version - 1))
         group.status, group.lease, group.began = Status.RUNNING, lease, min(oldest, self.version)
 
