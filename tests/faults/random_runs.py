@@ -40,7 +40,7 @@ ACTIONS = {
 DIES_IN = {"train", "save", "release", "checkpoint", "regenerate", "die_before_commit"}
 OFFLINE = "demos"
 INSERTED_TEXT = "y" * (MOST_INLINE_BYTES + 1)
-"""Makes the frame of an inserted group a separate key."""
+"""Makes the frame of an inserted group a separate key once it is restored."""
 RELEASE_MODES: tuple[ReleaseMode, ...] = ("return", "drop", "quarantine")
 RESUME_MODES: tuple[ResumeMode, ...] = ("replay", "replay", "return", "regenerate")
 
