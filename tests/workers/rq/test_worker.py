@@ -266,6 +266,20 @@ def test_a_worker_starts_while_connections_break(server: EmbeddedServer, run_nam
     assert Worker.all(queue=direct) == []
 
 
+def test_a_worker_that_cannot_register_yet_stops_when_asked(server: EmbeddedServer, run_name: str) -> None:
+    def judge(command: bytes) -> Verdict:
+        return Verdict(Fate.LOSE) if b"birth" in command else Verdict()
+
+    with Proxy(urlsplit(server.url).port or 0, judge) as proxy:
+
+        async def scene(worker: RqWorker, work: Work) -> None:
+            await until(lambda: proxy.broken > 0)
+            worker.request_shutdown()
+
+        serve(open_queue(proxy.url, run_name), run_name, Work, scene)
+    assert Worker.all(queue=open_queue(server.url, run_name)) == []
+
+
 def test_planted_jobs_are_refused_and_never_executed(queue: Queue, run_name: str, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     command = f"touch {canary}"

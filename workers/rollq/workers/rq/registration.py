@@ -4,7 +4,7 @@ import json
 import logging
 from typing import Any, NamedTuple
 
-from redis.exceptions import OutOfMemoryError
+from redis import exceptions as driver
 from rq import worker_registration
 from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
@@ -17,10 +17,10 @@ RQ_TTL_MARGIN_S = 60
 """As RQ adds to the time to live of workers."""
 
 
-def register(worker: BaseWorker) -> None:
+def register(worker: BaseWorker, patience: Patience) -> None:
     """Enter the worker in RQ's list, and subscribe to commands. Raises `ServerUnavailable` or `ServerRefused`."""
-    patiently(worker.connection, lambda: _enter(worker))
-    patiently(worker.connection, worker.subscribe)
+    patiently(worker.connection, lambda: _enter(worker), patience)
+    patiently(worker.connection, worker.subscribe, patience)
 
 
 def _enter(worker: BaseWorker) -> None:
@@ -34,7 +34,7 @@ def _enter(worker: BaseWorker) -> None:
             pipe.expire(worker.key, worker.worker_ttl + RQ_TTL_MARGIN_S)
             worker.set_state(WorkerStatus.STARTED, pipeline=pipe)
             pipe.execute()
-    except OutOfMemoryError as error:  # only work can empty a full server; every heartbeat registers again
+    except driver.OutOfMemoryError as error:  # only work can empty a full server; every heartbeat registers again
         log.warning("worker %s: not yet in RQ's list of workers: %s", worker.name, error)
 
 
@@ -56,6 +56,8 @@ def clean(worker: BaseWorker) -> None:
     """Run RQ's maintenance of its registries."""
     try:
         worker.clean_registries()  # type: ignore[no-untyped-call]
+    except driver.ConnectionError as error:
+        log.warning("worker %s: RQ's maintenance is put off: %s", worker.name, error)
     except Exception:  # RQ's cleaning fails on malformed jobs in its queues
         log.warning("worker %s: RQ's maintenance failed", worker.name, exc_info=True)
         worker.last_cleaned_at = now()  # type: ignore[assignment]  # RQ types it as None

@@ -95,6 +95,7 @@ class RqWorker(BaseWorker):
         self._grace_s = grace_s
         self._listens = listens
         self._closing = threading.Event()
+        self._is_registered = False
         self._patience = Patience(unanswered_s=inf, unready_s=inf, closed=self._closing)
         self._source = TicketSource(queue, self._patience)
         self._ledger = JobRecords(queue, self.name, self.key, self._patience)
@@ -118,7 +119,13 @@ class RqWorker(BaseWorker):
         (`StoreLost`, `RunMismatch`, `ServerRefused`, or the error given to `give_up`).
         """
         self._loop = asyncio.get_running_loop()
-        await self._call(register, self)
+        try:
+            await self._call(register, self, Patience(closed=self._closing))
+        except ServerError:
+            if not self._stopping.is_set():
+                raise
+            return
+        self._is_registered = True
         log.info("worker %s listens on %s", self.name, self._queue.name)
         intake = asyncio.create_task(self._intake())
         parts = [intake, asyncio.create_task(self._heartbeats()), asyncio.create_task(self._ledger.run(self._thread))]
@@ -145,6 +152,8 @@ class RqWorker(BaseWorker):
             return
         log.info("worker %s: stopping; %d tickets in flight may finish", self.name, len(self._in_flight))
         self._stopping.set()
+        if not self._is_registered:
+            self._closing.set()  # waits for an absent server end here
         self._work.stop()
 
     async def until_stop(self) -> None:
