@@ -16,7 +16,8 @@ STATUSES = (
 @dataclass(frozen=True, slots=True)
 class TaskDump:
     """Every key of one task: hashes and their fields as texts, sets as score by group id, frames as their names,
-    payloads as group id and name, and those that are away by their names as groups have them."""
+    payloads as group id and name, without those that expire because nobody came to name them, and those that are away
+    by their names as groups have them."""
 
     clock: Mapping[str, str]
     progress: Mapping[str, str]
@@ -85,7 +86,9 @@ def _dump_task(client: Any, prefix: str, away: frozenset[str]) -> TaskDump:
         },
         groups={number: _hash(client, f"{prefix}group:{number}") for number in numbers("group")},
         frames={number: frozenset(found.hkeys(f"{prefix}rollout:{number}")) for number in numbers("rollout")},
-        payloads=frozenset(_payload(name) for name in names if name.startswith("payload:")),
+        payloads=frozenset(
+            _payload(name) for name in names if name.startswith("payload:") and found.pttl(f"{prefix}{name}") == -1
+        ),
         away=away,
         manifests={number: _hash(client, f"{prefix}manifest:{number}") for number in numbers("manifest")},
     )
