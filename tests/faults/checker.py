@@ -285,25 +285,26 @@ def check_staleness(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterat
         claimed_in = _claimed_in(events, event)
         for task, group_id, _, spans in event["groups"]:
             for epoch, version in spans:
-                floors = [begin["from_step"] for number, begin in epochs.items() if epoch < number <= claimed_in]
-                again = (one for one in alike(epoch, claimed_in, event.began_ns) if one <= version)
-                counted = max(min([version, *floors]), *again, -1)
+                counted = version
+                for later in sorted(number for number in epochs if epoch < number <= claimed_in):
+                    again = (one for one in alike(epoch, later, event.began_ns) if one <= version)
+                    counted = max(min(counted, epochs[later]["from_step"]), *again, -1)
                 staleness = event["step"] - counted - 1
                 if staleness >= rules.threshold:
                     yield f"step {event['step']} trained a token of group {group_id} of {task} at staleness {staleness}"
 
 
 def _published_alike(events: Sequence[Event]) -> Callable[[int, int, int], Iterator[int]]:
-    """A function of a dead epoch, a live one and a moment: the versions that the live one had published until then with
-    the weights that they had in the dead one."""
+    """A function of a dead epoch, a later one and a moment: the versions that the later one had published until then
+    with the weights that they had in the dead one."""
     made = {(event["epoch"], event["step"]): event["after"] for event in _trains(events)}
     published = _calls(events, "publish")
 
-    def alike(dead: int, live: int, before_ns: int) -> Iterator[int]:
+    def alike(dead: int, later: int, before_ns: int) -> Iterator[int]:
         for event in published:
-            weights = made.get((live, event["version"]))
+            weights = made.get((later, event["version"]))
             is_same = weights is not None and weights == made.get((dead, event["version"]))
-            if is_same and event["epoch"] == live and event.began_ns < before_ns:
+            if is_same and event["epoch"] == later and event.began_ns < before_ns:
                 yield event["version"]
 
     return alike

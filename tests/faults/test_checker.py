@@ -192,13 +192,21 @@ def newer_than_its_rewind(story: Story) -> Story:
     return [*events, *late], replace(dump, trainer={"epoch": "1"})
 
 
-def replayed(story: Story, after: str) -> Story:
-    """Step 2 is replayed in another epoch, and then a batch is trained whose tokens are of version 2 of the first."""
+def replayed(story: Story, after: str, *restarts: Event) -> Story:
+    """Step 2 is replayed in another epoch, and then, after `restarts`, a batch is trained whose tokens are of version 2
+    of the first."""
     groups = [("math", 9, "bytes 9", [(1, 2)])]
     again = step(2, 110, 3, 4, epoch=2, after=after)
-    late = [begin(100, epoch=2, from_step=1), *again, put(120, 9), *step(4, 130, epoch=2, groups=groups, before=after)]
+    live = 2 + len(restarts)
+    late = [begin(100, epoch=2, from_step=1), *again, put(120, 9), *restarts]
+    late += step(4, 130, epoch=live, groups=groups, before=after)
     events, dump = with_events(story, *late)
     return [one for one in events if one.what != "claim" or one["step"] != 4], replace(dump, trainer={"epoch": "1"})
+
+
+def newer_than_a_replay_before(story: Story) -> Story:
+    """Also for the epoch after that."""
+    return replayed(story, "other weights", begin(125, epoch=3, from_step=2))
 
 
 def newer_than_its_replay(story: Story) -> Story:
@@ -268,6 +276,7 @@ def replay_apart(story: Story) -> Story:
         ("I5", too_stale),
         ("I5", newer_than_its_rewind),
         ("I5", newer_than_its_replay),
+        ("I5", newer_than_a_replay_before),
         ("I6", payload_without_group),
         ("I6", payload_away_without_group),
         ("I6", group_without_payload_away),
@@ -306,5 +315,7 @@ def test_a_refused_call_of_a_zombie_and_a_lost_reply_are_no_violations() -> None
 
 
 def test_tokens_are_as_young_as_their_weights_once_a_replay_has_published_these_again() -> None:
-    found = check(*replayed(sound_story(), after="w2"), RULES)
-    assert "I5" not in {violation.invariant for violation in found}, found
+    resumed, rewound = (begin(125, epoch=3, from_step=step) for step in (2, 1))
+    for restarts, is_young in (([], True), ([resumed], True), ([rewound], False)):
+        found = check(*replayed(sound_story(), "w2", *restarts), RULES)
+        assert ("I5" not in {violation.invariant for violation in found}) == is_young, found
