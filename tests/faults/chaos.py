@@ -269,10 +269,8 @@ class Chaos:
 
     def _has_leased(self, worker: Role) -> bool:
         """Whether a worker that is alive has leased groups since its start."""
-        histories = sorted(
-            (self._folder / "history").glob(f"{worker.name}-*"), key=lambda path: path.stat().st_mtime_ns
-        )
-        return worker.alive and any(event.what == "lease" for event in read_history(histories[-1]))
+        histories = (self._folder / "history").glob(f"{worker.name}-{worker.pid}-*")
+        return worker.alive and any(event.what == "lease" for path in histories for event in read_history(path))
 
     def _buffer(self) -> Buffer:
         return Buffer.connect(self._buffer_url, self._run, payloads=payloads_in(self._folder))

@@ -124,6 +124,11 @@ class Role:
         """Whether the process has not ended; a stopped one is alive."""
         return self._process is not None and self._process.is_alive()
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that was started last."""
+        return self._process.pid if self._process else None
+
     def start(self) -> None:
         """Start the process."""
         self.starts += 1
