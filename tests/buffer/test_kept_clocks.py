@@ -21,7 +21,7 @@ from support.late_copies import RecordingBuffer, check_copies
 from support.waiting import wait_until
 
 LUA = Path(rollq.buffer.__file__).parent / "lua"
-WRITERS = {"access", "register_task", "restore_groups", "restore_task"}
+WRITERS = {"access", "discard_task", "register_task", "restore_groups", "restore_task"}
 """The files that write a clock: by write_clock, or before a role can read it."""
 MOST_CLOCKS = 1000
 """The clocks that a server keeps."""

@@ -374,6 +374,57 @@ def test_a_worker_that_does_not_answer_holds_a_cut_off_batch_up_for_a_moment(
     assert world.statuses() == {"completed": 1, "aborted": 1}
 
 
+def test_a_batch_that_is_cut_off_ends_although_its_pipeline_failed_at_first(world: World, queue: Queue) -> None:
+    world.start(math={"min_valid_samples": 1})
+    over_rollout = OverRollout(ratio=0.5, grace_s=0.0, partial_groups=True)
+
+    def broken(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        raise RuntimeError("an operator that fails")
+
+    coordinator = BatchCoordinator(world.buffer, queue, over_rollout=over_rollout, pipeline=[broken])
+    batch = coordinator.submit("math", "1", PROMPTS[:2], step=1)
+    finish(world, 1)
+    with pytest.raises(RuntimeError):
+        coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
+    assert world.statuses() == {"gathered": 1, "aborted": 1}
+    result = BatchCoordinator(world.buffer, queue).finalize("math", batch, timeout_s=PATIENCE_S)
+    assert (result.finished_task_count, result.metrics["unfinished"]) == (1, 1)
+
+
+def test_samples_that_were_left_out_are_made_when_their_group_is_sampled_again(world: World, queue: Queue) -> None:
+    """It was put after the coordinator had begun to finalize, so it is not of the batch."""
+    world.start(math={"group_size": 3, "min_valid_samples": 1, "partial_rollout": True})
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS[:1], step=1)
+    (late,) = world.lease(1)
+    world.buffer.cut_off("math", batch.handle)
+    world.buffer.begin_finalize("math", batch.handle, "me", lease_s=60)
+    made = make_sample(0)
+    assert world.buffer.put([GroupResult(late, (made, CUT_SAMPLE, CUT_SAMPLE))]) == [PutOutcome.GATHERED]
+    world.buffer.end_finalize("math", batch.handle, "me", b"{}", {})
+    assert world.buffer.recycle("math", epoch=1, target=9, limit=9) == 1
+    (again,) = world.lease(1)
+    assert [sample.status for sample in again.samples] == [SampleStatus(letter) for letter in "cpp"]
+
+
+def test_aborting_a_batch_that_is_cut_off_drops_the_groups_that_left_it(world: World, queue: Queue) -> None:
+    world.start(math={"min_valid_samples": 1})
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    finish(world, 1)
+    assert world.buffer.cut_off("math", batch.handle) == 0
+    coordinator.abort("math", batch, "it is not needed")
+    assert world.statuses() == {}
+
+
+def test_nothing_is_waited_for_where_groups_need_all_their_samples(world: World, queue: Queue) -> None:
+    world.start()
+    batch = BatchCoordinator(world.buffer, queue).submit("math", "1", PROMPTS, step=1)
+    leases = world.lease(3)
+    assert world.buffer.cut_off("math", batch.handle) == 0
+    assert world.buffer.renew(leases).cut_off == []
+
+
 def test_an_evaluation_that_is_cut_off_counts_groups_with_enough_finished_samples(
     world: World, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,6 +442,7 @@ def test_an_evaluation_that_is_cut_off_counts_groups_with_enough_finished_sample
         assert world.buffer.put([GroupResult(enough, (made, CUT_SAMPLE))]) == [PutOutcome.GATHERED]
     metrics = ending.result().metrics
     assert (metrics["eval/1/reward"], metrics["eval/1/count"], metrics["eval/1/unfinished"]) == (0.5, 1, 1)
+    assert metrics["eval/1/tokens"] == 3, "of the sample that completed"
     assert world.statuses("held_out") == {}
 
 

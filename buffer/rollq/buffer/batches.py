@@ -61,4 +61,5 @@ def _state(handle: str, raw: Iterable[tuple[bytes, bytes]]) -> BatchState:
         gathered=int(fields.get("gathered", 0)),
         filtered=int(fields.get("filtered", 0)),
         failed=int(fields.get("failed", 0)),
+        left=int(fields.get("left", 0)),
     )

@@ -17,9 +17,10 @@ class Coordination(Evaluations, Fetching, Sweeping):
     """Calls of coordinators."""
 
     def cut_off(self, task: str, handle: str) -> int:
-        """Ask workers for what they have finished of a batch; returns how many of its groups they still have.
+        """Ask workers for what they have finished of a batch; returns how many of its groups are still to come.
 
-        Groups of which enough samples are finished are put, and the others leave the batch. Harmless to repeat.
+        Groups of which enough samples are finished are put, and the others leave the batch. Does nothing where groups
+        need all their samples. Harmless to repeat.
         """
         return int(self.call_task("cut_off", task, handle))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rollq.buffer.batches import Batches
 from rollq.buffer.replies import BatchState
+from rollq.buffer.rollouts import SampleStatus
 from rollq.buffer.sample_numbers import Numbers, means, together
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.rows import SampleRows
@@ -21,7 +22,8 @@ class EvaluatedGroup(NamedTuple):
     """The result of one prompt of an evaluation.
 
     `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`; `tokens` are
-    the response tokens of all its `samples`. `numbers`: those of single samples, see `rollq.buffer.sample_numbers`.
+    the response tokens of its `samples`, those that completed. `numbers`: those of single samples, see
+    `rollq.buffer.sample_numbers`.
     """
 
     reward: float | None
@@ -76,7 +78,8 @@ def _evaluated(
     if status != b"gathered":
         return EvaluatedGroup(None, 0, 0, failed=status not in (b"pending", b"running"))
     numbers = SampleRows.decode(rows).numbers if rows else {}
-    return EvaluatedGroup(float(reward or 0), int(tokens or 0), len(letters or b""), failed=False, numbers=numbers)
+    completed = (letters or b"").count(SampleStatus.COMPLETED.value.encode())
+    return EvaluatedGroup(float(reward or 0), int(tokens or 0), completed, failed=False, numbers=numbers)
 
 
 def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed: bool = False) -> dict[str, float]:

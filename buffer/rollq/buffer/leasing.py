@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,8 +56,11 @@ class Leasing(BufferCore):
         Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
         """
         leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
-        gone = self.renew(leased.leases).gone  # confirms that they have arrived
-        return leased._replace(leases=tuple(lease for lease in leased.leases if lease not in gone)) if gone else leased
+        gone, cut_off = self.renew(leased.leases)  # confirms that they have arrived
+        if not gone and not cut_off:
+            return leased
+        held = [replace(lease, cut_off=lease in cut_off) for lease in leased.leases if lease not in gone]
+        return leased._replace(leases=tuple(held))
 
     def _lease(self, tasks: Sequence[str], n: int, worker: str, weights: str, suspects_held: int, idle: bool) -> Leased:
         found: list[Lease] = []

@@ -155,7 +155,7 @@ def result_args(
         "filtered": int(result.filtered),
         **_reward_args(samples, tokens, rules),
         "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in new]) + lease.salvaged_tokens,
-        "tokens": sum(tokens),
+        "tokens": sum(tokens) if not lease.evaluation else sum(_completed(samples, tokens)),
         "took_ms": round(result.generate_s * 1000),
         "error_text": result.error or _first_error(samples),
         "frame_count": len(frames),
@@ -184,6 +184,11 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
         "oldest": min(known, default=_NO_VERSION),
         "newest": max(made_by, default=_NO_VERSION),
     }
+
+
+def _completed(samples: Sequence[Sample], tokens: Sequence[int]) -> list[int]:
+    """The tokens of those that completed."""
+    return [n for sample, n in zip(samples, tokens, strict=True) if sample.status is SampleStatus.COMPLETED]
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:

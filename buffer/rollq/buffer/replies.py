@@ -175,7 +175,8 @@ class BatchState:
     """A batch of groups that is gathered as a whole; `handle` names this incarnation of `batch_id`.
 
     `state`: running, finalizing, finalized or aborted. `size`: its groups so far; with `closed` there come no more.
-    `gathered`, `filtered`, `failed`: its groups that are finished. `epoch`, `version`: the live weights when it began.
+    `gathered`, `filtered`, `failed`: its groups that are finished; `left`: those that left it unfinished when it was
+    cut off. `epoch`, `version`: the live weights when it began.
     """
 
     batch_id: str
@@ -190,11 +191,12 @@ class BatchState:
     gathered: int
     filtered: int
     failed: int
+    left: int
 
     @property
     def complete(self) -> bool:
-        """Whether every group of it is finished."""
-        return self.closed and self.gathered + self.filtered + self.failed >= self.size
+        """Whether every group of it is finished, or has left it."""
+        return self.closed and self.gathered + self.filtered + self.failed + self.left >= self.size
 
 
 class PromptStats(NamedTuple):

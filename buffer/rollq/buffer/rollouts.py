@@ -243,7 +243,8 @@ class Lease:
     must be the only group in its engine; `must_finish`: it has used up its interruptions. `parts`: how many parts
     of its samples earlier attempts salvaged, with `salvaged_tokens` in all. `expected_tokens`: the mean length of
     earlier answers to this prompt, 0.0 when it is not known. `borrowed`: the indices of the samples that another worker
-    has lent, in a loan, which has another nonce than the lease; empty for the lease of the whole group.
+    has lent, in a loan, which has another nonce than the lease; empty for the lease of the whole group. `cut_off`: of a
+    batch that waits for nothing more than finished samples, see `Coordination.cut_off`.
     """
 
     task: str
@@ -262,6 +263,7 @@ class Lease:
     salvaged_tokens: int = 0
     expected_tokens: float = 0.0
     borrowed: tuple[int, ...] = ()
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,8 +42,10 @@ class BatchResult:
 class OverRollout:
     """Ends a batch without its slowest groups: `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
 
-    `partial_groups`: of the others, count those too that have `min_valid_samples` finished samples, without the rest of
-    their samples. Long samples are then missing more often than short ones.
+    `partial_groups`: of the others, count those too that have `min_valid_samples` finished samples; the rest of their
+    samples are stored as failed. Long samples are then missing more often than short ones. This also holds for
+    `min_wait_num` and for an evaluation's timeout, and makes `finalize` take up to five seconds longer. It does nothing
+    where `min_valid_samples` is not set, since all samples are needed then.
 
     Raises `ConfigError` for a ratio outside [0, 1).
     """

@@ -40,6 +40,8 @@ OF_A_BATCH = (EventKind.ADMIT, EventKind.BATCH, EventKind.PUT)
 """The events of a batch that is under way."""
 CUT_OFF_S = 5.0
 """How long workers may take to end what they have of a batch; what comes later is not of it."""
+CUT_OFF_PAUSE_S = 0.1
+"""How often it looks at most: each look is at every group of the batch."""
 PIPELINE_S = 600.0
 """How long a process may take to finalize a batch before another process may do it."""
 
@@ -207,6 +209,7 @@ class BatchCoordinator:
             for _ in Waiter(events, timeout_s=CUT_OFF_S, explain=lambda: _progress(state)):
                 if not self._buffer.cut_off(task, state.handle):
                     break
+                time.sleep(CUT_OFF_PAUSE_S)
         return self._buffer.batch_by_handle(task, state.handle)
 
     def _least_to_wait_for(self, size: int, min_wait_num: int | None) -> tuple[int, float]:

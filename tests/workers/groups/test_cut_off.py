@@ -1,11 +1,14 @@
 """Groups of a batch that is cut off, on their way through a real worker."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Prompt, SampleStatus, Status
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.producer.batches import BatchResult, OverRollout
 from rollq.producer.coordinator import BatchCoordinator
 from rollq.workers.groups.cut_off import is_enough, without_the_rest
@@ -27,26 +30,81 @@ def test_the_rest_of_a_group_are_failed_samples_without_tokens() -> None:
     assert (made.response_tokens, cut.response_tokens, cut.error) == (3, 0, "its batch was cut off")
 
 
-@pytest.mark.parametrize(("min_valid", "completed", "aborted"), [(2, 2, 0), (3, 1, 1)], ids=["enough", "too few"])
+async def takes_a_while(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    """A filter that asks, say, a model."""
+    await asyncio.sleep(1.5)
+    return True
+
+
+PROMPTS = [Prompt("one", answer="1"), Prompt("two", answer="2")]
+RULES = {"group_size": 3, "min_valid_samples": 2, "partial_rollout": True}
+CUT = OverRollout(ratio=0.9, grace_s=0.0, partial_groups=True)
+ENGINE = "support.slow_engine.SlowEngine"
+
+
+@pytest.mark.parametrize(
+    ("rules", "completed"),
+    [({}, 2), ({"min_valid_samples": 3}, 1), ({"filters": [f"{__name__}.takes_a_while"]}, 2)],
+    ids=["enough", "all are needed", "with a slow filter"],
+)
 def test_a_worker_ends_a_group_whose_batch_is_cut_off(
-    buffer: Buffer, server_url: str, min_valid: int, completed: int, aborted: int
+    buffer: Buffer, server_url: str, rules: dict[str, Any], completed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of its second group, two samples of three are finished."""
-    world = WorkerWorld(buffer, server_url, {"group_size": 3, "min_valid_samples": min_valid, "partial_rollout": True})
-    over_rollout = OverRollout(ratio=0.9, grace_s=0.0, partial_groups=True)
-    coordinator = BatchCoordinator(buffer, world.queue, over_rollout=over_rollout)
-    prompts = [Prompt("one", answer="1"), Prompt("two", answer="2")]
+    world = WorkerWorld(buffer, server_url, RULES | rules)
+    coordinator = BatchCoordinator(buffer, world.queue, over_rollout=CUT)
     results: list[BatchResult] = []
 
     async def scene(worker: Worker, script: Script) -> None:
-        batch = coordinator.submit("math", "1", prompts, step=1)
+        batch = coordinator.submit("math", "1", PROMPTS, step=1)
         await world.until(lambda: script.running == 6)
         pass_time(10)
         await world.until(lambda: script.running == 1 and world.count(Status.GATHERED) == 1)
         results.append(await asyncio.to_thread(coordinator.finalize, "math", batch, timeout_s=PATIENCE_S))
         await world.until(lambda: script.running == 0)
+        assert worker.runner.totals.failed_samples == 0, "what is cut off has not failed"
 
-    world.play(scene, engine="support.slow_engine.SlowEngine", lengths=[4, 4, 4, 4, 4, 10_000])
+    world.play(scene, engine=ENGINE, lengths=[4, 4, 4, 4, 4, 10_000])
     world.world.check()
-    assert (world.count(Status.COMPLETED), world.count(Status.ABORTED)) == (completed, aborted)
-    assert results[0].finished_task_count == completed
+    assert (world.count(Status.COMPLETED), results[0].finished_task_count) == (completed, completed)
+    assert "no reward" not in caplog.text
+
+
+async def takes_a_while_for_two(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    return prompt.content == "one" or await takes_a_while(prompt, samples)
+
+
+def test_a_group_that_is_whole_is_filtered_in_peace(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, RULES | {"filters": [f"{__name__}.takes_a_while_for_two"]})
+    coordinator = BatchCoordinator(buffer, world.queue, over_rollout=CUT)
+    results: list[BatchResult] = []
+
+    async def scene(worker: Worker, script: Script) -> None:
+        batch = coordinator.submit("math", "1", PROMPTS, step=1)
+        await world.until(lambda: script.running == 6)
+        pass_time(10)
+        await world.until(lambda: script.running == 0 and world.count(Status.GATHERED) == 1)
+        results.append(await asyncio.to_thread(coordinator.finalize, "math", batch, timeout_s=PATIENCE_S))
+
+    world.play(scene, engine=ENGINE, lengths=[4])
+    assert results[0].finished_task_count == 2
+    assert buffer.inspect("math", 2)["letters"] == "ccc"
+
+
+def test_a_group_that_waits_with_enough_samples_is_put_by_whoever_leases_it(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, RULES)
+    coordinator = BatchCoordinator(buffer, world.queue, over_rollout=CUT)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    whole, interrupted = world.world.lease(2)
+    made = make_sample(0)
+    results = [GroupResult(whole, (made,) * 3), GroupResult(interrupted, (made, made, make_sample(0, status="a")))]
+    assert buffer.put(results) == [PutOutcome.GATHERED, PutOutcome.RESTARTED]
+    assert buffer.cut_off("math", batch.handle) == 1
+    found: list[BatchResult] = []
+
+    async def scene(worker: Worker, script: Script) -> None:
+        found.append(await asyncio.to_thread(coordinator.finalize, "math", batch, timeout_s=PATIENCE_S))
+
+    world.play(scene, engine=ENGINE, lengths=[10_000])
+    assert found[0].finished_task_count == 2
+    assert buffer.inspect("math", interrupted.group_id)["letters"] == "ccf"

@@ -1,7 +1,7 @@
 """Groups of a batch that is cut off: they end with the samples that are finished, if those are enough.
 
 A group with fewer keeps its finished samples and leaves its batch, to be continued later. One of an evaluation, which
-would start again as a whole, is made on until its batch has ended.
+would start again as a whole, is made on until its batch has ended; so is one of which all samples have ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,11 @@ class CutOff:
         """Look at the held groups until cancelled."""
         while True:
             for held in self._table:
-                if held.cut_off and (not held.lease.evaluation or self._is_enough(held)):
+                if held.cut_off and self._must_end(held):
                     self._table.stop(held, StopReason.BATCH_OVER)
             await self._signals.cut_off.wait()
 
-    def _is_enough(self, held: HeldLease) -> bool:
-        return is_enough(held.made, self._recipes[held.lease.task].min_valid_samples)
+    def _must_end(self, held: HeldLease) -> bool:
+        if all(sample.status in ENDED for sample in held.made):
+            return False  # it is filtered, or put
+        return not held.lease.evaluation or is_enough(held.made, self._recipes[held.lease.task].min_valid_samples)

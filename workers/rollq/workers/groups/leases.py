@@ -130,6 +130,7 @@ class LeaseTable:
         held = HeldLease(lease, asked_s, deadline_s, parts=lease.parts, expected_tokens=lease.expected_tokens)
         self._held[_key(lease)] = held
         self._generating.add(held)
+        held.cut_off = lease.cut_off
         return held
 
     def remove(self, held: HeldLease) -> None:

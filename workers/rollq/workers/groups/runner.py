@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 PUT_GATHER_S = 0.002
 PUT_LIMIT = 256
+LAST_FILTERS_S = 3.0
+"""How long the filters of a group may take that ends with its batch; the coordinator waits a little longer."""
 ABORT_S = 1.0
 """How long a stopped group may take to return the tokens it has."""
 FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
@@ -184,7 +186,7 @@ class GroupRunner:
 
     async def _put(self, held: HeldLease, result: GroupResult) -> None:
         held.finished = True
-        lease, samples = held.lease, result.samples
+        lease, samples = held.lease, list(result.samples)
         outcome = await self._puts.submit(result)
         if outcome is PutOutcome.REFUSED:
             self.totals.refused += 1
@@ -193,7 +195,9 @@ class GroupRunner:
         if outcome is PutOutcome.RESTARTED:
             self.totals.restarted += 1
             return
-        if outcome in FINISHED:
+        if held.cut is StopReason.BATCH_OVER:  # samples without a reward are no failures, and the time is no measure
+            samples = [sample for sample in samples if sample.status is SampleStatus.COMPLETED]
+        elif outcome in FINISHED:
             self._timeouts.note(lease, result.generate_s)
             self._warn_of_missing_scores(lease, samples)
         self.totals.groups += 1
@@ -230,12 +234,15 @@ class GroupRunner:
         has_enough = is_enough(samples, self._recipes[held.lease.task].min_valid_samples)
         ends = held.cut is StopReason.BATCH_OVER and has_enough
         if ends or self._worth_keeping(held.lease, samples):
-            samples = without_the_rest(samples) if ends else _with_kept(held, samples)
+            kept = _with_kept(held, samples)
             try:
-                async with asyncio.timeout(ABORT_S):
-                    result = await self._result(held.lease, samples, started_s)
+                async with asyncio.timeout(LAST_FILTERS_S if ends else ABORT_S):
+                    result = await self._result(held.lease, without_the_rest(kept) if ends else kept, started_s)
             except TimeoutError:
                 log.info("group %d of task %r: no time for its filters", held.lease.group_id, held.lease.task)
+                if ends and self._worth_keeping(held.lease, kept):
+                    await self._put(held, GroupResult(held.lease, tuple(kept), generate_s=monotonic() - started_s))
+                    return
             else:
                 await self._put(held, result)
                 return

@@ -1,6 +1,7 @@
 -- Ends a batch without a result (running|finalizing -> aborted). Unfinished groups are dropped; their workers learn of
 -- it when they renew their leases, or put.
--- Moves: gathered -> completed, for finished groups that are kept; else pending|running|gathered -> dropped
+-- Moves: gathered -> completed, for finished groups that are kept; else pending|running|gathered -> dropped, and
+--   aborted -> dropped, for groups that left the batch when it was cut off
 -- KEYS: clock
 -- ARGV: incarnation, handle, reason, keep_finished, limit
 --   keep_finished: 1 to keep finished groups, of a batch that is trained
@@ -8,8 +9,10 @@
 -- Caller: Coordination.abort_batch; coordinators
 -- Repeat: finds it aborted; a finalized batch stays finalized
 local function abort_group(clock, handle, id, keeps)
-  local batch, status, arrival = group_fields(clock, id, 'batch', 'status', 'arrival')
-  if batch ~= handle or not (status == 'gathered' or is_unfinished(status)) then return 0 end
+  local batch, status, arrival, left = group_fields(clock, id, 'batch', 'status', 'arrival', 'left_batch')
+  local is_left = left == handle and status == 'aborted'
+  local is_mine = batch == handle and (status == 'gathered' or is_unfinished(status))
+  if not is_mine and not is_left then return 0 end
   withdraw(clock, id, status)
   if status == 'gathered' and keeps then
     redis.call('HDEL', group_key(clock.prefix, id), 'batch')

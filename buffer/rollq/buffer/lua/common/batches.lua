@@ -36,6 +36,13 @@ local function is_cut_off(clock, handle)
   return handle and redis.call('HGET', batch_key(clock, handle), 'cut_off') == '1'
 end
 
+-- Notes that an unfinished group leaves a batch that is cut off: `abort_batch` still drops it.
+local function note_left(clock, id, handle)
+  redis.call('HDEL', group_key(clock.prefix, id), 'batch')
+  redis.call('HSET', group_key(clock.prefix, id), 'left_batch', handle)
+  redis.call('HINCRBY', batch_key(clock, handle), 'left', 1)
+end
+
 -- Ends a batch whose groups have left it. Its result stays readable until BATCHES_KEPT more have ended.
 local function end_batch(clock, handle, state, result)
   local batch, over = batch_key(clock, handle), clock.prefix .. 'batches_over'

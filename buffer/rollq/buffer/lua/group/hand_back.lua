@@ -36,7 +36,10 @@ local function hand_back(keys, args)
         age_group(clock, id, stale_version(clock, clock.step))
         if counted ~= '1' then redis.call('HINCRBY', key, 'tries', -1) end
         make_pending(clock, id, tonumber(deaths))
-        if evaluation ~= '1' and is_cut_off(clock, batch) then leave_batch(clock, id) end
+        if evaluation ~= '1' and is_cut_off(clock, batch) then
+          note_left(clock, id, batch)
+          leave_batch(clock, id)
+        end
       end
       moved = moved + 1
     end

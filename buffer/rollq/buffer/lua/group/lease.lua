@@ -37,6 +37,14 @@ local function too_old_to_keep(clock, version)
   return math.min(stale_version(clock, step), version - 1)
 end
 
+-- Has the samples made after all that were left out when the group ended with its batch, and those that had failed.
+local function make_left_out(key)
+  local letters, has_left_out = fields(key, 'letters', 'left_out')
+  if not has_left_out then return end
+  redis.call('HSET', key, 'letters', (string.gsub(letters, SAMPLE.failed, SAMPLE.pending)))
+  redis.call('HDEL', key, 'left_out')
+end
+
 local function grant(clock, id, request, alone)
   local key = group_key(clock.prefix, id)
   local attempt, admitted_ms = fields(key, 'attempt', 'admitted_ms')
@@ -44,6 +52,7 @@ local function grant(clock, id, request, alone)
     request.first_leases = request.first_leases + 1
     request.queued_ms = request.queued_ms + math.max(0, request.now - tonumber(admitted_ms))
   end
+  make_left_out(key)
   local kept = age_group(clock, id, request.too_old)
   redis.call('ZADD', clock.prefix .. 'generating', math.min(request.hoped_version, kept), id)
   redis.call('ZREM', clock.prefix .. 'pending', id)

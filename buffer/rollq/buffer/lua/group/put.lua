@@ -181,7 +181,7 @@ local function judge_gathered(clock, group, result, status)
   if status == 'failed' or status == 'filtered' then return status end
   if status ~= 'completed' then
     if group.evaluation or not is_cut_off(clock, group.batch) then return 'restarted' end
-    redis.call('HDEL', result.key, 'batch')
+    note_left(clock, result.id, group.batch)
     return status
   end
   if group.evaluation and result.counted ~= NO_TOKENS then
@@ -352,6 +352,7 @@ local function put_result(clock, group, result, totals, now)
   totals.left[#totals.left + 1] = result.id
   if group.offered then totals.offered[#totals.offered + 1] = result.id end
   reset_samples(clock, group, result, status, stale)
+  if is_cut_off(clock, group.batch) then redis.call('HSET', result.key, 'left_out', 1) end
   store_group(clock, group, result, status, totals, now)
   local word = file(clock, group, result, status, totals)
   account(clock, group, result, status, totals)
