@@ -195,7 +195,7 @@ class GroupRunner:
         if outcome is PutOutcome.RESTARTED:
             self.totals.restarted += 1
             return
-        if held.cut is StopReason.BATCH_OVER:  # samples without a reward are no failures, and the time is no measure
+        if held.cut is StopReason.BATCH_OVER:  # what was left out has not failed, and took less time
             samples = [sample for sample in samples if sample.status is SampleStatus.COMPLETED]
         elif outcome in FINISHED:
             self._timeouts.note(lease, result.generate_s)
