@@ -405,6 +405,10 @@ def test_samples_that_were_left_out_are_made_when_their_group_is_sampled_again(w
     assert world.buffer.recycle("math", epoch=1, target=9, limit=9) == 1
     (again,) = world.lease(1)
     assert [sample.status for sample in again.samples] == [SampleStatus(letter) for letter in "cpp"]
+    others = make_sample(0, reward=0.5)
+    assert world.buffer.put([GroupResult(again, (made, others, others))]) == [PutOutcome.COMPLETED]
+    (group,) = world.buffer.fetch(world.claim(1, math=1).groups)
+    assert [sample.reward for sample in group.samples] == [1.0, 0.5, 0.5]
 
 
 def test_aborting_a_batch_that_is_cut_off_drops_the_groups_that_left_it(world: World, queue: Queue) -> None:

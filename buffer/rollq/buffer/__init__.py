@@ -32,7 +32,8 @@ release             claimed -> failed when a group is quarantined, or gone when 
 commit              claimed -> gone where the run keeps no batches for a resume
 end_finalize        gathered -> filtered, expired; pending, running -> aborted, for groups that are not finished
 cut_off             pending -> aborted, for groups of a batch that is trained
-abort_batch         gathered -> completed for groups that are kept; pending, running, gathered -> gone
+abort_batch         gathered -> completed for groups that are kept; pending, running, gathered -> gone;
+                    aborted -> gone for groups that left the batch when it was cut off
 close_evaluation    any status -> gone
 task_begin_epoch    claimed -> archived, for steps that the trainer's checkpoint covers
 order_group         completed, filtered, failed -> pending; running, completed -> failed; or gone: by hand

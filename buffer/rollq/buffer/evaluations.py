@@ -86,9 +86,9 @@ def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed:
     """Metrics `eval/<name>/...` over the prompts of an evaluation.
 
     `count`: prompts that are finished and judged; `failed`: groups out of tries; `unfinished`: the others.
-    `reward`: mean over prompts of the mean over their samples; `tokens`: response tokens per sample. `detailed` adds
-    reward_min, reward_max, reward_std (of the population). `parts/<name>`: means of the reward parts, and of other
-    numbers, over the samples that have them. Without a finished prompt there are only the counts.
+    `reward`: mean over prompts of the mean over their samples; `tokens`: response tokens per completed sample.
+    `detailed` adds reward_min, reward_max, reward_std (of the population). `parts/<name>`: means of the reward parts,
+    and of other numbers, over the samples that have them. Without a finished prompt there are only the counts.
     """
     done = [group for group in groups if group.reward is not None]
     failed = sum(group.failed for group in groups)

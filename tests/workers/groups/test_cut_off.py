@@ -11,7 +11,8 @@ from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.producer.batches import BatchResult, OverRollout
 from rollq.producer.coordinator import BatchCoordinator
-from rollq.workers.groups.cut_off import is_enough, without_the_rest
+from rollq.workers.groups.cut_off import without_the_rest
+from rollq.workers.groups.filters import is_enough
 from rollq.workers.run import Worker
 from support.buffer_run import make_sample
 from support.slow_engine import pass_time
@@ -42,6 +43,30 @@ CUT = OverRollout(ratio=0.9, grace_s=0.0, partial_groups=True)
 ENGINE = "support.slow_engine.SlowEngine"
 
 
+async def takes_a_while_for_two(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    return prompt.content == "one" or await takes_a_while(prompt, samples)
+
+
+def finalize_when(world: WorkerWorld, *, running: int, lengths: list[int]) -> tuple[BatchResult, int]:
+    """Finalize a batch of two groups once one is gathered and so many samples are running; returns the result, and how
+    many samples the worker counted as failed."""
+    coordinator = BatchCoordinator(world.buffer, world.queue, over_rollout=CUT)
+    seen: list[tuple[BatchResult, int]] = []
+
+    async def scene(worker: Worker, script: Script) -> None:
+        batch = coordinator.submit("math", "1", PROMPTS, step=1)
+        await world.until(lambda: script.running == 6)
+        pass_time(10)
+        await world.until(lambda: script.running == running and world.count(Status.GATHERED) == 1)
+        result = await asyncio.to_thread(coordinator.finalize, "math", batch, timeout_s=PATIENCE_S)
+        await world.until(lambda: script.running == 0)
+        seen.append((result, worker.runner.totals.failed_samples))
+
+    world.play(scene, engine=ENGINE, lengths=lengths)
+    world.world.check()
+    return seen[0]
+
+
 @pytest.mark.parametrize(
     ("rules", "completed"),
     [({}, 2), ({"min_valid_samples": 3}, 1), ({"filters": [f"{__name__}.takes_a_while"]}, 2)],
@@ -50,44 +75,18 @@ ENGINE = "support.slow_engine.SlowEngine"
 def test_a_worker_ends_a_group_whose_batch_is_cut_off(
     buffer: Buffer, server_url: str, rules: dict[str, Any], completed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of its second group, two samples of three are finished."""
+    """Of its second group, two samples of three are finished. What is cut off has not failed."""
     world = WorkerWorld(buffer, server_url, RULES | rules)
-    coordinator = BatchCoordinator(buffer, world.queue, over_rollout=CUT)
-    results: list[BatchResult] = []
-
-    async def scene(worker: Worker, script: Script) -> None:
-        batch = coordinator.submit("math", "1", PROMPTS, step=1)
-        await world.until(lambda: script.running == 6)
-        pass_time(10)
-        await world.until(lambda: script.running == 1 and world.count(Status.GATHERED) == 1)
-        results.append(await asyncio.to_thread(coordinator.finalize, "math", batch, timeout_s=PATIENCE_S))
-        await world.until(lambda: script.running == 0)
-        assert worker.runner.totals.failed_samples == 0, "what is cut off has not failed"
-
-    world.play(scene, engine=ENGINE, lengths=[4, 4, 4, 4, 4, 10_000])
-    world.world.check()
-    assert (world.count(Status.COMPLETED), results[0].finished_task_count) == (completed, completed)
+    result, failed_samples = finalize_when(world, running=1, lengths=[4, 4, 4, 4, 4, 10_000])
+    assert (world.count(Status.COMPLETED), result.finished_task_count) == (completed, completed)
+    assert failed_samples == 0
     assert "no reward" not in caplog.text
-
-
-async def takes_a_while_for_two(prompt: Prompt, samples: Sequence[Sample]) -> bool:
-    return prompt.content == "one" or await takes_a_while(prompt, samples)
 
 
 def test_a_group_that_is_whole_is_filtered_in_peace(buffer: Buffer, server_url: str) -> None:
     world = WorkerWorld(buffer, server_url, RULES | {"filters": [f"{__name__}.takes_a_while_for_two"]})
-    coordinator = BatchCoordinator(buffer, world.queue, over_rollout=CUT)
-    results: list[BatchResult] = []
-
-    async def scene(worker: Worker, script: Script) -> None:
-        batch = coordinator.submit("math", "1", PROMPTS, step=1)
-        await world.until(lambda: script.running == 6)
-        pass_time(10)
-        await world.until(lambda: script.running == 0 and world.count(Status.GATHERED) == 1)
-        results.append(await asyncio.to_thread(coordinator.finalize, "math", batch, timeout_s=PATIENCE_S))
-
-    world.play(scene, engine=ENGINE, lengths=[4])
-    assert results[0].finished_task_count == 2
+    result, _ = finalize_when(world, running=0, lengths=[4])
+    assert result.finished_task_count == 2
     assert buffer.inspect("math", 2)["letters"] == "ccc"
 
 

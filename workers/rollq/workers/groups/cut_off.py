@@ -6,18 +6,12 @@ would start again as a whole, is made on until its batch has ended; so is one of
 
 from collections.abc import Mapping, Sequence
 
-from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.rollouts import Sample
 from rollq.workers.agents.loops import failed
+from rollq.workers.groups.filters import ENDED, have_ended, is_enough
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.signals import Signals
-
-ENDED = (SampleStatus.COMPLETED, SampleStatus.FAILED)
-
-
-def is_enough(samples: Sequence[Sample], min_valid: int) -> bool:
-    """Whether a group may end with the samples that have completed."""
-    return sum(sample.status is SampleStatus.COMPLETED for sample in samples) >= min_valid
 
 
 def without_the_rest(samples: Sequence[Sample]) -> list[Sample]:
@@ -42,6 +36,6 @@ class CutOff:
             await self._signals.cut_off.wait()
 
     def _must_end(self, held: HeldLease) -> bool:
-        if all(sample.status in ENDED for sample in held.made):
+        if have_ended(held.made):
             return False  # it is filtered, or put
         return not held.lease.evaluation or is_enough(held.made, self._recipes[held.lease.task].min_valid_samples)

@@ -23,6 +23,8 @@ from rollq.workers.user_code import UserFunction
 
 FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]
 
+ENDED = (SampleStatus.COMPLETED, SampleStatus.FAILED)
+
 
 def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
     """False when all completed samples have the same reward, so that no advantage is left of them.
@@ -82,5 +84,14 @@ async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Samp
 
 def is_finished(samples: Sequence[Sample], min_valid: int) -> bool:
     """Whether all samples have ended and at least `min_valid` of them completed: what would be filed as completed."""
-    ended = all(sample.status in (SampleStatus.COMPLETED, SampleStatus.FAILED) for sample in samples)
-    return ended and sum(sample.status is SampleStatus.COMPLETED for sample in samples) >= min_valid
+    return have_ended(samples) and is_enough(samples, min_valid)
+
+
+def have_ended(samples: Sequence[Sample]) -> bool:
+    """Whether all samples have completed or failed."""
+    return all(sample.status in ENDED for sample in samples)
+
+
+def is_enough(samples: Sequence[Sample], min_valid: int) -> bool:
+    """Whether at least `min_valid` samples have completed."""
+    return sum(sample.status is SampleStatus.COMPLETED for sample in samples) >= min_valid

@@ -29,7 +29,7 @@ class StopReason(StrEnum):
     """Why a group was stopped."""
 
     GONE = "its lease was taken over"
-    CUT_OFF = "its lease could not be renewed in time"
+    UNRENEWED = "its lease could not be renewed in time"
     TIMEOUT = "the attempt took too long"
     PAUSED = "its task is paused"
     UNKEPT = "nothing more of it can be kept"
@@ -189,7 +189,7 @@ class LeaseTable:
     def _cut_off(self, now_s: float) -> None:
         for held in list(self._held.values()):
             if now_s >= held.deadline_s:
-                self.stop(held, StopReason.CUT_OFF)
+                self.stop(held, StopReason.UNRENEWED)
             elif now_s >= held.asked_s + self._timeouts.of(held.lease):
                 self.stop(held, StopReason.TIMEOUT)
 

@@ -23,8 +23,8 @@ from rollq.workers.batcher import Batcher
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
-from rollq.workers.groups.cut_off import is_enough, without_the_rest
-from rollq.workers.groups.filters import FilterError, is_finished, keep
+from rollq.workers.groups.cut_off import without_the_rest
+from rollq.workers.groups.filters import FilterError, is_enough, is_finished, keep
 from rollq.workers.groups.leases import HeldLease, StopReason
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.samples import SampleMaker
@@ -186,7 +186,7 @@ class GroupRunner:
 
     async def _put(self, held: HeldLease, result: GroupResult) -> None:
         held.finished = True
-        lease, samples = held.lease, list(result.samples)
+        lease, samples = held.lease, result.samples
         outcome = await self._puts.submit(result)
         if outcome is PutOutcome.REFUSED:
             self.totals.refused += 1
@@ -196,7 +196,7 @@ class GroupRunner:
             self.totals.restarted += 1
             return
         if held.cut is StopReason.BATCH_OVER:  # what was left out has not failed, and took less time
-            samples = [sample for sample in samples if sample.status is SampleStatus.COMPLETED]
+            samples = tuple(sample for sample in samples if sample.status is SampleStatus.COMPLETED)
         elif outcome in FINISHED:
             self._timeouts.note(lease, result.generate_s)
             self._warn_of_missing_scores(lease, samples)
