@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from rollq.buffer.errors import ConfigError, StoreLost
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.log_once import LogOnce
+from rollq.buffer.names import is_name
 from rollq.buffer.payloads import objects
 from rollq.buffer.payloads.store import Frame, PayloadName
 from rollq.buffer.payloads.stores import Payloads
@@ -21,7 +22,7 @@ from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience, check_policy
 from rollq.buffer.store.events import EventKind, Events, channel_of
-from rollq.buffer.store.keys import SCHEMA_VERSION, is_name, task_keys
+from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers

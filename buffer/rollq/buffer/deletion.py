@@ -12,10 +12,11 @@ from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry, St
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.names import is_name
 from rollq.buffer.rollouts import Status
 from rollq.buffer.shards import task_of
 from rollq.buffer.store.connection import Patience, patiently
-from rollq.buffer.store.keys import TaskKeys, is_name
+from rollq.buffer.store.keys import TaskKeys
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollq.buffer.errors import ConfigError, RunMismatch
-from rollq.buffer.store.keys import check_name
+from rollq.buffer.names import check_name
 
 MAX_SHARDS = 64
 

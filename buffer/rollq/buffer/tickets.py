@@ -27,8 +27,9 @@ from rq.job import Job
 from rq.queue import EnqueueData
 
 from rollq.buffer.errors import ConfigError, TicketRefused
+from rollq.buffer.names import check_name
 from rollq.buffer.store.connection import Patience, open_client, patiently
-from rollq.buffer.store.keys import RunKeys, check_name
+from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.redis_url import mask_url, node_urls
 
 log = logging.getLogger(__name__)

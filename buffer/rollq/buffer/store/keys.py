@@ -59,11 +59,10 @@ rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry   
 rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counters      functions  until checkpoint
 """
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.names import check_name
 from rollq.buffer.rollouts import Status
 
 SCHEMA_VERSION = 8
@@ -72,21 +71,6 @@ SCHEMA_VERSION = 8
 Raise it when roles of the last release could not work with what this one stores, or the other way round.
 All releases with one schema give a clock another `revision` when they write it: servers keep the clocks that they read.
 """
-
-NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
-
-
-def is_name(found: bytes) -> bool:
-    """Whether what the server has as the name of a run or task is one. Pure."""
-    return NAME.fullmatch(found.decode(errors="replace")) is not None
-
-
-def check_name(kind: str, name: str) -> str:
-    """Return `name`, or raise `ConfigError`: run and task names become part of keys and must be plain."""
-    if not NAME.fullmatch(name):
-        shown = name if len(name) <= 80 else name[:77] + "..."
-        raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed, not dots alone")
-    return name
 
 
 @dataclass(frozen=True, slots=True)

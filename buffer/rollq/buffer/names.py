@@ -1,0 +1,20 @@
+"""The names of runs and tasks, which become parts of keys, queues and folders. Pure."""
+
+import re
+
+from rollq.buffer.errors import ConfigError
+
+NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
+
+
+def is_name(text: bytes) -> bool:
+    """Whether what the server has as the name of a run or task is one."""
+    return NAME.fullmatch(text.decode(errors="replace")) is not None
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name`, or raise `ConfigError`: run and task names become part of keys and must be plain."""
+    if not NAME.fullmatch(name):
+        shown = name if len(name) <= 80 else name[:77] + "..."
+        raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed, not dots alone")
+    return name
