@@ -21,8 +21,8 @@ from tqdm import tqdm
 from benchmarks.results import Result
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Claimed, TrainerEpoch
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.server import free_port
 from rollq.consumer.trackers.host import TrackerHost
 from rollq.consumer.trackers.tracker import Entry

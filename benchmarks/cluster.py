@@ -21,12 +21,12 @@ from benchmarks.exchange import GROUP_SIZE, NEVER_STALE, SIZES
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Claimed
-from rollq.buffer.rollouts import Sample
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_cluster import SLOTS, EmbeddedCluster
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Sample
 
 RUN = "cluster"
 PRIMARIES = 3

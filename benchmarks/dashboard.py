@@ -24,9 +24,9 @@ from benchmarks.results import Result
 from benchmarks.watching import REPORT
 from benchmarks.world import TASK, admit_and_lease, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import TrainerEpoch
-from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
 
 GROUPS, WORKERS, TOKENS, GROUP_SIZE = 10_000, 500, 30_000, 4
 AT_ONCE = 200

@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Claimed, TrainerEpoch
-from rollq.buffer.rollouts import WHOLE, Group, GroupResult, Sample
-from rollq.buffer.samples import Samples
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import WHOLE, Group, GroupResult, Sample
+from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.payload import encode_payload
 from rollq.buffer.wire.samples import decode_samples
 

@@ -10,7 +10,7 @@ import redis
 from benchmarks.fill import fill, in_bulk
 from benchmarks.results import Result
 from benchmarks.world import TASK, run, server
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 
 GROUP_SIZE = 8
 TOTAL = 1_000_000

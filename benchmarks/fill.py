@@ -9,9 +9,9 @@ from tqdm import tqdm
 
 from benchmarks.world import TASK
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import TaskKeys, task_keys
 from rollq.buffer.store.scores import ARRIVALS
+from rollq.buffer.values.rollouts import Status
 
 GROUPS_PER_TRIP = 5_000
 

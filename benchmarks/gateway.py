@@ -23,8 +23,8 @@ from aiohttp import web
 from benchmarks.results import Result
 from benchmarks.world import admit_and_lease, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Lease, VersionSpan
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Lease, VersionSpan
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout
 from rollq.workers.buffer_calls import BufferCalls

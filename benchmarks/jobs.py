@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.agents.loops import Rollout
 
 GENERATION_S = 0.5

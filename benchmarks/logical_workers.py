@@ -20,9 +20,9 @@ from benchmarks.exchange import GROUP_SIZE, SIZES
 from benchmarks.fleet import REPORT, WORKER_WAITS_FOR
 from benchmarks.world import TASK, make_sample
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.errors import StaleWorker
-from rollq.buffer.replies import LiveModel
-from rollq.buffer.rollouts import GroupResult, Lease, Sample
+from rollq.buffer.values.rollouts import GroupResult, Lease, Sample
 
 SIZE = SIZES["147 KB"]
 VARIANTS = 16

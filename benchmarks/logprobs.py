@@ -51,7 +51,7 @@ def main() -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from rollq.buffer.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
+    from rollq.buffer.values.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
     from rollq.consumer import Batch
     from rollq.consumer.token_logprobs import token_logprobs
 

@@ -21,8 +21,8 @@ import orjson
 from benchmarks.results import Result
 from benchmarks.world import TASK, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Claimed
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.workers.engines.simulated import length_of

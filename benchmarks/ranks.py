@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.consumer import Consumer, ConsumerSettings
 
 RANKS = 8

@@ -20,8 +20,8 @@ from benchmarks.results import Result, ratios, take_turns
 from benchmarks.throughput import ENVIRONMENT
 from benchmarks.world import QUESTION, admit_and_lease, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Lease, Sample
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Sample
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import Engine, Sampling

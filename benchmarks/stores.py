@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.exchange import GROUP_SIZE, NEVER_STALE, RollqSide, encode
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import make_sample, run, server
-from rollq.buffer.s3 import open_bucket
-from rollq.buffer.settings import PayloadSettings, TaskRules
+from rollq.buffer.common.s3 import open_bucket
+from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 
 RESPONSE_TOKENS = 1_560_000
 """Of each of 8 samples: 8 bytes a token make about 100 MB."""

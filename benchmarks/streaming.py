@@ -16,7 +16,7 @@ from benchmarks.production import read_lengths, roles, write_prompts
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.consumer import Batch, Consumer, MicroBatch
 
 GROUP_SIZE = 4

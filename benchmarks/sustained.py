@@ -20,10 +20,10 @@ from benchmarks.ranks import hear, tell
 from benchmarks.results import Result
 from benchmarks.world import QUESTION, TASK, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Claimed, TrainerEpoch
-from rollq.buffer.rollouts import Prompt
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.events import EventKind
+from rollq.buffer.values.rollouts import Prompt
 from rollq.monitor.doctor.examine import measured_tasks
 from rollq.monitor.doctor.sizing import used_bytes
 

@@ -25,8 +25,8 @@ from benchmarks.generation import ENGINE_ARGS, GROUP_SIZE, IN_FLIGHT, MAX_TOKENS
 from benchmarks.results import Result
 from benchmarks.world import TASK, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Claimed
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.weights.store import locate_weights
 
 Turn = Callable[[float], float]

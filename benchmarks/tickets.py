@@ -19,10 +19,10 @@ from benchmarks.jobs import empty_job
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Prompt, Status
+from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.tickets import enqueue_tickets, open_queue, tickets_missing
+from rollq.buffer.values.rollouts import Prompt, Status
 from rollq.workers.run import run_worker
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import WorkerTask

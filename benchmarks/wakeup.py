@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.results import Result
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.consumer.consumer import Consumer
 
 RUN = "wakeup"

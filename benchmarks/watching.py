@@ -6,11 +6,11 @@ from benchmarks.fill import fill, in_bulk
 from benchmarks.results import Result
 from benchmarks.world import TASK, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.history import HISTORY_COUNTERS, HISTORY_ROWS
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.history import HISTORY_COUNTERS, HISTORY_ROWS
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.status import read_status
 
 GROUPS = 10_000

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import TrainerEpoch
-from rollq.buffer.rollouts import (
+from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.rules.settings import PayloadSettings, TaskRules
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import (
     FinishReason,
     GroupResult,
     Lease,
@@ -22,8 +24,6 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.settings import PayloadSettings, TaskRules
-from rollq.buffer.store.server import EmbeddedServer
 
 TASK = "math"
 VOCABULARY = 150_000

@@ -25,8 +25,8 @@ SOURCES = ("buffer", "producer", "workers", "consumer", "monitor", "cli", "integ
 ENOUGH = 0.9
 TIMEOUT_S = 20
 MODULES = {
-    "buffer/rollq/buffer/batch_sizes.py": ("tests/buffer/test_batch_sizes.py",),
-    "buffer/rollq/buffer/staleness.py": (
+    "buffer/rollq/buffer/rules/batch_sizes.py": ("tests/buffer/test_batch_sizes.py",),
+    "buffer/rollq/buffer/rules/staleness.py": (
         "tests/buffer/test_guarantees.py", "-k", "xb05 or xb06 or xb17", "-m", "not any_server",
     ),
     "buffer/rollq/buffer/query/language.py": ("tests/buffer/query/test_language.py",),

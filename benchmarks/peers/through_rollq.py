@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from benchmarks.exchange import NEVER_STALE
 from benchmarks.peers.protocol import GROUP_SIZE, Columns, serve
 from benchmarks.world import SAMPLING, TASK, admit_and_lease, results_of, run, server
-from rollq.buffer.replies import Claimed
-from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.samples import Samples
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.sample_columns import Samples
 
 
 class Rollq:

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import rollq.buffer
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.library import KINDS
+from rollq.buffer.values.rollouts import Status
 
 LUA = Path(rollq.buffer.__file__).parent / "lua"
 NEW, GONE = "new", "gone"

@@ -14,8 +14,8 @@ import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from rollq.buffer.advantages import AdvantageSettings
-from rollq.buffer.settings import ArchiveSettings, PayloadSettings, RedisSettings
+from rollq.buffer.rewards.advantages import AdvantageSettings
+from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.shared_batch import BatchSettings, BatchStep
 from rollq.consumer.losses.settings import LossSettings

@@ -1,6 +1,6 @@
 """Admission: the target and repeated calls."""
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from support.buffer_run import World
 
 

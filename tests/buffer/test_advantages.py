@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollq.buffer.advantages import AdvantageSettings, advantages, no_advantage
+from rollq.buffer.rewards.advantages import AdvantageSettings, advantages, no_advantage
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 2.0, 4.0]
 GROUPS = [0, 0, 0, 0, 1, 1]

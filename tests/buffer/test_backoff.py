@@ -1,4 +1,4 @@
-from rollq.buffer.backoff import backoff_s
+from rollq.buffer.common.backoff import backoff_s
 
 
 def test_pauses_double_up_to_the_longest() -> None:

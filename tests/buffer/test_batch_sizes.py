@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollq.buffer.batch_sizes import groups_at, groups_through, is_retired, share_by_weight
+from rollq.buffer.rules.batch_sizes import groups_at, groups_through, is_retired, share_by_weight
 
 WEIGHTS = st.lists(
     st.tuples(st.text("abc", min_size=1, max_size=5), st.floats(0, 1e6, allow_nan=False)),

@@ -4,10 +4,10 @@ import numpy as np
 import orjson
 import pytest
 
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import BatchOver
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import GroupResult, PipelineOutput, Prompt
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import GroupResult, PipelineOutput, Prompt
 from support.buffer_run import World, make_sample
 
 

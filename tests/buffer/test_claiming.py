@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.replies import Claimed, Readiness, Shortfall
+from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.replies import Claimed, Readiness, Shortfall
 from support.any_server import AnyServer
 from support.buffer_run import World
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.contracts import (
+from rollq.buffer.common.user_functions import (
     AGENT_LOOP,
     CONTRACTS,
     ENGINE,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError, FencedError
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import MOST_ERROR_BYTES, GroupResult, Lease
+from rollq.buffer.values.rollouts import MOST_ERROR_BYTES, GroupResult, Lease
 from support.buffer_run import World, make_sample
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rollq.buffer.advantages import AdvantageSettings, advantages
-from rollq.buffer.credit import last_tokens, steps_of, token_advantages
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.rewards.advantages import AdvantageSettings, advantages
+from rollq.buffer.rewards.credit import last_tokens, steps_of, token_advantages
 from support.consumer_groups import make_segment
 
 GRPO = AdvantageSettings()

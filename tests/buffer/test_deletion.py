@@ -9,10 +9,10 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.deletion import GONE, find_runs, summarize
+from rollq.buffer.calls.runs import GONE, find_runs, summarize
 from rollq.buffer.errors import ConfigError, RunMismatch, StoreLost
-from rollq.buffer.rules_codec import encode_rules
-from rollq.buffer.settings import PayloadSettings, TaskRules
+from rollq.buffer.rules.codec import encode_rules
+from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import enqueue_tickets, open_queue

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.durable import atomic_file, atomic_folder
+from rollq.buffer.common.atomic_files import atomic_file, atomic_folder
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_samples
 from support.made_samples import a_sample

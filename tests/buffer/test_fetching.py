@@ -3,8 +3,8 @@
 import pytest
 
 from rollq.buffer.errors import CorruptGroup
-from rollq.buffer.rollouts import WHOLE
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import WHOLE
 from support.buffer_run import World
 
 

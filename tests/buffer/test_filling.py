@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from rollq.buffer.calls.replies import Claimed, Counting, Shortfall
 from rollq.buffer.errors import HistoryGone, NotClaimed
-from rollq.buffer.replies import Claimed, Counting, Shortfall
-from rollq.buffer.rollouts import Lease, Status
-from rollq.buffer.staleness import Floors
+from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Lease, Status
 from support.buffer_run import World
 from support.finished_groups import finished_groups
 

@@ -3,8 +3,8 @@
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.steering import Fleet
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.steering import Fleet
 from support.buffer_run import World
 
 

@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ServerRefused
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import SamplePart, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import SamplePart, Status
 from support.buffer_run import World, make_sample
 
 

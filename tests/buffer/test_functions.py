@@ -7,11 +7,11 @@ import pytest
 from redis.client import PubSub
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control, PutOutcome, Shortfall
 from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
-from rollq.buffer.replies import Control, PutOutcome, Shortfall
-from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.scores import ARRIVALS
+from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
 from support.buffer_run import World, make_sample, set_clock
 from support.waiting import PATIENCE_S
 

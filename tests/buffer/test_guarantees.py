@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Claimed, PutOutcome
+from rollq.buffer.calls.sweeping import SWEEP_IDS_PER_CALL
 from rollq.buffer.errors import ConfigError, FencedError
-from rollq.buffer.replies import Claimed, PutOutcome
-from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
-from rollq.buffer.staleness import counted_version, stale_threshold, staleness, token_mask
+from rollq.buffer.rules.staleness import counted_version, stale_threshold, staleness, token_mask
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.sweeping import SWEEP_IDS_PER_CALL
+from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.waiting import PATIENCE_S

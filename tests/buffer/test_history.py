@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS, MOST_ROW_BYTES, HistoryRow
-from rollq.buffer.rollouts import GroupResult, Lease, Status
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS, MOST_ROW_BYTES, HistoryRow
+from rollq.buffer.values.rollouts import GroupResult, Lease, Status
 from support.buffer_run import World, make_sample, set_clock
 
 

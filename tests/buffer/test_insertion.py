@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.put_args import MAX_CALL_BYTES
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ConfigError, InvalidGroup, ServerRefused
-from rollq.buffer.put_args import MAX_CALL_BYTES
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import FinishedGroup, GroupResult, Prompt, SampleStatus, VersionSpan, unversioned
-from rollq.buffer.settings import PayloadSettings, TaskRules
+from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import FinishedGroup, GroupResult, Prompt, SampleStatus, VersionSpan, unversioned
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.finished_groups import finished_group, finished_groups, finished_sample

@@ -10,7 +10,7 @@ import redis
 
 import rollq.buffer
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Control
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.store import library
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer

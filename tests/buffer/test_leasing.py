@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import (
     StaleWorker,
 )
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
 from support.buffer_run import World, make_sample, set_clock
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Control, Offer, Offered, PutOutcome, SalvageOutcome
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, SamplePart, SampleStatus
-from rollq.buffer.steering import GroupOrder
+from rollq.buffer.calls.replies import Control, Offer, Offered, PutOutcome, SalvageOutcome
+from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, GroupResult, Lease, SamplePart, SampleStatus
 from support.buffer_run import World, make_sample
 
 KEPT, REFUSED = SalvageOutcome.KEPT, SalvageOutcome.REFUSED

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from rollq.buffer.log_once import MAX_KEYS, LogOnce
+from rollq.buffer.common.log_once import MAX_KEYS, LogOnce
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ServerRefused, StoreLost
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import GroupResult, Lease
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store import functions
 from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import function_name, library_name
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import GroupResult, Lease
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_in

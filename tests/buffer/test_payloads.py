@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.put_args import GroupArgs, calls_of
+from rollq.buffer.calls.replies import Control, PutOutcome
 from rollq.buffer.errors import CorruptGroup, EpochMoved, StoreLost
-from rollq.buffer.put_args import GroupArgs, calls_of
-from rollq.buffer.replies import Control, PutOutcome
-from rollq.buffer.rollouts import BESIDE, WHOLE, GroupResult, Lease, SampleStatus, Status
 from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import BESIDE, WHOLE, GroupResult, Lease, SampleStatus, Status
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
 
 
 def test_a_file_with_a_syntax_error_is_named_with_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import PromptStats, PutOutcome
-from rollq.buffer.rollouts import GroupResult, Lease, Prompt, SampleStatus
+from rollq.buffer.calls.replies import PromptStats, PutOutcome
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import GroupResult, Lease, Prompt, SampleStatus
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 

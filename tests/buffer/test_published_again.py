@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import LiveModel, PutOutcome, Shortfall
-from rollq.buffer.rollouts import GroupResult, Prompt
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import LiveModel, PutOutcome, Shortfall
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import GroupResult, Prompt
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_in
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Shortfall
 from rollq.buffer.errors import ConfigError, RunMismatch
-from rollq.buffer.replies import Shortfall
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Status
 from support.any_server import AnyServer
 from support.buffer_run import World
 

@@ -1,7 +1,7 @@
 """Groups that are trained more than once."""
 
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Status
 from support.buffer_run import World
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.batch_sizes import groups_at, groups_through
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.revisions import (
+from rollq.buffer.rules.batch_sizes import groups_at, groups_through
+from rollq.buffer.rules.revisions import (
     Revision,
     changed_by_file,
     changed_by_hand,
@@ -14,7 +14,7 @@ from rollq.buffer.revisions import (
     for_shards,
     sizes_by_weight,
 )
-from rollq.buffer.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
+from rollq.buffer.rules.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
 
 RULES = TaskRules(batch_groups=16, schedule=((10, 32),))
 

@@ -1,7 +1,7 @@
 import pytest
 
-from rollq.buffer.rules_codec import decode_rules, encode_rules
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.codec import decode_rules, encode_rules
+from rollq.buffer.rules.settings import TaskRules
 
 EVERY_RULE = TaskRules(
     batch_groups=12,

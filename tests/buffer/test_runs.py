@@ -6,18 +6,18 @@ from collections.abc import Callable
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Claimed
 from rollq.buffer.errors import (
     ConfigError,
     RunMismatch,
     ServerRefused,
     StoreLost,
 )
-from rollq.buffer.replies import Claimed
-from rollq.buffer.rollouts import GroupResult, Prompt, Status
-from rollq.buffer.rules_codec import encode_rules
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.codec import encode_rules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.power_cut import kill_synced

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome, SalvageOutcome
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.replies import PutOutcome, SalvageOutcome
-from rollq.buffer.rollouts import (
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     MOST_PART_BYTES,
     MOST_PARTS,
@@ -23,7 +24,6 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.parts import decode_parts, encode_part, join_parts, rest_of
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample

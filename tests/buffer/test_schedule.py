@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollq.buffer.batch_sizes import groups_at, groups_through
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.batch_sizes import groups_at, groups_through
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import Status
 from support.buffer_run import World
 
 SCHEDULES = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), max_size=4, unique_by=lambda entry: entry[0])

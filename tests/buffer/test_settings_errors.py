@@ -3,7 +3,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, SecretStr, ValidationError
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 from rollq.buffer.settings_errors import explain
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from rollq.buffer.errors import ConfigError, RunMismatch
-from rollq.buffer.shards import (
+from rollq.buffer.rules.shards import (
     MAX_SHARDS,
     Shard,
     add_up,

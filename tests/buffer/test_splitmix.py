@@ -1,6 +1,6 @@
 import numpy as np
 
-from rollq.buffer.splitmix import GOLDEN_GAMMA, splitmix64
+from rollq.buffer.common.splitmix import GOLDEN_GAMMA, splitmix64
 
 
 def test_the_stream_of_seed_zero_is_the_published_one() -> None:

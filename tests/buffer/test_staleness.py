@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollq.buffer.put_args import version_of
-from rollq.buffer.replies import PutOutcome, Shortfall
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, SamplePart, SampleStatus, VersionSpan
-from rollq.buffer.settings import TaskRules
-from rollq.buffer.staleness import Floors
+from rollq.buffer.calls.put_args import version_of
+from rollq.buffer.calls.replies import PutOutcome, Shortfall
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, SamplePart, SampleStatus, VersionSpan
 from support.buffer_run import World, make_sample
 
 

@@ -1,7 +1,7 @@
 """Long answers, which a batch waits for."""
 
-from rollq.buffer.replies import PutOutcome, Shortfall
-from rollq.buffer.rollouts import GroupResult
+from rollq.buffer.calls.replies import PutOutcome, Shortfall
+from rollq.buffer.values.rollouts import GroupResult
 from support.buffer_run import World, make_sample
 
 

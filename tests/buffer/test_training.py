@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import (
     CheckpointOverdue,
     ConfigError,
@@ -13,11 +15,9 @@ from rollq.buffer.errors import (
     StoreLost,
     TrainerHeld,
 )
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import EMPTY_SAMPLE
-from rollq.buffer.settings import TaskRules
-from rollq.buffer.staleness import Floors
-from rollq.buffer.training import ResumeMode
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE
 from support.buffer_run import World
 
 

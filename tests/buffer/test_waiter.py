@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollq.buffer.waiter import POLL_S, REPORT_S, Waiter
+from rollq.buffer.store.waiter import POLL_S, REPORT_S, Waiter
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.whole_numbers import MOST_DIGITS, whole_number
+from rollq.buffer.common.whole_numbers import MOST_DIGITS, whole_number
 
 
 @pytest.mark.parametrize(

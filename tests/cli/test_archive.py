@@ -130,7 +130,7 @@ def test_archivers_that_are_killed_leave_every_group_once(
             with subprocess.Popen(command, stderr=subprocess.DEVNULL) as archiver:
                 wait_until(partial(has_more_than, folder, files))
                 archiver.send_signal(signal.SIGKILL)
-            monkeypatch.setattr("rollq.buffer.archiving.ARCHIVER_LEASE_MS", 0)
+            monkeypatch.setattr("rollq.buffer.calls.archiving.ARCHIVER_LEASE_MS", 0)
             CliRunner().invoke(main, ["archive", str(file), "--finish"])
         assert world.statuses() == {}
         world.check()

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.query.pages import MOST_READ, MOST_ROWS
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Sample, SampleStatus
-from rollq.buffer.steering import GroupOrder
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.cli.dashboard import token_texts
 from rollq.cli.main import main
 from rollq.monitor.dashboard.groups import FIRST_TOKENS, MOST_TOKENS

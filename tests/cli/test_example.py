@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from rollq.buffer.advantages import AdvantageSettings
-from rollq.buffer.settings import ArchiveSettings, PayloadSettings, RedisSettings
+from rollq.buffer.rewards.advantages import AdvantageSettings
+from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings_file import load_settings
 from rollq.cli.shared_batch import BatchSettings

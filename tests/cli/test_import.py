@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Group
+from rollq.buffer.values.rollouts import Group
 from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.cli.importing import source_of
 from rollq.cli.main import main

@@ -8,8 +8,8 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.server import EmbeddedServer, free_port
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.settings_file import load_settings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.query.language import FIELDS, GroupRecord
-from rollq.buffer.rollouts import GroupResult, Sample, SampleStatus, Status
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
 from rollq.cli.main import main
 from rollq.monitor.queries import as_lines, as_table
 from support.buffer_run import World

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Control
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.cli.main import main
 from support.buffer_run import World
 

@@ -8,10 +8,10 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError, RunMismatch
-from rollq.buffer.replies import Control
+from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.cli.main import main
 from rollq.cli.run_location import open_run
 from rollq.cli.settings import RollqSettings, TaskSettings

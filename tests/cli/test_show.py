@@ -10,7 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import (
+from rollq.buffer.rules.settings import PayloadSettings
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import (
     GroupResult,
     ImageRef,
     Lease,
@@ -22,8 +24,6 @@ from rollq.buffer.rollouts import (
     Status,
     VersionSpan,
 )
-from rollq.buffer.settings import PayloadSettings
-from rollq.buffer.store.keys import task_keys
 from rollq.cli.main import main
 from rollq.monitor.plain import escaped
 from support.buffer_run import World, make_sample

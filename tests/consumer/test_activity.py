@@ -7,9 +7,9 @@ import pytest
 
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Shortfall
 from rollq.buffer.errors import ClaimTimeout
-from rollq.buffer.replies import Shortfall
-from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.consumer import trainer_lease
 from rollq.consumer.activity import Activity
 from rollq.consumer.consumer import Consumer

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import Group, SampleStatus, Segment, VersionSpan
-from rollq.buffer.staleness import Floors
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.values.rollouts import Group, SampleStatus, Segment, VersionSpan
 from rollq.consumer import AdvantageSettings, Batch, BatchCounts
 from rollq.consumer.sequences import TokenStaleness
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups

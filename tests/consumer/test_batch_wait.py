@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import Clock, Control, Counts, LastError, Shortfall
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import TaskRules
-from rollq.buffer.staleness import Floors
+from rollq.buffer.calls.replies import Clock, Control, Counts, LastError, Shortfall
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 
 

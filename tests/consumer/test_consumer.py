@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.claiming import ReleaseMode
+from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,
@@ -27,9 +27,9 @@ from rollq.buffer.errors import (
     VersionFalls,
     WeightsError,
 )
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Status
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings, claimer
 from rollq.consumer.weights.publisher import WeightPublisher
@@ -288,7 +288,7 @@ def test_a_wait_ends_with_the_counts_and_what_holds_the_batch_back(
 def test_a_long_wait_is_explained_while_it_lasts(
     connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rollq.buffer.waiter.REPORT_S", 0.0)
+    monkeypatch.setattr("rollq.buffer.store.waiter.REPORT_S", 0.0)
     with connect() as consumer, pytest.raises(ClaimTimeout):
         next(consumer)
     assert "no batch for step 1:\n  task 'math': nothing scheduled" in caplog.records[0].message

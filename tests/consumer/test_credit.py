@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import Float32Array, Group, PipelineOutput, Prompt, Sample
 from rollq.buffer.store.scores import NO_TOKENS
+from rollq.buffer.values.rollouts import Float32Array, Group, PipelineOutput, Prompt, Sample
 from rollq.buffer.wire.arrays import store_array
 from rollq.consumer import AdvantageSettings, Batch, policy_loss
 from rollq.consumer.learner import Learner

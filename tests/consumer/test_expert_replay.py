@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus, Segment
-from rollq.buffer.routed_experts import ROUTED_EXPERTS, number_experts
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS, number_experts
 from rollq.consumer import Batch, MicroBatch, replay_experts
 from rollq.consumer.token_logprobs import token_logprobs
 from rollq.workers.engines.protocol import Completion, Request, Sampling

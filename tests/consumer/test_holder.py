@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import TrainerEpoch
 from rollq.buffer.errors import TrainerHeld
-from rollq.buffer.replies import TrainerEpoch
 from rollq.consumer import Consumer, ConsumerSettings
 from support.forks import FORKS
 from support.manual_worker import make_run

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, ImageError, InvalidGroup
-from rollq.buffer.image_processor import ImageProcessor, Images, model_class
-from rollq.buffer.rollouts import Group, ImageRef, Prompt
+from rollq.buffer.images.processor import ImageProcessor, Images, model_class
+from rollq.buffer.values.rollouts import Group, ImageRef, Prompt
 from rollq.buffer.wire.images import digest_of_image, inline_image
 from rollq.consumer import Batch, ImageInputs
 from rollq.consumer.learner import start_learner

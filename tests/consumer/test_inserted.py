@@ -14,11 +14,11 @@ import torch
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerError
-from rollq.buffer.rollouts import Group, Prompt
-from rollq.buffer.settings import TaskRules
-from rollq.buffer.staleness import Floors
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.scores import NO_TOKENS
+from rollq.buffer.values.rollouts import Group, Prompt
 from rollq.consumer import AdvantageSettings, Batch
 from rollq.consumer.annotations import rows_of
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollq.buffer.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.consumer.batch import Batch
 from rollq.consumer.mismatch import LabelledMismatch, Mismatch, MismatchGauge
 

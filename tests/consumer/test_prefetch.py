@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import ClaimedGroup
-from rollq.buffer.rollouts import WHOLE
+from rollq.buffer.calls.replies import ClaimedGroup
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import WHOLE
 from rollq.consumer import Consumer, ConsumerSettings, prefetch
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3

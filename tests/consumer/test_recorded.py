@@ -13,7 +13,7 @@ from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArchiveError, InvalidGroup
-from rollq.buffer.rollouts import GroupResult, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.buffer.wire.samples import encode_samples
 from rollq.consumer.batch import Batch

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ArrayError
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import (
+from rollq.buffer.values.rollouts import (
     ArrayRef,
     FinishReason,
     GroupResult,

@@ -12,9 +12,9 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ClaimTimeout, CorruptGroup, FencedError
-from rollq.buffer.rollouts import WHOLE
-from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import WHOLE
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.micro_batch import assemble
 from support.manual_worker import HandWorker, make_run

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.batches import MAX_FILL
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.batches import MAX_FILL
+from rollq.buffer.calls.evaluations import EvaluatedGroup, evaluation_metrics
+from rollq.buffer.calls.replies import Control, Counts
 from rollq.buffer.errors import (
     BatchOver,
     ClaimTimeout,
@@ -19,13 +21,11 @@ from rollq.buffer.errors import (
     ProductionStopped,
     SyncFirst,
 )
-from rollq.buffer.evaluations import EvaluatedGroup, evaluation_metrics
-from rollq.buffer.replies import Control, Counts
-from rollq.buffer.rollouts import GroupResult, Prompt, Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.trainer_state import TrainerPhase
-from rollq.buffer.waiter import Waiter
+from rollq.buffer.store.waiter import Waiter
+from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
+from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from support.buffer_run import World, make_sample
 from support.manual_worker import HandWorker, make_run

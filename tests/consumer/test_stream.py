@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, FencedError, NotClaimed
-from rollq.buffer.replies import Control
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import AdvantageSettings, Batch, Consumer, ConsumerSettings, LossSettings, MicroBatch, policy_loss
 from rollq.consumer.losses.presets import PRESETS

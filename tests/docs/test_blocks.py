@@ -22,9 +22,9 @@ import torch
 from PIL import Image
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.main import Commands
 from rollq.consumer import Consumer, ConsumerSettings
 from rollq.producer.strategy import TaskState

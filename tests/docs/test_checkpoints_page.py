@@ -4,9 +4,9 @@ from typing import get_args
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.snapshots.folder import INDEX
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.training import ResumeMode
 from support.buffer_run import World
 from support.documented_commands import ROOT, Desk, blocks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.rollouts import Prompt, Sample
+from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.cli.settings_file import load_settings
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway

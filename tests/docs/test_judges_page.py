@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.http.pools import ModelPool, PoolSettings
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge

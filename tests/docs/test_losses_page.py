@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.values.rollouts import Sample
 from rollq.consumer import Batch, policy_loss
 from rollq.consumer.losses import PRESETS, LossSettings
 from support.consumer_groups import make_group, make_sample, make_segment

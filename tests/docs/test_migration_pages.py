@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Status
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings

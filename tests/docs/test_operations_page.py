@@ -14,14 +14,14 @@ import redis
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import NotClaimed, ServerRefused, StoreLost
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import MOST_PART_BYTES
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.library import library_name
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from rollq.buffer.store.users import Role
+from rollq.buffer.values.rollouts import MOST_PART_BYTES
 from rollq.cli.main import main
 from rollq.monitor.doctor import checks, sizing
 from rollq.monitor.doctor.checks import BUFFER_CHECKS

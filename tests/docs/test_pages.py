@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.main import COMMANDS, main
 from support.documented_commands import ROOT, blocks
 

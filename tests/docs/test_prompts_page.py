@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollq.buffer.replies import PromptStats
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import PromptStats
+from rollq.buffer.rules.settings import TaskRules
 from rollq.cli.settings import TaskSettings
 from rollq.producer.columns import Columns
 from rollq.producer.prompt_order import make_order

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import Segment
+from rollq.buffer.values.rollouts import Segment
 from rollq_docs.segments import MASKED, PICTURE, PROMPT, SCENES, TRAINED, Scene, svg
 from support.chat_engine import FORGETFUL, PLAIN, Model, call, chat_tokenizer
 from support.gateway_calls import CALCULATOR, Client, make_session, run

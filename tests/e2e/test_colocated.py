@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Consumer, ConsumerSettings
 from support.waiting import PATIENCE_S

@@ -9,7 +9,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.routed_experts import ROUTED_EXPERTS
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.wire.samples import encode_samples
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Batch, Consumer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.run_location import open_run
 from rollq.cli.settings_file import load_settings

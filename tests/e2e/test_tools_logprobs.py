@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Group, Prompt, SampleStatus, Status
+from rollq.buffer.values.rollouts import Group, Prompt, SampleStatus, Status
 from rollq.buffer.weights.store import locate_weights
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 from rollq.consumer.batch import Batch

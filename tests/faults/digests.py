@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
-from rollq.buffer.rollouts import NO_EPOCH, Sample
+from rollq.buffer.values.rollouts import NO_EPOCH, Sample
 
 
 def samples_digest(samples: Iterable[Sample]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
 

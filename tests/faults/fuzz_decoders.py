@@ -29,7 +29,10 @@ from rollq.buffer.errors import (
     WeightsError,
 )
 from rollq.buffer.query.language import parse_query
-from rollq.buffer.rollouts import (
+from rollq.buffer.snapshots.folder import INDEX, read_index
+from rollq.buffer.store.redis_url import check_url
+from rollq.buffer.tickets import TicketJob, TicketSerializer
+from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     WHOLE,
     FinishReason,
@@ -41,9 +44,6 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.snapshots.folder import INDEX, read_index
-from rollq.buffer.store.redis_url import check_url
-from rollq.buffer.tickets import TicketJob, TicketSerializer
 from rollq.buffer.weights.broadcast_log import apply_entry, first_entry
 from rollq.buffer.weights.manifest import Manifest
 from rollq.buffer.wire.parts import decode_parts, encode_part

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import TrainerHeld
-from rollq.buffer.replies import PutOutcome
 from support.buffer_run import World
 
 GROUPS = 50

@@ -7,11 +7,11 @@ from typing import Any
 
 from faults.digests import samples_digest, versions_of
 from faults.history import Call, History
+from rollq.buffer.calls.leasing import Leasing
+from rollq.buffer.calls.lending import Lending
+from rollq.buffer.calls.replies import Leased, PutOutcome, SalvageOutcome
 from rollq.buffer.errors import RollqError, ServerError
-from rollq.buffer.leasing import Leasing
-from rollq.buffer.lending import Lending
-from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
-from rollq.buffer.rollouts import GroupResult, Lease, SamplePart, SampleStatus
+from rollq.buffer.values.rollouts import GroupResult, Lease, SamplePart, SampleStatus
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from faults.operator import delete_and_restore
 from faults.processes import BATCH, LENDING, OFFLINE_BATCH, SETTINGS_FILE, Role, write_settings
 from faults.stand_ins import StandIns
 from faults.trainer import RANKS, Launch, newest_checkpoint
-from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.rollouts import Status
 from support.buffer_run import set_clock
 from support.waiting import PATIENCE_S, wait_until
 

@@ -10,8 +10,17 @@ import numpy as np
 from faults.history import History
 from faults.recording import put_recorded
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import FinishReason, GroupResult, Lease, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import (
+    FinishReason,
+    GroupResult,
+    Lease,
+    Sample,
+    SampleStatus,
+    Segment,
+    Status,
+    VersionSpan,
+)
 from rollq.cli.settings_file import load_settings
 from support.buffer_run import World, set_clock, text_of
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from faults.poison import run_poison
 from faults.processes import Load
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
 
 LOAD = Load(lengths=(20, 40), lease_s=2.0)

@@ -23,7 +23,7 @@ from faults.digests import chained, samples_digest, versions_of
 from faults.history import History
 from faults.payloads import payloads_in
 from faults.recording import recorded
-from rollq.buffer.claiming import ReleaseMode
+from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 
 RANKS = 2

@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import LiveModel
-from rollq.buffer.rollouts import Int32Array, Segment
-from rollq.buffer.routed_experts import ROUTED_EXPERTS
+from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Int32Array, Segment
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.weights.probe import Probe, tolerance_of
 from rollq.consumer import Batch, MicroBatch, replay_experts
 from rollq.consumer.token_logprobs import token_logprobs

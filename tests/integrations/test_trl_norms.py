@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Group
+from rollq.buffer.values.rollouts import Group
 from rollq.consumer import Batch, Consumer
 from rollq.consumer.learner import Learner
 from rollq.consumer.loss import policy_loss

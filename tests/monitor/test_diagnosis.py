@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import LastError, Unusable
-from rollq.buffer.rollouts import Status
-from rollq.buffer.trainer_state import TrainerPhase
+from rollq.buffer.calls.replies import LastError, Unusable
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.monitor.diagnosis import State, diagnose
 from rollq.monitor.status import RunStatus
 from rollq.monitor.trainer_words import MOST_ERROR

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.diagnosis import diagnose
 from rollq.monitor.imbalance import imbalance
 from rollq.monitor.status import RunStatus

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollq.buffer.history import HistoryRow
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.history import HistoryRow
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.rates import rates
 
 

@@ -6,12 +6,12 @@ import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import FencedError
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Prompt
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
+from rollq.buffer.values.rollouts import Prompt
 from rollq.monitor.rq_info import rq_lines
 from rollq.monitor.screen import as_json, as_table
 from rollq.monitor.status import RunStatus, batch_share, read_status

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.trainer_state import TrainerPhase
+from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.monitor.wanted import Speed, wanted_workers, workers_for
 from support.run_statuses import RATES, run_status, task_status, trainer_state, worker
 

@@ -13,11 +13,11 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome, Shortfall
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, RollqError, UnknownBatch
-from rollq.buffer.replies import PutOutcome, Shortfall
-from rollq.buffer.rollouts import GroupResult, Lease, Prompt, Sample, SampleStatus
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.rollouts import GroupResult, Lease, Prompt, Sample, SampleStatus
 from rollq.consumer.batch import Batch
 from rollq.producer.batches import BatchResult, OverRollout, Stage
 from rollq.producer.coordinator import BatchCoordinator

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.rollouts import Prompt, SampleStatus, Status
 from rollq.buffer.store.keys import TaskKeys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Prompt, SampleStatus, Status
 from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler

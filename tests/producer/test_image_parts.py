@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.rollouts import ImageRef, Prompt
+from rollq.buffer.values.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.images import digest_of_image, inline_image
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings

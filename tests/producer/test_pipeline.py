@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Group, Prompt, Sample, SampleStatus
+from rollq.buffer.values.rollouts import Group, Prompt, Sample, SampleStatus
 from rollq.producer.pipeline import (
     Operator,
     ScoredGroup,

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import BatchState, Control, PutOutcome
 from rollq.buffer.errors import InvalidPrompt, ServerRefused, StoreLost
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import BatchState, Control, PutOutcome
-from rollq.buffer.rollouts import SampleStatus, Status
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import SampleStatus, Status
 from rollq.cli.settings import EvaluationSettings
 from rollq.producer.producer import EvaluationFeed, Producer, task_state
 from rollq.producer.prompts import PromptFile

@@ -13,7 +13,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RunMismatch
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.producer.prompt_records import check_prompts
 from rollq.producer.prompts import PromptFile

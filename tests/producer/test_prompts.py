@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import MAX_LINE_BYTES

@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Unusable, UnusableRow
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.replies import Unusable, UnusableRow
 from rollq.buffer.tickets import open_queue
 from rollq.cli.settings import EvaluationSettings
 from rollq.producer.producer import EvaluationFeed, Producer

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import TaskState, draw_on, over_sampled, plan_production, step_of, too_little_kept
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import TrainerEpoch
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.replies import TrainerEpoch
 from rollq.buffer.store.keys import task_keys
 from rollq.producer.producer import Producer
 from rollq.producer.prompt_records import check_prompts

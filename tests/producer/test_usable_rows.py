@@ -2,9 +2,9 @@
 
 import pytest
 
+from rollq.buffer.calls.replies import Unusable
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.replies import Unusable
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.producer.usable_rows import MORE, MOST_REASONS, UsableRows
 
 

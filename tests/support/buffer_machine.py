@@ -24,13 +24,22 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rollq.buffer.claiming import ReleaseMode
+from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.replies import Claimed, Offer, Offered, PutOutcome, SalvageOutcome, TrainerEpoch
+from rollq.buffer.calls.steering import GroupOrder, Refusal
+from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import FencedError, HistoryGone, NotClaimed, StaleWorker
-from rollq.buffer.replies import Claimed, Offer, Offered, PutOutcome, SalvageOutcome, TrainerEpoch
-from rollq.buffer.rollouts import FinishedGroup, GroupResult, Lease, Prompt, Sample, SamplePart, SampleStatus, Status
-from rollq.buffer.steering import GroupOrder, Refusal
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.training import ResumeMode
+from rollq.buffer.values.rollouts import (
+    FinishedGroup,
+    GroupResult,
+    Lease,
+    Prompt,
+    Sample,
+    SamplePart,
+    SampleStatus,
+    Status,
+)
 from support.buffer_model import Kept, Model, ModelGroup, OfflineModel
 from support.buffer_run import World, make_sample, text_of
 from support.finished_groups import finished_sample

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollq.buffer.rollouts import Lease, SamplePart, Status
+from rollq.buffer.values.rollouts import Lease, SamplePart, Status
 
 THRESHOLD = 2
 NEWEST = 1_000_000

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.collecting import AUDIT_PAUSE_S, Audit
+from rollq.buffer.calls.payload_removal import AUDIT_PAUSE_S, Audit
+from rollq.buffer.calls.replies import Claimed, PutOutcome, TrainerEpoch
 from rollq.buffer.payloads.store import PayloadName
-from rollq.buffer.replies import Claimed, PutOutcome, TrainerEpoch
-from rollq.buffer.rollouts import (
+from rollq.buffer.rules.settings import PayloadSettings, TaskRules
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import (
     FinishReason,
     GroupResult,
     Lease,
@@ -22,8 +24,6 @@ from rollq.buffer.rollouts import (
     Status,
     VersionSpan,
 )
-from rollq.buffer.settings import PayloadSettings, TaskRules
-from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from support.invariants import check_task
 

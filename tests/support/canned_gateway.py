@@ -10,8 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
 from rollq.workers.gateway.protocols import chat, completions, messages, models, responses

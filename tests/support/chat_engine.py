@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, VersionSpan
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, VersionSpan
 from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.agents.loops import AgentLoop, Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling

@@ -15,7 +15,7 @@ import orjson
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rollq.buffer.rollouts import Prompt, Sample
+from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.tool_calls import ToolCall

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model
 from support.chat_families import THOUGHT, Family, family_tokenizer, sample_of

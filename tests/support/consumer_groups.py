@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
 
 EPOCH = 1
 VOCABULARY = 32

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.history import HISTORY_COUNTERS
-from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.history import HISTORY_COUNTERS
+from rollq.buffer.values.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, Status, VersionSpan
 from support.buffer_run import World
 from support.strangers import with_few_files
 from support.waiting import PATIENCE_S

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.workers.engines.protocol import (
     REPORT_TOKENS,
     Completion,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollq.buffer.rollouts import (
+from rollq.buffer.values.rollouts import (
     FinishedGroup,
     FinishReason,
     Prompt,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Lease, Prompt, Sample, SamplePart
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Prompt, Sample, SamplePart
 from rollq.buffer.wire.parts import decode_parts, encode_part, rest_of
 from rollq.buffer.wire.samples import encode_samples
 from rollq.workers.agents.chat_formats import make_format

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollq.buffer.replies import Claimed, Control, Offer, UnusableRow
-from rollq.buffer.rollouts import FinishedGroup, Prompt, SamplePart
-from rollq.buffer.steering import GroupOrder, Order
+from rollq.buffer.calls.replies import Claimed, Control, Offer, UnusableRow
+from rollq.buffer.calls.steering import GroupOrder, Order
+from rollq.buffer.values.rollouts import FinishedGroup, Prompt, SamplePart
 from support.buffer_run import World, make_sample, text_of
 from support.finished_groups import finished_sample
 

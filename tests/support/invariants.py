@@ -6,8 +6,8 @@ from typing import Any
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.payloads.store import PayloadName
-from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import WHOLE, Status
 
 FINISHED = {Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED}
 """Statuses of groups whose samples are all stored."""

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool

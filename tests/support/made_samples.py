@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
 
 PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)
 

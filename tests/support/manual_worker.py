@@ -10,10 +10,19 @@ from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.errors import StaleWorker
-from rollq.buffer.replies import LiveModel
-from rollq.buffer.rollouts import FinishReason, GroupResult, Lease, Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import (
+    FinishReason,
+    GroupResult,
+    Lease,
+    Prompt,
+    Sample,
+    SampleStatus,
+    Segment,
+    VersionSpan,
+)
 from rollq.buffer.weights.loading import load_weights
 from support.consumer_groups import VOCABULARY
 

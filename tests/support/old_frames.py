@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollq.buffer.rollouts import ArrayRef, Sample, Segment
+from rollq.buffer.values.rollouts import ArrayRef, Sample, Segment
 from rollq.buffer.wire.blob import DTYPES
 from rollq.buffer.wire.old_frames import MAGIC, OLD_VERSION
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rollq.buffer.rollouts import Lease, Sample, SamplePart, Segment, VersionSpan
+from rollq.buffer.values.rollouts import Lease, Sample, SamplePart, Segment, VersionSpan
 from rollq.buffer.wire.parts import join_parts, rest_of
 
 

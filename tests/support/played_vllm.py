@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.values.rollouts import Sample
 from rollq.workers.engines.vllm.engine import VllmEngine, VllmSettings
 from rollq.workers.engines.vllm.process import VllmProcess
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

@@ -10,9 +10,10 @@ import numpy as np
 import orjson
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Claimed, TrainerEpoch
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.replies import Claimed, TrainerEpoch
-from rollq.buffer.rollouts import (
+from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.rollouts import (
     FinishReason,
     GroupResult,
     Lease,
@@ -22,7 +23,6 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.tickets import open_queue
 from rollq.producer.producer import Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile

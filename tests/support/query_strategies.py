@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 
 TASKS = ("code", "math")
 

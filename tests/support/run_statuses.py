@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from rollq.buffer.replies import LiveModel
-from rollq.buffer.rollouts import Status
-from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.rates import Rates
 from rollq.monitor.status import RunStatus, TaskStatus, brought_up_to_date
 

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
+from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.workers.engines.protocol import Completion
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings, _Call
 from rollq.workers.tokenizers.byte import EOS_ID

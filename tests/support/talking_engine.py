@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import FinishedGroup, Prompt
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import FinishedGroup, Prompt
 from rollq.consumer import Consumer
 from rollq.integrations.trl import RollqGRPOTrainer, connect
 from support.consumer_groups import VOCABULARY

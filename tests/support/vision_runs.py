@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollq.buffer.image_processor import ImageProcessor, Images, PlacedImages, model_class
-from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.images.processor import ImageProcessor, Images, PlacedImages, model_class
+from rollq.buffer.values.rollouts import Float32Array
 from rollq.workers.agents.image_prompts import ImageTokenizer
 from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

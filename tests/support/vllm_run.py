@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, Request, Sampling, SwapMode, WeightsVersion

@@ -7,7 +7,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.rollouts import Lease, Prompt, Sample, Status
+from rollq.buffer.values.rollouts import Lease, Prompt, Sample, Status
 from support.forks import fork
 from support.salvage_worker import work
 from support.waiting import wait_until

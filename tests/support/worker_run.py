@@ -12,8 +12,8 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import FinishReason, Sample, Status, VersionSpan
 from rollq.buffer.tickets import enqueue_tickets, open_queue
+from rollq.buffer.values.rollouts import FinishReason, Sample, Status, VersionSpan
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.groups import leases
 from rollq.workers.run import Worker

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import FinishReason, Int32Array
+from rollq.buffer.values.rollouts import FinishReason, Int32Array
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode
 from rollq.workers.engines.sglang.engine import SglangEngine, SglangSettings

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import BroadcastLog
 from rollq.consumer.weights.sender import Sender
 from rollq.workers.buffer_calls import BufferCalls

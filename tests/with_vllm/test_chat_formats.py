@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason, SampleStatus
+from rollq.buffer.values.rollouts import FinishReason, SampleStatus
 from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents import vllm_parsers
 from rollq.workers.agents.chat_formats import make_format

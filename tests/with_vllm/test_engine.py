@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode

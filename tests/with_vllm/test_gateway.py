@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pytest
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt, Sample
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt, Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.host import EngineHost

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt, Sample, Segment
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt, Sample, Segment
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Sampling

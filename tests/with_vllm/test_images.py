@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.image_processor import model_class
+from rollq.buffer.images.processor import model_class
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode

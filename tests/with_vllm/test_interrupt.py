@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Status
 from support.recorded_run import role, rollq
 from support.vllm_run import ENGINE_ARGS, cpu_environment, make_qwen3
 from support.waiting import PATIENCE_S

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Status
 from rollq.workers.engines.vllm.watchdog import VARIABLE
 from support.invariants import check_task
 from support.recorded_run import recompute_all, role

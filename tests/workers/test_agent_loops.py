@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Lease, Prompt, Sample
+from rollq.buffer.values.rollouts import Lease, Prompt, Sample
 from rollq.workers.agent_loops import gives_rewards, make_loop
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.groups.recipes import make_recipes

@@ -7,9 +7,9 @@ from hashlib import sha256
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import TrainerEpoch
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.replies import TrainerEpoch
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings

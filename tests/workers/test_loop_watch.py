@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Prompt, Sample, Status
+from rollq.buffer.values.rollouts import Prompt, Sample, Status
 from rollq.workers import loop_watch
 from rollq.workers.run import Worker
 from support.waiting import wait_until

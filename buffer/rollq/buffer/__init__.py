@@ -45,7 +45,7 @@ each group has gone, so that none is lost unnoticed.
 
 from typing import TYPE_CHECKING
 
-from rollq.buffer.lazy import lazy_exports
+from rollq.buffer.common.lazy import lazy_exports
 
 __all__ = [
     "Buffer",
@@ -69,7 +69,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.rollouts import (
+    from rollq.buffer.rules.shards import task_of
+    from rollq.buffer.tickets import open_queue
+    from rollq.buffer.values.rollouts import (
         FinishedGroup,
         FinishReason,
         Group,
@@ -83,19 +85,17 @@ if TYPE_CHECKING:
         absent_logprobs,
         unversioned,
     )
-    from rollq.buffer.shards import task_of
-    from rollq.buffer.tickets import open_queue
     from rollq.buffer.wire.arrays import load_array, store_array
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "rollq.buffer.buffer": "Buffer",
-            "rollq.buffer.rollouts": (
+            "rollq.buffer.values.rollouts": (
                 "FinishReason FinishedGroup Group ImageRef Prompt Sample SampleStatus Segment Status VersionSpan "
                 "absent_logprobs unversioned"
             ),
-            "rollq.buffer.shards": "task_of",
+            "rollq.buffer.rules.shards": "task_of",
             "rollq.buffer.tickets": "open_queue",
             "rollq.buffer.wire.arrays": "load_array store_array",
         },

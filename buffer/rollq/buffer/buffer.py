@@ -1,6 +1,7 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
-from rollq.buffer.registry import Registry
+from rollq.buffer.calls.steering import Steering
+from rollq.buffer.calls.tasks import Registry
 from rollq.buffer.roles import (
     ArchiverBuffer,
     CoordinatorBuffer,
@@ -10,7 +11,6 @@ from rollq.buffer.roles import (
     WorkerBuffer,
 )
 from rollq.buffer.snapshots.upgrade import Upgrading
-from rollq.buffer.steering import Steering
 
 
 class Buffer(

@@ -4,17 +4,17 @@ Each class adds up the groups of calls that one role needs. `Buffer` has them al
 one of these is expected; saving and restoring are the operator's, who has a `Buffer`.
 """
 
-from rollq.buffer.admission import Admission
-from rollq.buffer.archiving import Archiving
-from rollq.buffer.batches import Batches
-from rollq.buffer.collecting import Collecting
-from rollq.buffer.coordination import Coordination
-from rollq.buffer.evaluations import Evaluations
-from rollq.buffer.insertion import Insertion
-from rollq.buffer.inspection import Inspection
-from rollq.buffer.lending import Lending
+from rollq.buffer.calls.admission import Admission
+from rollq.buffer.calls.archiving import Archiving
+from rollq.buffer.calls.batches import Batches
+from rollq.buffer.calls.coordination import Coordination
+from rollq.buffer.calls.evaluations import Evaluations
+from rollq.buffer.calls.insertion import Insertion
+from rollq.buffer.calls.inspection import Inspection
+from rollq.buffer.calls.lending import Lending
+from rollq.buffer.calls.payload_removal import Collecting
+from rollq.buffer.calls.training import Training
 from rollq.buffer.query.pages import Paging
-from rollq.buffer.training import Training
 
 
 class ProducerBuffer(Batches, Admission, Insertion, Collecting, Inspection):

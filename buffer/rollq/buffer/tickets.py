@@ -27,7 +27,7 @@ from rq.job import Job
 from rq.queue import EnqueueData
 
 from rollq.buffer.errors import ConfigError, TicketRefused
-from rollq.buffer.names import check_name
+from rollq.buffer.rules.names import check_name
 from rollq.buffer.store.connection import Patience, open_client, patiently
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.redis_url import mask_url, node_urls

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Status
-from rollq.buffer.steering import Order
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.steering import Order
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.steering import CONTROLS, way_back, why_not
 from rollq.monitor.status import RunStatus
 from rollq.monitor.units import count

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rollq.buffer.archive.annotations import AnnotationReader
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.steering import GroupOrder, Order, Ordered
+    from rollq.buffer.calls.steering import GroupOrder, Order, Ordered
     from rollq.cli.run_location import RunLocation
     from rollq.cli.run_reader import RunReader
     from rollq.monitor.dashboard.groups import TokenTexts

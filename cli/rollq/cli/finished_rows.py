@@ -17,9 +17,9 @@ import orjson
 from rollq.buffer.archive.export import read_lines_row
 from rollq.buffer.archive.rows import sample_of
 from rollq.buffer.archive.schema import VERSION_KEY, parquet
+from rollq.buffer.calls.insertion import encode_finished
 from rollq.buffer.errors import ConfigError, CorruptFrame, InvalidGroup
-from rollq.buffer.insertion import encode_finished
-from rollq.buffer.rollouts import (
+from rollq.buffer.values.rollouts import (
     FinishedGroup,
     FinishReason,
     Float32Array,

@@ -11,7 +11,7 @@ from rollq.cli.options import DEFAULT_FILE, url_options
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.settings import TaskRules
+    from rollq.buffer.rules.settings import TaskRules
 
 SHARED_MARGIN = 3
 """Further steps before a batch that is shared anew: all tasks are changed before the first of them is trained."""
@@ -135,8 +135,8 @@ def _parse(changes: Sequence[str]) -> dict[str, str]:
 
 def _wanted(buffer: "Buffer", task: str, changes: Mapping[str, str], from_step: int | None) -> Changes:
     """The changes by task of the buffer: of all shards of `task`, and of all tasks for a weight."""
-    from rollq.buffer.revisions import for_shards
-    from rollq.buffer.shards import shards_among
+    from rollq.buffer.rules.revisions import for_shards
+    from rollq.buffer.rules.shards import shards_among
     from rollq.cli.steering import shards_of
 
     own = dict(changes)
@@ -156,8 +156,8 @@ def _wanted(buffer: "Buffer", task: str, changes: Mapping[str, str], from_step: 
 
 
 def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | None) -> dict[str, int]:
-    from rollq.buffer.revisions import changed_by_hand, sizes_by_weight, unfinished_batch
-    from rollq.buffer.shards import task_of
+    from rollq.buffer.rules.revisions import changed_by_hand, sizes_by_weight, unfinished_batch
+    from rollq.buffer.rules.shards import task_of
 
     rules = {name: buffer.rules(name) for name in buffer.train_tasks()}
     step = from_step or buffer.first_open_step() + SHARED_MARGIN
@@ -177,7 +177,7 @@ def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | 
 
 def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool, shared: bool = False) -> None:
     """Change the rules. All changes are checked before the first is made. `shared`: they share the batch anew."""
-    from rollq.buffer.revisions import Revision, differences
+    from rollq.buffer.rules.revisions import Revision, differences
 
     step = from_step or buffer.first_open_step() + (SHARED_MARGIN if shared else 0)
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
@@ -202,7 +202,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
 
 def _check_batch(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> None:
     """Raise `ConfigError` when no task is left in the batch of `step`."""
-    from rollq.buffer.batch_sizes import groups_at
+    from rollq.buffer.rules.batch_sizes import groups_at
 
     rules = {task: buffer.rules(task) for task in buffer.train_tasks()} | dict(wanted)
     if not any(groups_at(each.batch_groups, each.schedule, step) for each in rules.values()):
@@ -212,8 +212,8 @@ def _check_batch(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> None
 
 
 def _show(buffer: "Buffer", task: str) -> None:
-    from rollq.buffer.revisions import shown
-    from rollq.buffer.settings import FIXED_RULES, TaskRules
+    from rollq.buffer.rules.revisions import shown
+    from rollq.buffer.rules.settings import FIXED_RULES, TaskRules
     from rollq.cli.steering import shards_of
 
     for name in shards_of(buffer, buffer.tasks(), task):
@@ -228,7 +228,7 @@ def _show(buffer: "Buffer", task: str) -> None:
 
 def _now(rules: "TaskRules", rule: str, step: int) -> str:
     """The groups of a task in the next batch, where `schedule` says other than `batch_groups`; else empty."""
-    from rollq.buffer.batch_sizes import groups_at
+    from rollq.buffer.rules.batch_sizes import groups_at
 
     groups = groups_at(rules.batch_groups, rules.schedule, step)
     differs = rule == "batch_groups" and groups != rules.batch_groups

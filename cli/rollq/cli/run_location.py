@@ -12,8 +12,8 @@ from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, ServerRefused
-from rollq.buffer.settings import PayloadSettings, RedisSettings
-from rollq.buffer.shards import check_shards
+from rollq.buffer.rules.settings import PayloadSettings, RedisSettings
+from rollq.buffer.rules.shards import check_shards
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue

@@ -12,7 +12,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.options import DEFAULT_FILE, url_option
 
 if TYPE_CHECKING:
-    from rollq.buffer.deletion import Report, RunSummary
+    from rollq.buffer.calls.runs import Report, RunSummary
     from rollq.cli.run_location import RunLocation
 
 QUIET_S = 1.0
@@ -37,7 +37,7 @@ def runs(file: Path | None, url: str | None, as_json: bool) -> None:
     """
     import orjson
 
-    from rollq.buffer.deletion import find_runs
+    from rollq.buffer.calls.runs import find_runs
     from rollq.buffer.store.connection import Patience
     from rollq.buffer.store.servers import open_servers
 
@@ -68,7 +68,7 @@ def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
       rollq delete old-run
       rollq delete old-run --url redis://127.0.0.1:6379/0 --yes
     """
-    from rollq.buffer.deletion import GONE, summarize
+    from rollq.buffer.calls.runs import GONE, summarize
 
     location = _location(file, url, run)
     with location.buffer() as buffer:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.names import check_name
-from rollq.buffer.settings import ArchiveSettings, GroupRules, PayloadSettings, RedisSettings, Settings, TaskRules
-from rollq.buffer.shards import MAX_SHARDS, SHARED, check_task_name, shard_names, split_rules
+from rollq.buffer.rules.batch_sizes import groups_at
+from rollq.buffer.rules.names import check_name
+from rollq.buffer.rules.settings import ArchiveSettings, GroupRules, PayloadSettings, RedisSettings, Settings, TaskRules
+from rollq.buffer.rules.shards import MAX_SHARDS, SHARED, check_task_name, shard_names, split_rules
 from rollq.buffer.store.redis_url import check_url
 from rollq.cli.shared_batch import BatchSettings, share_batch
 from rollq.consumer.settings import TrainerSettings

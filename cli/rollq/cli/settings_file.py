@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import PayloadSettings, RedisSettings
+from rollq.buffer.rules.settings import PayloadSettings, RedisSettings
 from rollq.buffer.settings_errors import changed_types, explain
 from rollq.cli.settings import RollqSettings
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from rollq.buffer.batch_sizes import share_by_weight
-from rollq.buffer.settings import MAX_BATCH_GROUPS, Settings
+from rollq.buffer.rules.batch_sizes import share_by_weight
+from rollq.buffer.rules.settings import MAX_BATCH_GROUPS, Settings
 
 TaskTables = Mapping[str, Mapping[str, Any]]
 """The tables `[tasks.<name>]` as read from the file, by name."""

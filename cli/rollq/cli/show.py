@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rollq.buffer.common.whole_numbers import MOST_DIGITS, whole_number
 from rollq.buffer.errors import ArchiveError, ConfigError, RollqError
-from rollq.buffer.rollouts import Status
-from rollq.buffer.whole_numbers import MOST_DIGITS, whole_number
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.options import url_options
 
 if TYPE_CHECKING:
     from rollq.buffer.archive.pages import ArchivePages
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.looking import FoundGroup
+    from rollq.buffer.calls.group_details import FoundGroup
 
 WIDTH = 100
 """Columns of what is not printed on a terminal."""
@@ -89,7 +89,7 @@ def _read(words: Sequence[str]) -> tuple[int | None, Path | None]:
 
 def _tasks(buffer: "Buffer", task: str) -> list[str]:
     """The task or its shards. Raises `ConfigError` where there is none."""
-    from rollq.buffer.shards import shards_among
+    from rollq.buffer.rules.shards import shards_among
 
     known = buffer.tasks()
     names = [task] if task in known else shards_among(known, task)

@@ -53,7 +53,7 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
       rollq restore backups/step-100 rollq.toml
       rollq restore backups/step-100 --url redis://127.0.0.1:6379/0 --run sums
     """
-    from rollq.buffer.shards import check_shards
+    from rollq.buffer.rules.shards import check_shards
     from rollq.buffer.snapshots.folder import read_index
     from rollq.cli.run_location import find_run
     from rollq.cli.settings_file import load_settings

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from rollq.buffer.batch_sizes import is_retired
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.steering import Order
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import Control
-from rollq.buffer.shards import shards_among
-from rollq.buffer.steering import Order
+from rollq.buffer.rules.batch_sizes import is_retired
+from rollq.buffer.rules.shards import shards_among
 
 CONTROLS = {
     Order.PAUSE: (Control.PAUSE, "by hand"),

@@ -7,7 +7,7 @@ reference trainer. Names are imported when they are used: only what needs gradie
 
 from typing import TYPE_CHECKING
 
-from rollq.buffer.lazy import lazy_exports
+from rollq.buffer.common.lazy import lazy_exports
 
 __all__ = [
     "AdvantageSettings",
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rollq.buffer.advantages import AdvantageSettings
     from rollq.buffer.archive.reading import Archive
-    from rollq.buffer.credit import token_advantages
-    from rollq.buffer.image_processor import ImageProcessor
+    from rollq.buffer.images.processor import ImageProcessor
+    from rollq.buffer.rewards.advantages import AdvantageSettings
+    from rollq.buffer.rewards.credit import token_advantages
     from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.expert_replay import replay_experts
@@ -55,10 +55,10 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "rollq.buffer.advantages": "AdvantageSettings",
+            "rollq.buffer.rewards.advantages": "AdvantageSettings",
             "rollq.buffer.archive.reading": "Archive",
-            "rollq.buffer.credit": "token_advantages",
-            "rollq.buffer.image_processor": "ImageProcessor",
+            "rollq.buffer.rewards.credit": "token_advantages",
+            "rollq.buffer.images.processor": "ImageProcessor",
             "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
             "rollq.consumer.expert_replay": "replay_experts",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rollq.buffer.replies import Shortfall
-from rollq.buffer.trainer_state import TrainerPhase
+from rollq.buffer.calls.replies import Shortfall
+from rollq.buffer.values.trainer_state import TrainerPhase
 
 AVERAGED_STEPS = 10
 """Steps whose times make the averages."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.advantages import AdvantageSettings, advantages
-from rollq.buffer.credit import StepKind
+from rollq.buffer.calls.replies import ClaimedGroup
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import ClaimedGroup
-from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
-from rollq.buffer.sample_numbers import Numbers
-from rollq.buffer.shards import task_of
+from rollq.buffer.rewards.advantages import AdvantageSettings, advantages
+from rollq.buffer.rewards.credit import StepKind
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
+from rollq.buffer.values.sample_numbers import Numbers
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
 from rollq.consumer.batch_content import BatchContent, HeldGroups, Reader
@@ -35,7 +35,7 @@ class Batch:
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
     are the task, or the shard of one, and the id of each group. `claim_round` names this batch when it is released.
 
-    `numbers` are those of the samples of each group, see `rollq.buffer.sample_numbers`.
+    `numbers` are those of the samples of each group, see `rollq.buffer.values.sample_numbers`.
 
     `group_counts` are the counts of each group, and `part` the indices of the groups that are trained: all of them,
     except in what `split` returns. `token_advantages` are by index into `sequences`, see `with_token_advantages`.

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rollq.buffer.replies import Claimed
+from rollq.buffer.calls.replies import Claimed
 from rollq.consumer.batch import Batch
 from rollq.consumer.batch_content import BatchContent
 from rollq.consumer.group_reader import GroupReader

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.rollouts import BoolArray, Group, Sample
-from rollq.buffer.samples import Samples
+from rollq.buffer.values.rollouts import BoolArray, Group, Sample
+from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer.sequences import TokenSequence, TokenStaleness, token_sequences
 

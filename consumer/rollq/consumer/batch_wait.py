@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import Control, Counts, Shortfall
-from rollq.buffer.rollouts import Status
-from rollq.buffer.shards import task_of
+from rollq.buffer.calls.replies import Control, Counts, Shortfall
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
 
 
 class Outlook(StrEnum):

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.shards import task_of
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.rules.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.changed_numbers import LEAST_SHARE
 from rollq.consumer.loss import ABSENT_REMEDY

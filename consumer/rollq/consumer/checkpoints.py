@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from rollq.buffer.durable import atomic_folder
+from rollq.buffer.common.atomic_files import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.consumer.lora import adapter_stream, has_adapter, write_adapter
 from rollq.consumer.settings import KEPT_CHECKPOINTS, MAX_FILE_BYTES

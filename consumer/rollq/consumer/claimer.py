@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-from rollq.buffer.batch_sizes import groups_at
+from rollq.buffer.calls.replies import Claimed, Shortfall
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,
@@ -16,11 +16,11 @@ from rollq.buffer.errors import (
     ServerError,
     SyncFirst,
 )
-from rollq.buffer.replies import Claimed, Shortfall
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.settings import TaskRules
-from rollq.buffer.shards import shard_of, shards_among, split, task_of
-from rollq.buffer.waiter import Waiter, WakeUps
+from rollq.buffer.rules.batch_sizes import groups_at
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.shards import shard_of, shards_among, split, task_of
+from rollq.buffer.store.waiter import Waiter, WakeUps
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 from rollq.consumer.prefetch import tokens_of
 from rollq.consumer.trainer_lease import TrainerLease

@@ -3,7 +3,7 @@
 import threading
 from datetime import UTC, datetime
 
-from rollq.buffer.waiter import Waiter, WakeUps
+from rollq.buffer.store.waiter import Waiter, WakeUps
 from rollq.consumer.trainer_lease import TrainerLease
 
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy.typing as npt
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.claiming import ReleaseMode
+from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.replies import Claimed, Production, TrainerEpoch
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, CorruptGroup, NotClaimed
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.settings import PayloadSettings
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.settings import PayloadSettings
+from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.trainer_state import TrainerPhase
+from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.activity import Activity
 from rollq.consumer.annotations import Annotator

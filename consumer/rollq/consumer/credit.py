@@ -5,11 +5,11 @@ Invariant: a group is compared with itself alone, so each sequence gets the same
 
 import numpy as np
 
-from rollq.buffer.advantages import AdvantageSettings
-from rollq.buffer.credit import TOKEN_REWARDS, StepKind, steps_of, token_advantages
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.rollouts import BoolArray, Float32Array, Group, SampleStatus, Segment
-from rollq.buffer.samples import Samples
+from rollq.buffer.rewards.advantages import AdvantageSettings
+from rollq.buffer.rewards.credit import TOKEN_REWARDS, StepKind, steps_of, token_advantages
+from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, SampleStatus, Segment
+from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.arrays import load_array
 
 

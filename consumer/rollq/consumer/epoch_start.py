@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.training import TRAINER_LEASE_S
 from rollq.buffer.errors import ClaimTimeout, ConfigError, TrainerHeld
-from rollq.buffer.replies import TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.training import TRAINER_LEASE_S
-from rollq.buffer.waiter import POLL_S, Waiter
+from rollq.buffer.store.waiter import POLL_S, Waiter
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.replay import first_mode
 from rollq.consumer.settings import ConsumerSettings

@@ -4,10 +4,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from rollq.buffer.calls.evaluations import Evaluations, evaluation_metrics
+from rollq.buffer.calls.replies import BatchState
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.evaluations import Evaluations, evaluation_metrics
-from rollq.buffer.replies import BatchState
-from rollq.buffer.waiter import Waiter, WakeUps
+from rollq.buffer.store.waiter import Waiter, WakeUps
 from rollq.consumer.trainer_lease import TrainerLease
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.routed_experts import ROUTED_EXPERTS, find_routers
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS, find_routers
 from rollq.consumer.batch import Batch
 from rollq.consumer.micro_batch import MicroBatch
 

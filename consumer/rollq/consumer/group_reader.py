@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rollq.buffer.calls.replies import ClaimedGroup
 from rollq.buffer.errors import CorruptGroup
-from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.rollouts import Group, Prompt, Sample, SampleStatus, Segment
-from rollq.buffer.samples import Samples
+from rollq.buffer.values.rollouts import Group, Prompt, Sample, SampleStatus, Segment
+from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer.prefetch import Prefetch, decode_rows
 

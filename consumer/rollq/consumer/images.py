@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from rollq.buffer.errors import ConfigError, ImageError, InvalidGroup
-from rollq.buffer.image_processor import ImageProcessor, Images
+from rollq.buffer.images.processor import ImageProcessor, Images
 from rollq.buffer.wire.images import read_image
 from rollq.consumer.batch import Batch
 from rollq.consumer.micro_batch import MicroBatch

@@ -14,8 +14,8 @@ import torch
 from torch.utils.checkpoint import checkpoint as run_again
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.image_processor import ImageProcessor, model_class
-from rollq.buffer.routed_experts import ROUTED_EXPERTS
+from rollq.buffer.images.processor import ImageProcessor, model_class
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, step_name
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of

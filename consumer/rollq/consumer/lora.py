@@ -12,7 +12,7 @@ import orjson
 import torch
 from safetensors import safe_open
 
-from rollq.buffer.durable import atomic_folder
+from rollq.buffer.common.atomic_files import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.consumer.settings import LoraSettings

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.losses.aggregation import token_weights
 from rollq.consumer.losses.components import distillation, distillation_top_k, imitation

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollq.buffer.rollouts import NO_VERSION
+from rollq.buffer.values.rollouts import NO_VERSION
 from rollq.consumer.mismatch import MismatchGauge
 
 _INSERTED = -1

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.durable import atomic_file
+from rollq.buffer.common.atomic_files import atomic_file
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"

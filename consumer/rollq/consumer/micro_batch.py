@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.rollouts import Float32Array
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import Float32Array
 from rollq.buffer.wire.arrays import load_array
 from rollq.consumer.sequences import BatchCounts, TokenSequence
 

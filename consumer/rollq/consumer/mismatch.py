@@ -14,8 +14,8 @@ import orjson
 import torch
 from safetensors.numpy import load, save
 
-from rollq.buffer.rollouts import Float32Array
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import Float32Array
 from rollq.consumer.batch import Batch
 
 

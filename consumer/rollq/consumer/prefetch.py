@@ -10,11 +10,11 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from rollq.buffer.calls.replies import ClaimedGroup
 from rollq.buffer.errors import CorruptFrame, CorruptGroup, RollqError, ServerError
-from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.rollouts import Group
-from rollq.buffer.samples import Samples
+from rollq.buffer.values.rollouts import Group
+from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
 

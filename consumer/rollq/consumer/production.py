@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rollq.buffer.replies import Production
-from rollq.buffer.shards import add_up
+from rollq.buffer.calls.replies import Production
+from rollq.buffer.rules.shards import add_up
 
 
 def describe_production(production: Production) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import orjson
 
+from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.whole_numbers import whole_number
 
 T = TypeVar("T")
 

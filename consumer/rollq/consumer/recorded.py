@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.archive.rows import TrainedGroup
-from rollq.buffer.claiming import ReleaseMode
+from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.replies import Production
 from rollq.buffer.errors import ArchiveError, InvalidGroup
-from rollq.buffer.replies import Production
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.batch import Batch
 from rollq.consumer.sequences import TokenStaleness

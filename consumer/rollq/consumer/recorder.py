@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from safetensors.numpy import save
 
-from rollq.buffer.durable import atomic_file, atomic_folder
+from rollq.buffer.common.atomic_files import atomic_file, atomic_folder
 from rollq.consumer.batch import Batch
 from rollq.consumer.settings import MAX_FILE_BYTES
 from rollq.consumer.weights.safetensors import write_model

@@ -2,9 +2,9 @@
 
 import logging
 
+from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import ReplayMismatch
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.training import ResumeMode
 from rollq.consumer.settings import ConsumerSettings, OnReplayMismatch
 from rollq.consumer.trainer_lease import TrainerLease
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.rollouts import (
+from rollq.buffer.rules.staleness import Floors, brings_labels, token_mask
+from rollq.buffer.values.rollouts import (
     NO_VERSION,
     BoolArray,
     Float32Array,
@@ -24,8 +25,7 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.samples import Samples
-from rollq.buffer.staleness import Floors, brings_labels, token_mask
+from rollq.buffer.values.sample_columns import Samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,10 +5,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollq.buffer.advantages import AdvantageSettings
-from rollq.buffer.s3 import URL
-from rollq.buffer.settings import Settings
-from rollq.buffer.training import ResumeMode
+from rollq.buffer.calls.training import ResumeMode
+from rollq.buffer.common.s3 import URL
+from rollq.buffer.rewards.advantages import AdvantageSettings
+from rollq.buffer.rules.settings import Settings
 from rollq.buffer.weights.chain import MAX_DELTAS
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, TrackerName, WandbSettings

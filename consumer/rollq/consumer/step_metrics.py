@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from rollq.buffer.sample_numbers import Numbers, means, together
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.sample_numbers import Numbers, means, together
 from rollq.consumer.batch import Batch
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.mismatch import LabelledMismatch

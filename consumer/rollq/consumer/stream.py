@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.losses.kinds import Aggregation
 from rollq.consumer.losses.settings import LossSettings

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidGroup, ServerError
-from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.rules.settings import PayloadSettings
 from rollq.consumer.batch import Batch
 from rollq.consumer.batch_warnings import BatchWarnings
 from rollq.consumer.changed_numbers import ChangedNumbers

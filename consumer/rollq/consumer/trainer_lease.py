@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.training import TRAINER_LEASE_S
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RollqError, ServerError, ServerRefused
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.training import TRAINER_LEASE_S
 from rollq.consumer.activity import Activity
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rollq.buffer.fullness import FULL, Fullness
-from rollq.buffer.rollouts import Status
-from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.buffer.values.memory_use import FULL, Fullness
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.imbalance import imbalance
 from rollq.monitor.prompt_rows import PromptRows, reasons
 from rollq.monitor.status import SILENT_PRODUCER_S, RunStatus, TaskStatus

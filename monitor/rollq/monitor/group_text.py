@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from rollq.buffer.looking import FoundGroup
+from rollq.buffer.calls.group_details import FoundGroup
 from rollq.monitor.group_view import CallView, GroupView, SampleView, Turn, prompt_turns
 from rollq.monitor.plain import cut, escaped, one_line, wrapped
 from rollq.monitor.tables import aligned

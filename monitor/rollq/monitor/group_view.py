@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer import exact_json
-from rollq.buffer.looking import FoundGroup, PastLease
-from rollq.buffer.rollouts import NO_VERSION, Prompt, Sample, SampleStatus, Segment, Status
+from rollq.buffer.calls.group_details import FoundGroup, PastLease
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import NO_VERSION, Prompt, Sample, SampleStatus, Segment, Status
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """Token ids -> the text of each."""

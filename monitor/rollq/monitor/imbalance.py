@@ -4,8 +4,8 @@ At the end of a batch workers are idle because few groups are left, and just aft
 take some. Neither is said: most of a batch must be left, and an idle worker must have been so for a while.
 """
 
-from rollq.buffer.rollouts import Status
-from rollq.buffer.trainer_state import TrainerPhase
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.monitor.status import RunStatus
 from rollq.monitor.units import count
 

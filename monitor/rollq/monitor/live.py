@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.records import BufferReading, StepRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rollq.buffer.replies import Unusable
+from rollq.buffer.calls.replies import Unusable
 
 
 class PromptRows(NamedTuple):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rollq.buffer.history import HISTORY_ROW_MS, HistoryRow
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.history import HISTORY_ROW_MS, HistoryRow
+from rollq.buffer.values.rollouts import Status
 
 WINDOW_MS = 60_000 + HISTORY_ROW_MS // 2
 """How old the first row may be: a minute, and half of the time between two rows."""

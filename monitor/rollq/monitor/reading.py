@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.shards import Number, add_up, task_of
+from rollq.buffer.rules.shards import Number, add_up, task_of
 from rollq.monitor.records import BufferReading
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.records import BufferReading, StepRecord
 from rollq.monitor.report_page import render_page
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import LiveModel
-from rollq.buffer.rollouts import Status
-from rollq.buffer.trainer_state import TrainerState
+from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerState
 from rollq.monitor.diagnosis import diagnose
 from rollq.monitor.prompt_rows import PromptRows, described, reasons
 from rollq.monitor.status import RunStatus, TaskStatus

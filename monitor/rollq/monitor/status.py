@@ -7,17 +7,17 @@ from typing import Any
 
 from rq import Queue
 
-from rollq.buffer.batch_sizes import groups_at, groups_through, is_retired
+from rollq.buffer.calls.replies import Counts, LastError, LiveModel, Unusable
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.history import HistoryRow
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import Counts, LastError, LiveModel, Unusable
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import SCHEDULED, Status
+from rollq.buffer.rules.batch_sizes import groups_at, groups_through, is_retired
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import tickets_queued
-from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.buffer.values.history import HistoryRow
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import SCHEDULED, Status
+from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.rates import Rates, rates
 
 _left_out = LogOnce(logging.getLogger(__name__))

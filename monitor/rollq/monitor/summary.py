@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollq.buffer.replies import dropped_groups, unaccounted_groups
-from rollq.buffer.rollouts import Status
+from rollq.buffer.calls.replies import dropped_groups, unaccounted_groups
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.live import staleness_shares
 from rollq.monitor.prompt_rows import PromptRows
 from rollq.monitor.records import BufferReading, StepRecord

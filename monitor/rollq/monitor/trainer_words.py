@@ -1,6 +1,6 @@
 """The work of a trainer, or its last work, in words. Pure."""
 
-from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status import SILENT_TRAINER_S
 from rollq.monitor.units import count, seconds_in_words
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollq.buffer.trainer_state import TrainerState
+from rollq.buffer.values.trainer_state import TrainerState
 from rollq.monitor.status import RunStatus, TaskStatus
 from rollq.monitor.units import count
 

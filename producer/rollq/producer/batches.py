@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rollq.buffer.calls.evaluations import BatchType
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.evaluations import BatchType
 
 
 class Stage(StrEnum):

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import ids_problem, message_problem
 from rollq.producer.image_parts import NamedImage, collect_images, image_of, place_images
 from rollq.producer.settings import PromptSettings

@@ -17,18 +17,18 @@ import numpy as np
 import orjson
 from rq import Queue
 
-from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.contracts import OPERATOR, check_function
+from rollq.buffer.calls.batches import MAX_FILL
+from rollq.buffer.calls.evaluations import BatchType, evaluation_metrics
+from rollq.buffer.calls.replies import BatchState, Finalizing
+from rollq.buffer.common.user_functions import OPERATOR, check_function
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, StoreLost, UnknownBatch
-from rollq.buffer.evaluations import BatchType, evaluation_metrics
-from rollq.buffer.replies import BatchState, Finalizing
 from rollq.buffer.roles import CoordinatorBuffer
-from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
-from rollq.buffer.sample_numbers import means, sample_numbers, together
-from rollq.buffer.settings import MAX_BATCH_GROUPS
-from rollq.buffer.shards import shards_among
+from rollq.buffer.rules.settings import MAX_BATCH_GROUPS
+from rollq.buffer.rules.shards import shards_among
 from rollq.buffer.store.events import EventKind
-from rollq.buffer.waiter import Waiter
+from rollq.buffer.store.waiter import Waiter
+from rollq.buffer.values.rollouts import PipelineOutput, Prompt, Status
+from rollq.buffer.values.sample_numbers import means, sample_numbers, together
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.producer.batches import BatchHandle, BatchResult, OverRollout, Stage
 from rollq.producer.pipeline import Operator, ScoredGroup, run_pipeline

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.wire.images import inline_image
 from rollq.producer.columns import Columns

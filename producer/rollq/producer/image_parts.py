@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from rollq.buffer.errors import ConfigError, ImageError
-from rollq.buffer.rollouts import ImageRef
+from rollq.buffer.values.rollouts import ImageRef
 from rollq.buffer.wire.images import INLINE, inline_image, read_file
 
 Messages = tuple[Mapping[str, Any], ...]
@@ -104,7 +104,7 @@ def _parts(content: Any) -> list[Any]:
 def _check(data: bytes, image: NamedImage) -> None:
     if find_spec("PIL") is None:
         raise ConfigError("prompts with images need the package Pillow: pip install 'rollq[images]'")
-    from rollq.buffer.image_files import check_image
+    from rollq.buffer.images.files import check_image
 
     try:
         check_image(data)

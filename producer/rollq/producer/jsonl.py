@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
 
 MAX_LINE_BYTES = 10 * 2**20

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.advantages import AdvantageSettings, advantages, no_advantage
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import BoolArray, Float32Array, Group, SampleStatus
-from rollq.buffer.shards import task_of
+from rollq.buffer.rewards.advantages import AdvantageSettings, advantages, no_advantage
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, SampleStatus
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from rq import Queue
 
-from rollq.buffer.batch_sizes import groups_through
-from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.collecting import Audit
+from rollq.buffer.calls.batches import MAX_FILL
+from rollq.buffer.calls.payload_removal import Audit
+from rollq.buffer.calls.replies import BatchState, Control, Counts
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import BatchOver, ServerError, ServerUnavailable
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import BatchState, Control, Counts
 from rollq.buffer.roles import ProducerBuffer
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rules.batch_sizes import groups_through
 from rollq.buffer.store.events import EventKind
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
 from rollq.producer.progress_log import Move, ProgressLog
 from rollq.producer.row_account import RowAccount
 from rollq.producer.sampler import Sampler

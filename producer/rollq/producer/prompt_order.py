@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.contracts import PROMPT_ORDER, check_object
+from rollq.buffer.calls.replies import PromptStats
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.splitmix import splitmix64
+from rollq.buffer.common.user_functions import PROMPT_ORDER, check_object
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
-from rollq.buffer.replies import PromptStats
-from rollq.buffer.splitmix import splitmix64
 from rollq.producer.settings import ProducerTask
 
 _MASK = 2**64 - 1

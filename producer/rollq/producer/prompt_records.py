@@ -6,10 +6,10 @@ producer writes it; a run of an older rollq has none, and gets it from the next 
 
 import logging
 
+from rollq.buffer.calls.replies import PromptRecord
 from rollq.buffer.errors import RunMismatch
-from rollq.buffer.replies import PromptRecord
 from rollq.buffer.roles import ProducerBuffer
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
 from rollq.producer.prompts import PromptFile
 
 log = logging.getLogger(__name__)

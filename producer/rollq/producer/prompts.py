@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import prompt_problem
 from rollq.producer.columns import Columns
 from rollq.producer.image_parts import ImageFiles

@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 from rq import Queue
 
-from rollq.buffer.contracts import SHOULD_CONTINUE, check_function, inside
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import SHOULD_CONTINUE, check_function, inside
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
 from rollq.buffer.roles import ProducerBuffer
-from rollq.buffer.shards import shard_of
+from rollq.buffer.rules.shards import shard_of
 from rollq.producer.producer import EvaluationFeed, Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import PromptOrder, make_order
 from rollq.producer.prompt_records import check_prompts

@@ -12,9 +12,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from rollq.buffer.calls.replies import PromptStats
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import PromptStats
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.producer.progress_log import PassLog
 from rollq.producer.prompt_order import PromptOrder, Shuffle
 from rollq.producer.usable_rows import PromptSource, UsableRows

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollq.buffer.settings import PromptLength, Settings, TaskRules
+from rollq.buffer.rules.settings import PromptLength, Settings, TaskRules
 
 
 class ProducerSettings(Settings):

@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollq.buffer.batch_sizes import groups_at, groups_through
-from rollq.buffer.fullness import FULL, Fullness
-from rollq.buffer.rollouts import SCHEDULED, Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.batch_sizes import groups_at, groups_through
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.memory_use import FULL, Fullness
+from rollq.buffer.values.rollouts import SCHEDULED, Status
 from rollq.producer.settings import ProducerSettings
 
 MAX_ADAPTED = 3.0

@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from rollq.buffer.calls.replies import Unusable, UnusableRow
+from rollq.buffer.common.log_once import MAX_KEYS, LogOnce
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.log_once import MAX_KEYS, LogOnce
-from rollq.buffer.replies import Unusable, UnusableRow
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import pytest
 
 from rollq.buffer.archive.archiver import Archiver, file_name
 from rollq.buffer.archive.reading import Archive
-from rollq.buffer.archiving import Portion, StoredGroup
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.archiving import Portion, StoredGroup
+from rollq.buffer.calls.replies import Shortfall
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import Shortfall
-from rollq.buffer.rollouts import Prompt
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Prompt
 from support.any_server import AnyServer
 from support.buffer_run import World, payloads_in
 from support.waiting import wait_until
@@ -144,7 +144,7 @@ def test_an_archiver_that_dies_leaves_nothing_twice(
     # groups that leave meanwhile belong to the next portion
     train(world, 2)
     world.buffer.checkpoint(world.held, 2)
-    monkeypatch.setattr("rollq.buffer.archiving.ARCHIVER_LEASE_MS", 0)
+    monkeypatch.setattr("rollq.buffer.calls.archiving.ARCHIVER_LEASE_MS", 0)
     assert archive(world, folder) == 4
     assert all(file.read_bytes() == content for file, content in before.items()), "the same file again"
     assert Counter(row["group_id"] for row in rows_in(folder)) == {1: 2, 2: 2, 3: 2, 4: 2}
@@ -172,7 +172,7 @@ def test_an_archiver_that_was_held_up_leaves_the_file_of_another(
 
     def read_late(task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
         monkeypatch.setattr(world.buffer, "read_stored", read)
-        monkeypatch.setattr("rollq.buffer.archiving.ARCHIVER_LEASE_MS", 0)
+        monkeypatch.setattr("rollq.buffer.calls.archiving.ARCHIVER_LEASE_MS", 0)
         assert archive(world, folder) == 2
         return read(task, ids)
 

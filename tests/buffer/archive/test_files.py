@@ -19,9 +19,12 @@ from rollq.buffer.archive.pages import ArchivePages
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.archive.rows import group_of, rows_of
 from rollq.buffer.archive.schema import VERSION, VERSION_KEY, check_version, schema
-from rollq.buffer.archiving import Portion, StoredGroup
+from rollq.buffer.calls.archiving import Portion, StoredGroup
 from rollq.buffer.errors import ArchiveError
-from rollq.buffer.rollouts import (
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.store.library import library_source
+from rollq.buffer.store.scores import NO_TOKENS
+from rollq.buffer.values.rollouts import (
     WHOLE,
     ArrayRef,
     FinishReason,
@@ -32,9 +35,6 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.staleness import Floors
-from rollq.buffer.store.library import library_source
-from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.buffer.wire.samples import encode_samples
 

@@ -12,10 +12,10 @@ from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.export import export, groups_in
 from rollq.buffer.archive.pages import ArchivePages
 from rollq.buffer.archive.reading import ARCHIVED_AS, Archive
+from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.pages import MOST_READ, Selection
-from rollq.buffer.rollouts import Sample, SampleStatus
-from rollq.buffer.steering import GroupOrder
+from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.monitor.group_view import view_of
 from support.buffer_run import World
 from support.dashboard import fill, put, written

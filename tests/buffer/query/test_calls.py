@@ -11,14 +11,14 @@ import redis
 from hypothesis import HealthCheck, given, settings
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome, SalvageOutcome
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.query import calls as asking
 from rollq.buffer.query.language import GroupRecord, parse_query
-from rollq.buffer.replies import PutOutcome, SalvageOutcome
-from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.store.connection import connect, open_client
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SamplePart, SampleStatus, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.query_strategies import QUERIES

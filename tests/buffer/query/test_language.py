@@ -9,7 +9,7 @@ import pytest
 from rollq.buffer.errors import ConfigError, QueryError
 from rollq.buffer.query.language import MAX_DEPTH, GroupRecord, parse_query
 from rollq.buffer.query.texts import GroupTexts
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 
 ONE = GroupRecord(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1, step=2)
 FIELD_NAMES = "uid, task, status, staleness, arrival, reward, tries, error, step, prompt, text"

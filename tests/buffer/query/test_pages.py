@@ -8,7 +8,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query import pages
 from rollq.buffer.query.pages import Selection
-from rollq.buffer.rollouts import GroupResult, Sample, SampleStatus, Status
+from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.query.plan import BY_VERSION, Range, Reach, ReadPlan, Scores, plan_reads, reach_of
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 from support.query_strategies import QUERIES, TASKS
 
 PROFILE = settings(derandomize=True, max_examples=300, deadline=None, database=None)

@@ -16,16 +16,16 @@ import pytest
 from safetensors.numpy import load_file
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import BatchState, Claimed, PutOutcome
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
 from rollq.buffer.payloads.store import PayloadName
-from rollq.buffer.replies import BatchState, Claimed, PutOutcome
-from rollq.buffer.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index
 from rollq.buffer.snapshots.save import as_indexed
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
 from rollq.buffer.wire.payload import encode_payload
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_samples

@@ -6,7 +6,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerUnavailable
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_url import complete_url

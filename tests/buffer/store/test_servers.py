@@ -14,9 +14,8 @@ import pytest
 import redis
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store import servers
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
@@ -25,6 +24,7 @@ from rollq.buffer.store.redis_url import check_url, mask_url, node_url, node_url
 from rollq.buffer.store.server import EmbeddedServer, free_port
 from rollq.buffer.store.servers import connect_servers
 from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.rollouts import Status
 from support.buffer_run import World
 from support.cluster_nodes import move_slot, move_slot_by_keys
 from support.waiting import wait_until

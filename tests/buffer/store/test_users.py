@@ -17,12 +17,11 @@ from rq.worker import Worker
 
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.query.pages import Selection
-from rollq.buffer.replies import Control
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import GroupResult, Status
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store import keys
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.keys import RunKeys
@@ -44,6 +43,7 @@ from rollq.buffer.store.users import (
     user_name,
 )
 from rollq.buffer.tickets import TicketJob, enqueue_tickets, open_queue
+from rollq.buffer.values.rollouts import GroupResult, Status
 from rollq.monitor.doctor.examine import measured_tasks
 from rollq.monitor.status import read_status
 from support.buffer_run import World, make_sample, text_of

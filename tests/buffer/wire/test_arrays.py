@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from rollq.buffer.errors import ArrayError, InvalidGroup
-from rollq.buffer.rollouts import ArrayRef, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import ArrayRef, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.arrays import load_array, store_array
 from rollq.buffer.wire.samples import decode_sample, encode_samples
 

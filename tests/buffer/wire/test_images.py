@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.rollouts import ImageRef
+from rollq.buffer.values.rollouts import ImageRef
 from rollq.buffer.wire import images
 from rollq.buffer.wire.images import MOST_IMAGE_BYTES, digest_of_image, inline_image, read_file, read_image
 

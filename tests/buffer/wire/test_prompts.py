@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
-from rollq.buffer.rollouts import ImageRef, Prompt
+from rollq.buffer.values.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 
 PROFILE = settings(derandomize=True, max_examples=200, deadline=None, database=None)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.sample_numbers import means, sample_numbers, together
-from rollq.buffer.samples import Samples
+from rollq.buffer.values.rollouts import Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.values.sample_numbers import means, sample_numbers, together
 from rollq.buffer.wire.rows import SampleRows
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.validation import check_group
 
 VOCAB_SIZE = 100

@@ -2,10 +2,10 @@
 
 import pytest
 
-from rollq.buffer.history import HistoryRow
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Status
-from rollq.buffer.steering import Order
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.steering import Order
+from rollq.buffer.values.history import HistoryRow
+from rollq.buffer.values.rollouts import Status
 from rollq.cli.changes import change_of
 from rollq.cli.steering import CONTROLS, why_not
 from rollq.cli.top.tables import BARS, TASK_COLUMNS, chart, charts, per_second, task_rows, worker_rows

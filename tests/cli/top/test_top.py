@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.history import HISTORY_COUNTERS
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Status
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.history import HISTORY_COUNTERS
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.diagnosis import State
 from support.buffer_run import World
 from support.terminal import Terminal, terminal

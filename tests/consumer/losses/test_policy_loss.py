@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import Group
+from rollq.buffer.values.rollouts import Group
 from rollq.consumer import Batch
 from rollq.consumer.learner import Learner
 from rollq.consumer.loss import leave_out_absent, policy_loss

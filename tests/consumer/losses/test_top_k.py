@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import Group, absent_logprobs
+from rollq.buffer.values.rollouts import Group, absent_logprobs
 from rollq.consumer.batch import Batch
 from rollq.consumer.learner import Learner
 from rollq.consumer.loss import leave_out_absent, policy_loss

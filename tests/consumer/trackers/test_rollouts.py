@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.consumer.batch import Batch
 from rollq.consumer.trackers.rollouts import MOST_CHARACTERS, sampled_rollouts
 from rollq.consumer.trackers.tracker import scalars

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import TrainerEpoch
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.replies import TrainerEpoch
 from rollq.buffer.weights.chain import Chain, is_chain
 from rollq.buffer.weights.loading import KEPT_MODELS, load_weights
 from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
@@ -399,7 +399,7 @@ class TestObjectStore:
         ):
             with monkeypatch.context() as patched:
                 patched.setenv(name, value)
-                patched.setattr("rollq.buffer.s3.RETRIES", 0)
+                patched.setattr("rollq.buffer.common.s3.RETRIES", 0)
                 with pytest.raises(WeightsError, match=message) as refused:
                     run.load(folder=tmp_path / name)
                 assert "\n" not in str(refused.value)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.weights.broadcast_log import Broadcast, BroadcastLog
 from rollq.consumer import Consumer, ConsumerSettings
 from rollq.consumer.settings import TrainerSettings

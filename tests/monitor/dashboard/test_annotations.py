@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rollq.buffer.archive.annotations import Annotation, Annotations
-from rollq.buffer.looking import FoundGroup, TrainStep
-from rollq.buffer.rollouts import Prompt, Status
+from rollq.buffer.calls.group_details import FoundGroup, TrainStep
+from rollq.buffer.values.rollouts import Prompt, Status
 from rollq.monitor.dashboard.annotations import TrainedReader, trained_step, values_of
 from rollq.monitor.group_view import SegmentView
 

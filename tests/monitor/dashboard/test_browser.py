@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.query.pages import MOST_READ
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Sample, SampleStatus, Status
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Sample, SampleStatus, Status
 from support.buffer_run import World
 from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written
 from support.trained_run import MISMATCH, archive_many, train_annotated

@@ -1,7 +1,7 @@
 """The history as columns for charts: bounded, of equal length, with the rates that the status shows."""
 
-from rollq.buffer.history import HistoryRow
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.history import HistoryRow
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.series import MOST_POINTS, series
 from rollq.monitor.rates import rates
 

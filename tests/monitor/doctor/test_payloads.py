@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.settings import PayloadSettings, TaskRules
+from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.connection import Patience
 from rollq.monitor.doctor import payloads
 from rollq.monitor.doctor.examine import Sizing, examine_payloads

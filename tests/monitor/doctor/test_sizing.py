@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import SalvageOutcome
-from rollq.buffer.rollouts import MOST_PART_BYTES, Lease, Prompt, SamplePart, SampleStatus
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.calls.replies import SalvageOutcome
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.servers import OneServer
+from rollq.buffer.values.rollouts import MOST_PART_BYTES, Lease, Prompt, SamplePart, SampleStatus
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from rollq.buffer.wire.samples import encode_samples
 from rollq.monitor.doctor.examine import (

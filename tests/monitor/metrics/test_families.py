@@ -10,9 +10,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import LastError
-from rollq.buffer.rollouts import Status
+from rollq.buffer.calls.replies import LastError
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.metrics.catalogue import METRICS, UP
 from rollq.monitor.metrics.families import RunCollector
 from rollq.monitor.status import RunStatus

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.built_in_tools import Lookup, calculator
 from rollq.workers.agents.tool_calls import CallError
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.environments import Opening, Step

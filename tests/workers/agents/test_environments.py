@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.credit import last_tokens
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.rewards.credit import last_tokens
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step

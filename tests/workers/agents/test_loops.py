@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import (
+from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     ArrayRef,
     FinishReason,

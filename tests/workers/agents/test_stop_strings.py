@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, VersionSpan
 from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.engines.protocol import Completion
 from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer

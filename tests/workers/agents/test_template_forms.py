@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.agents.template_forms import TemplateForms, for_template, tools_for_template

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.put_args import version_of
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.put_args import version_of
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
-from rollq.buffer.settings import TaskRules
-from rollq.buffer.staleness import Floors
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.wire.parts import join_parts, rest_of
 from rollq.buffer.wire.validation import check_group
 from rollq.workers.agent_loops import make_loop

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import BroadcastLog, TensorSpec
 from rollq.buffer.weights.manifest import Tensor
 from rollq.workers.buffer_calls import BufferCalls

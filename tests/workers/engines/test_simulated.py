@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
 

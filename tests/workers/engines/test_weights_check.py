@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.buffer.weights.probe import BitSums, Probe, difference, probe_prompts, tolerance_of, wrong_tensors
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, Sample, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, Sample, VersionSpan
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import Answer, Call

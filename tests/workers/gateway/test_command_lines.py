@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt, Sample
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.server import Server

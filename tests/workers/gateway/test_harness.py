@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.process import HarnessFolder

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Sample, Status
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.values.rollouts import Sample, Status
 from support import plain_agent
 from support.calling_engine import CALLS, ENGINE
 from support.chat_engine import call, chat_tokenizer

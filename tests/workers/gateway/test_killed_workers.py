@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.rollouts import Status
 from rollq.workers.gateway.gateway import KEY_VARIABLE
 from support import plain_agent
 from support.calling_engine import CALLS, ENGINE

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.engines.protocol import Completion, Request

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway import call_tree

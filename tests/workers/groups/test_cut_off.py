@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.producer.batches import BatchResult, OverRollout
 from rollq.producer.coordinator import BatchCoordinator
 from rollq.workers.groups.cut_off import without_the_rest

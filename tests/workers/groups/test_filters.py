@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.workers.groups.filters import Filter, FilterError, is_finished, keep, zero_advantage
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.judging.process_pool import JudgePool

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Status
-from rollq.buffer.steering import Order
+from rollq.buffer.calls.steering import Order
 from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.rollouts import Status
 from rollq.workers.groups import fair_share
 from rollq.workers.run import Worker
 from support.waiting import PATIENCE_S

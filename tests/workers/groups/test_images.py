@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.image_files import open_image
-from rollq.buffer.rollouts import ImageRef, Prompt
+from rollq.buffer.images.files import open_image
+from rollq.buffer.values.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.images import inline_image
 from rollq.workers.agents.conversation import Conversation
 from rollq.workers.groups.read_prompts import ReadPrompt, read_prompt

@@ -12,7 +12,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ServerRefused
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Lease, Prompt, Sample, Status
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Prompt, Sample, Status
 from rollq.workers.engines.speed import EngineSpeed
 from rollq.workers.groups import lender, loans
 from rollq.workers.groups.borrower import Borrower

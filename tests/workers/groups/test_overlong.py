@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.credit import judged_reward
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample, Status
+from rollq.buffer.rewards.credit import judged_reward
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, Status
 from rollq.workers.groups.filters import Filter, keep
 from rollq.workers.groups.overlong import length_penalty, mask_truncated, punish
 from rollq.workers.run import Worker

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, Status, VersionSpan
-from rollq.buffer.staleness import staleness
+from rollq.buffer.rules.staleness import staleness
+from rollq.buffer.values.rollouts import FinishReason, GroupResult, Sample, Status, VersionSpan
 from rollq.buffer.weights.store import read_files, store_weights
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 from rollq.workers.engines.host import EngineHost

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Lease, Prompt
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Prompt
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.places import AllPlaces, Places
 from rollq.workers.groups.sample_order import turn_of

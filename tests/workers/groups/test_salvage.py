@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import SalvageOutcome
 from rollq.buffer.errors import ServerRefused
-from rollq.buffer.replies import SalvageOutcome
-from rollq.buffer.rollouts import (
+from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     FinishReason,
     Lease,

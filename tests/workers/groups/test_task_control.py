@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import FinishReason, Lease, Prompt, Sample, Status
-from rollq.buffer.steering import Order
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.steering import Order
+from rollq.buffer.values.rollouts import FinishReason, Lease, Prompt, Sample, Status
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.rollouts import Lease, Prompt
+from rollq.buffer.values.rollouts import Lease, Prompt
 from rollq.workers.groups.timeouts import WARM_UP_GROUPS, AttemptTimeouts, attempt_timeout_s
 
 

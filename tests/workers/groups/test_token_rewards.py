@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Prompt, Sample, Status
+from rollq.buffer.values.rollouts import Prompt, Sample, Status
 from rollq.workers import Credit
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.judging.token_rewards import with_token_rewards

@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Prompt, Status
+from rollq.buffer.values.rollouts import Prompt, Status
 from rollq.workers.run import Worker
 from support.worker_run import Script, WorkerWorld
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.http.client import TransientError
 from rollq.workers.http.pools import ModelPool, PoolSettings, score

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.rollouts import ArrayRef, FinishReason, Prompt, Sample, SampleStatus
+from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Prompt, Sample, SampleStatus
 from rollq.workers import Credit
 from rollq.workers.groups.overlong import punish
 from rollq.workers.judging.rewards import Verdict, check_answer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judging.builtin import exact_match, last_number
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import BUILT_IN, answer_reader, make_judge

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import Prompt, Sample
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.own_answers import FIRST_ROWS, OwnAnswers, sample_of, text_of

@@ -14,7 +14,7 @@ import pytest
 
 import support
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judging.environment import known_to_be_harmless, most_memory
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge

@@ -8,7 +8,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 from rollq.workers.agents.conversation import Conversation
 from rollq.workers.agents.loops import prompt_tokens

@@ -7,7 +7,7 @@ inference, over `http` where the engine is a server. `rq` is all that RQ sees of
 
 from typing import TYPE_CHECKING
 
-from rollq.buffer.lazy import lazy_exports
+from rollq.buffer.common.lazy import lazy_exports
 
 __all__ = [
     "AgentLoop",

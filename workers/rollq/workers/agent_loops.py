@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rollq.buffer.contracts import AGENT_LOOP, check_object
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import AGENT_LOOP, check_object
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
 from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.loops import AgentLoop, SingleTurn
 from rollq.workers.agents.multi_turn import MultiTurn, environment_loop

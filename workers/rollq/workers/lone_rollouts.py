@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Tokenizer
 from rollq.workers.seeds import sample_seed

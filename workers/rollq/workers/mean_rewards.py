@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import AgentLoop, Rollout
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from rq import Queue
 
-from rollq.buffer.contracts import ENGINE, check_object, inside
+from rollq.buffer.calls.steering import Order
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import ENGINE, check_object, inside
 from rollq.buffer.errors import ConfigError, RollqError
-from rollq.buffer.plugins import load_plugin
 from rollq.buffer.roles import WorkerBuffer
-from rollq.buffer.steering import Order
 from rollq.workers.agent_loops import check_loop
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 from rollq.buffer.weights.manifest import Verify
 from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.gateway.settings import GatewaySettings

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollq.buffer.settings import PromptLength, Settings, TaskRules
+from rollq.buffer.rules.settings import PromptLength, Settings, TaskRules
 from rollq.workers.agent_loops import gives_rewards
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.judging.answers import PLACEHOLDER

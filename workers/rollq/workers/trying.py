@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.groups.read_prompts import read_prompt

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.errors import ConfigError, ServerError, WeightsError
-from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import round_number
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.probe import Probe

@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from rollq.buffer.archive.rows import rows_of
 from rollq.buffer.archive.schema import parquet, write_rows
-from rollq.buffer.archiving import MAX_PORTION_GROUPS, Portion, StoredGroup
+from rollq.buffer.calls.archiving import MAX_PORTION_GROUPS, Portion, StoredGroup
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ArchiveError, ConfigError, ServerError, StoreLost
-from rollq.buffer.log_once import LogOnce
 from rollq.buffer.payloads.files import Bucket, Folder, Objects
 from rollq.buffer.roles import ArchiverBuffer
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.connection import wait_out
+from rollq.buffer.values.rollouts import Status
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import orjson
 from rollq.buffer.archive.rows import Row, rows_of
 from rollq.buffer.archive.schema import tables_of, write_rows
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.durable import fsync_folder
+from rollq.buffer.common.atomic_files import fsync_folder
 from rollq.buffer.errors import ConfigError
 
 

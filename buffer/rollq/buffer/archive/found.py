@@ -6,9 +6,9 @@ from typing import Any
 
 from rollq.buffer.archive.reading import status_of
 from rollq.buffer.archive.rows import content_of, sample_of
+from rollq.buffer.calls.group_details import FoundGroup, PastLease, TrainStep
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.looking import FoundGroup, PastLease, TrainStep
-from rollq.buffer.rollouts import Prompt, SampleStatus
+from rollq.buffer.values.rollouts import Prompt, SampleStatus
 from rollq.buffer.wire.prompts import decode_prompt
 
 

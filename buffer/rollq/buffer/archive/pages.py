@@ -12,13 +12,13 @@ from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from rollq.buffer import exact_json
 from rollq.buffer.archive.found import found_group
 from rollq.buffer.archive.reading import OF_A_STEP, Archive, by_group
 from rollq.buffer.archive.rows import Row
-from rollq.buffer.looking import FoundGroup
+from rollq.buffer.calls.group_details import FoundGroup
+from rollq.buffer.common import exact_json
 from rollq.buffer.query.pages import MOST_READ, MOST_ROWS, Page, Selection, parse_after
-from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.values.rollouts import Sample, SampleStatus
 
 FILES_KEPT = 8
 """Files whose groups are kept in memory, without their samples."""

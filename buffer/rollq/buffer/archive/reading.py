@@ -14,8 +14,8 @@ from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, archive_file, 
 from rollq.buffer.errors import ArchiveError
 from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.query.texts import GroupTexts, texts_of
-from rollq.buffer.rollouts import Status
-from rollq.buffer.staleness import staleness
+from rollq.buffer.rules.staleness import staleness
+from rollq.buffer.values.rollouts import Status
 
 SUFFIX = ".parquet"
 OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")

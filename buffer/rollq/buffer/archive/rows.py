@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollq.buffer import exact_json
-from rollq.buffer.archiving import StoredGroup
+from rollq.buffer.calls.archiving import StoredGroup
+from rollq.buffer.calls.group_details import PastLease, past_leases
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ArchiveError, CorruptFrame
-from rollq.buffer.looking import PastLease, past_leases
-from rollq.buffer.rollouts import (
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.store.scores import NO_TOKENS
+from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     NO_EPOCH,
     NO_VERSION,
@@ -25,8 +27,6 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.staleness import Floors
-from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.wire.payload import decode_kept
 from rollq.buffer.wire.prompts import decode_prompt
 

@@ -9,8 +9,8 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.errors import ArchiveError, ConfigError
-from rollq.buffer.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     import pyarrow

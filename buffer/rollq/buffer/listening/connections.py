@@ -14,8 +14,8 @@ from enum import IntEnum
 from time import monotonic
 from typing import Final, NamedTuple
 
+from rollq.buffer.common.once_a_minute import OnceAMinute
 from rollq.buffer.listening.limits import ConnectionLimits
-from rollq.buffer.once_a_minute import OnceAMinute
 
 log = logging.getLogger(__name__)
 

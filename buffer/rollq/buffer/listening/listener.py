@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Final
 
+from rollq.buffer.common.once_a_minute import OnceAMinute
 from rollq.buffer.listening.connections import Connection, Connections, enter_connection
 from rollq.buffer.listening.limits import address_of
-from rollq.buffer.once_a_minute import OnceAMinute
 
 log = logging.getLogger(__name__)
 

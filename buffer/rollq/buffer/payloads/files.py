@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from rollq.buffer.durable import fsync_folder
+from rollq.buffer.common.atomic_files import fsync_folder
+from rollq.buffer.common.s3 import open_bucket
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
-from rollq.buffer.s3 import open_bucket
 from rollq.buffer.store.redis_errors import Trouble
 from rollq.buffer.wire.pieces import Pieces
 

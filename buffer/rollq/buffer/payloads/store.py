@@ -7,7 +7,7 @@ Nothing holds such a payload and the group that names it together, so every mome
 - What a group names no longer is added to its task's garbage by the function that drops it. Any role removes the
   payload, and then its name from the garbage. Both may be repeated, because names are never used again.
 - A worker that dies, or whose lease runs out, leaves payloads that no group has ever named. An audit finds them: see
-  `rollq.buffer.collecting`.
+  `rollq.buffer.calls.payload_removal`.
 """
 
 import re

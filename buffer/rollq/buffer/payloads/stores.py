@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.payloads import cluster, objects
 from rollq.buffer.payloads.store import Frame, PayloadName, PayloadStore, T, Write
-from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.wire.payload import is_large

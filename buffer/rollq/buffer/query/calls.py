@@ -6,16 +6,16 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, Looking
+from rollq.buffer.calls.replies import Clock
 from rollq.buffer.errors import QueryError
-from rollq.buffer.looking import GROUPS_PER_TRIP, Looking
 from rollq.buffer.query.language import Condition, GroupRecord, parse_query
 from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
 from rollq.buffer.query.texts import texts_of
-from rollq.buffer.replies import Clock
-from rollq.buffer.rollouts import Status
-from rollq.buffer.shards import shards_among
-from rollq.buffer.staleness import Floors, staleness
+from rollq.buffer.rules.shards import shards_among
+from rollq.buffer.rules.staleness import Floors, staleness
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Status
 
 IDS_PER_TRIP = 500
 """Groups whose numbers are read in one trip. With a limit, at most this many are read in vain."""

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.texts import GroupTexts
-from rollq.buffer.rollouts import Status
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import Status
 
 MAX_DEPTH = 32
 """How deep queries may be nested."""

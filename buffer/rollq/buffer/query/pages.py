@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollq.buffer.core import pairs
+from rollq.buffer.calls.core import pairs
+from rollq.buffer.calls.group_details import STEPPED, FoundGroup, TrainStep, past_leases
 from rollq.buffer.errors import QueryError
-from rollq.buffer.looking import STEPPED, FoundGroup, TrainStep, past_leases
 from rollq.buffer.query.calls import Querying
 from rollq.buffer.query.texts import texts_of
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.prompts import decode_prompt
 
 MOST_ROWS = 200

@@ -15,8 +15,8 @@ from functools import reduce
 from typing import Final
 
 from rollq.buffer.query.language import AllOf, AnyOf, Condition, Field
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
+from rollq.buffer.values.rollouts import Status
 
 BY_VERSION: Final = "by_version"
 """The index of completed and aborted groups by version, whatever the order of their task."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.values.rollouts import Sample
 
 _NOT_SAID = ("role", "type", "id", "tool_call_id")
 

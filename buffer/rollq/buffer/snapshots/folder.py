@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rollq.buffer.durable import atomic_folder, former_folder
+from rollq.buffer.common.atomic_files import atomic_folder, former_folder
 from rollq.buffer.errors import ConfigError, SnapshotError
 
 SNAPSHOT_VERSION = 1

@@ -14,18 +14,18 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.core import BufferCore
+from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.payloads.objects import PLACE
 from rollq.buffer.payloads.store import PayloadName
-from rollq.buffer.revisions import differences
-from rollq.buffer.rollouts import NO_VERSION, WHOLE
-from rollq.buffer.rules_codec import decode_rules, encode_rules
-from rollq.buffer.settings import FIXED_RULES, TaskRules
+from rollq.buffer.rules.codec import decode_rules, encode_rules
+from rollq.buffer.rules.revisions import differences
+from rollq.buffer.rules.settings import FIXED_RULES, TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
 from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.values.rollouts import NO_VERSION, WHOLE
 from rollq.buffer.wire.payload import frame_bytes, is_large
 
 RESTORABLE = (4, 5, 6, 7, SCHEMA_VERSION)

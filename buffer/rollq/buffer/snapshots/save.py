@@ -15,12 +15,12 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.core import BufferCore, pairs
+from rollq.buffer.calls.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
 from rollq.buffer.payloads.store import PayloadName
-from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.values.rollouts import WHOLE, Status
 
 HOLD_MS = 30_000
 """How long the buffer waits for a saver after its last call. A saver calls after every trip."""

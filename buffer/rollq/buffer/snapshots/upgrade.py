@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rq import Queue
 
-from rollq.buffer.deletion import DELETING, Deletion, summarize
+from rollq.buffer.calls.runs import DELETING, Deletion, summarize
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.snapshots.folder import INDEX, Snapshot, read_index
 from rollq.buffer.snapshots.restore import RESTORABLE, Restoring

@@ -22,7 +22,7 @@ from redis import exceptions as driver
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from rollq.buffer.backoff import backoff_s
+from rollq.buffer.common.backoff import backoff_s
 from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.store.redis_errors import Trouble, diagnose, reply_text
 from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_url

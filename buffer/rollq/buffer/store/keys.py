@@ -62,8 +62,8 @@ rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rollq.buffer.names import check_name
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rules.names import check_name
+from rollq.buffer.values.rollouts import Status
 
 SCHEMA_VERSION = 8
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same one may work in one run.

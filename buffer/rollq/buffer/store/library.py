@@ -14,8 +14,12 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from rollq.buffer.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS
-from rollq.buffer.rollouts import (
+from rollq.buffer.rules.codec import fields_of
+from rollq.buffer.rules.settings import CHANGEABLE_RULES
+from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
+from rollq.buffer.values.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS
+from rollq.buffer.values.rollouts import (
     AWAY,
     BESIDE,
     MOST_ERROR_BYTES,
@@ -26,10 +30,6 @@ from rollq.buffer.rollouts import (
     SampleStatus,
     Status,
 )
-from rollq.buffer.rules_codec import fields_of
-from rollq.buffer.settings import CHANGEABLE_RULES
-from rollq.buffer.store.events import EventKind
-from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
 COMMON = (
     "basics",

@@ -15,7 +15,7 @@ from redis import exceptions as driver
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from rollq.buffer.log_once import LogOnce
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.library import function_name
 from rollq.buffer.store.redis_errors import diagnose

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 
-from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.library import READ_ONLY, digest, function_name, function_sources
+from rollq.buffer.values.rollouts import Status
 
 
 class Role(StrEnum):

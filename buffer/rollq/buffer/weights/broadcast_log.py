@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel, FiniteFloat, PositiveInt, ValidationError
 
-from rollq.buffer.core import BufferCore
+from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import TTL_S, StoredWeights

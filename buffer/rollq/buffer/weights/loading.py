@@ -14,10 +14,10 @@ from pathlib import Path
 from time import monotonic
 from urllib.parse import unquote, urlsplit
 
-from rollq.buffer.core import BufferCore
-from rollq.buffer.durable import atomic_folder
+from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.common.atomic_files import atomic_folder
+from rollq.buffer.common.s3 import URL
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.s3 import URL
 from rollq.buffer.weights.chain import Chain, Link, is_chain
 from rollq.buffer.weights.delta import apply_delta
 from rollq.buffer.weights.manifest import Manifest, Verify, verify_folder, weight_files

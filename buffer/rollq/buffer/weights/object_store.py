@@ -1,4 +1,4 @@
-"""Weights in an S3-compatible object store (see `rollq.buffer.s3`). Needs `rollq[s3]`."""
+"""Weights in an S3-compatible object store (see `rollq.buffer.common.s3`). Needs `rollq[s3]`."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
+from rollq.buffer.common.s3 import open_bucket
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.s3 import open_bucket
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 
 PROMPTS, PROMPT_TOKENS = 4, 24
 MOST_PROMPTS, MOST_TOKENS = 64, 1024

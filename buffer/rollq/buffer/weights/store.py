@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rollq.buffer.core import BufferCore
+from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.chain import Chain, is_chain
 from rollq.buffer.weights.manifest import describe_bytes, describe_folder, digest_of, published_files

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from rollq.buffer.durable import atomic_file
+from rollq.buffer.common.atomic_files import atomic_file
 from rollq.buffer.errors import ArrayError
-from rollq.buffer.rollouts import ArrayRef
+from rollq.buffer.values.rollouts import ArrayRef
 
 ARRAY = "array"
 """Name of the one tensor in each file."""

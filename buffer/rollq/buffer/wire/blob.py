@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.rollouts import VersionSpan, unversioned
+from rollq.buffer.values.rollouts import VersionSpan, unversioned
 from rollq.buffer.wire.validation import MOST_VERSIONS
 
 DTYPES: Final = {

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.rollouts import ImageRef
+from rollq.buffer.values.rollouts import ImageRef
 
 MOST_IMAGE_BYTES: Final = 64 << 20
 """Bytes of the largest file that is read."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import orjson
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import ArrayRef, FinishReason, Sample, SampleStatus, Segment
+from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Sample, SampleStatus, Segment
 from rollq.buffer.wire.blob import check_vectors, decode_spans, view_tensor
 
 MAGIC = b"RQSF"

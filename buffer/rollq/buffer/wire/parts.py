@@ -14,7 +14,7 @@ from functools import reduce
 import numpy as np
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import NamedArrays, Sample, SamplePart, Segment, VersionSpan
+from rollq.buffer.values.rollouts import NamedArrays, Sample, SamplePart, Segment, VersionSpan
 from rollq.buffer.wire.samples import decode_sample, encode_samples
 
 _HEAD = struct.Struct("<III")

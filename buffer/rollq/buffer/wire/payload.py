@@ -12,8 +12,8 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
-from rollq.buffer.samples import Samples
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
+from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.parts import decode_parts
 from rollq.buffer.wire.pieces import Pieces
 from rollq.buffer.wire.samples import check_details, decode_sample, decode_samples, encode_in_pieces, encode_samples

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 import orjson
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
-from rollq.buffer.rollouts import ImageRef, Prompt
+from rollq.buffer.values.rollouts import ImageRef, Prompt
 
 MAX_ID = (1 << 31) - 1
 """Token ids are int32."""

@@ -17,10 +17,10 @@ import numpy as np
 import orjson
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import NO_EPOCH, NO_VERSION, SampleStatus, Segment
-from rollq.buffer.sample_numbers import Numbers
-from rollq.buffer.samples import Samples
-from rollq.buffer.staleness import brings_labels
+from rollq.buffer.rules.staleness import brings_labels
+from rollq.buffer.values.rollouts import NO_EPOCH, NO_VERSION, SampleStatus, Segment
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.values.sample_numbers import Numbers
 
 Weights = tuple[int, int]
 """Epoch and version."""
@@ -33,7 +33,7 @@ class SampleRows:
     `rewards`: the judge's reward; None for a sample that is not trained, because it failed. `lengths`: tokens of prompt
     and response, for each segment that has any. `loss_tokens`: of the weights (epoch, version) that made them, tokens
     that the loss may count; those of an insertion are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings
-    its own labels, and its tokens count at any age. `numbers`: see `rollq.buffer.sample_numbers`.
+    its own labels, and its tokens count at any age. `numbers`: see `rollq.buffer.values.sample_numbers`.
     """
 
     rewards: tuple[float | None, ...]

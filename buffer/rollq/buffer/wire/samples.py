@@ -27,10 +27,10 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
-from rollq.buffer.samples import Samples
+from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
+from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.blob import DTYPES, check_vectors, decode_spans, view_tensor
 from rollq.buffer.wire.old_frames import OLD_VERSION, decode_old_frame
 from rollq.buffer.wire.pieces import Pieces

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.rollouts import Sample, SampleStatus, Segment, VersionSpan, unversioned
-from rollq.buffer.samples import temperature_of
+from rollq.buffer.values.rollouts import Sample, SampleStatus, Segment, VersionSpan, unversioned
+from rollq.buffer.values.sample_columns import temperature_of
 
 SHORT_ENTRIES = 4096
 """Arrays that are shorter on average are looked at together."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.cli.settings import EvaluationSettings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rollq.buffer.errors import RollqError
-from rollq.buffer.history import HISTORY_ROW_MS, HistoryRow
+from rollq.buffer.values.history import HISTORY_ROW_MS, HistoryRow
 from rollq.cli.run_reader import RunReader
 from rollq.monitor.status import RunStatus
 

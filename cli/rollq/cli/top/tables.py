@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rollq.buffer.history import HistoryRow
-from rollq.buffer.rollouts import Status
+from rollq.buffer.values.history import HistoryRow
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.screen import WORKER_COLUMNS, worker_cell, worker_columns
 from rollq.monitor.status import RunStatus, TaskStatus
 

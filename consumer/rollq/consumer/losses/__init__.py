@@ -6,7 +6,7 @@ logits / temperature.
 
 from typing import TYPE_CHECKING
 
-from rollq.buffer.lazy import lazy_exports
+from rollq.buffer.common.lazy import lazy_exports
 
 __all__ = [
     "PRESETS",

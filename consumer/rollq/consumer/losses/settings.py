@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 from rollq.consumer.losses.kinds import Aggregation, Correction, Kl, Mask, OldLogprobs, RatioLevel, Surrogate
 from rollq.consumer.losses.presets import PRESETS
 

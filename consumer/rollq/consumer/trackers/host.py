@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from rollq.buffer.log_once import LogOnce
+from rollq.buffer.common.log_once import LogOnce
 from rollq.consumer.trackers.tracker import Entry, Tracker
 
 log = logging.getLogger(__name__)

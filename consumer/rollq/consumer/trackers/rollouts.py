@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import Prompt
-from rollq.buffer.shards import task_of
+from rollq.buffer.common import exact_json
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import Prompt
 from rollq.consumer.batch import Batch
 from rollq.consumer.trackers.tracker import Rollout
 

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.log_once import LogOnce
 from rollq.consumer.batch import Batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers.host import TrackerHost

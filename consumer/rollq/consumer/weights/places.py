@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from rollq.buffer.durable import atomic_file, put_in_place
+from rollq.buffer.common.atomic_files import atomic_file, put_in_place
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.manifest import describe_folder, digest_of, published_files

@@ -6,7 +6,7 @@ computes the loss, updates the weights and saves checkpoints. rollq decides what
 
 from typing import TYPE_CHECKING
 
-from rollq.buffer.lazy import lazy_exports
+from rollq.buffer.common.lazy import lazy_exports
 
 __all__ = ["RollqGRPOTrainer", "connect"]
 

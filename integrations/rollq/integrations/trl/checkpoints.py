@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import orjson
 
-from rollq.buffer.durable import atomic_file, fsync_tree
+from rollq.buffer.common.atomic_files import atomic_file, fsync_tree
 
 MARK = "rollq.json"
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.rules.settings import PayloadSettings
 from rollq.consumer import Consumer, ConsumerSettings
 from rollq.consumer.ranks import Ranks
 from rollq.integrations.trl.checkpoints import newest_checkpoint

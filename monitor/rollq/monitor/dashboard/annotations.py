@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 from rollq.buffer.archive.annotations import Annotation, Annotations, Values
-from rollq.buffer.looking import FoundGroup
+from rollq.buffer.calls.group_details import FoundGroup
 from rollq.monitor.group_view import SegmentView
 
 WAIT_S = 2.0

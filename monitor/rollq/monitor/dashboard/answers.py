@@ -7,9 +7,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
+from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.errors import ConfigError, QueryError, RollqError
-from rollq.buffer.whole_numbers import whole_number
 
 
 class Missing(Exception):

@@ -17,14 +17,14 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rollq.buffer.history import HISTORY_ROW_MS, HISTORY_ROWS
+from rollq.buffer.calls.group_details import FoundGroup
+from rollq.buffer.calls.steering import GroupOrder, Order
+from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.listening.connections import identify
-from rollq.buffer.looking import FoundGroup
 from rollq.buffer.query.pages import Page, Selection
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import Status
-from rollq.buffer.steering import GroupOrder, Order
-from rollq.buffer.whole_numbers import whole_number
+from rollq.buffer.values.history import HISTORY_ROW_MS, HISTORY_ROWS
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.access import refusal_of
 from rollq.monitor.dashboard.answers import Unreadable, answer, dumps, json_endpoint, number_of
 from rollq.monitor.dashboard.browsing import Browsing

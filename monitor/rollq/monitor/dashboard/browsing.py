@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.routing import Route
 
-from rollq.buffer.looking import FoundGroup
+from rollq.buffer.calls.group_details import FoundGroup
+from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.query.pages import Page, Selection
-from rollq.buffer.rollouts import Status
-from rollq.buffer.whole_numbers import whole_number
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.annotations import TrainedReader
 from rollq.monitor.dashboard.answers import Missing, json_endpoint, number_of
 from rollq.monitor.dashboard.groups import TokenTexts, chosen, group_of, row_of, tokens_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rollq.buffer.archive.annotations import Annotations
-from rollq.buffer.looking import FoundGroup
+from rollq.buffer.calls.group_details import FoundGroup
 from rollq.monitor.dashboard.annotations import Trained, values_of
 from rollq.monitor.dashboard.pieces import Decode, pieces
 from rollq.monitor.group_view import GroupView, SampleView, SegmentView, prompt_turns

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from rollq.buffer.history import HISTORY_ROW_MS, HistoryRow
+from rollq.buffer.values.history import HISTORY_ROW_MS, HistoryRow
 from rollq.monitor.rates import WINDOW_MS, rates
 
 MOST_POINTS = 360

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollq.buffer.rollouts import Status
-from rollq.buffer.steering import GroupOrder, Order, Ordered, Refusal
+from rollq.buffer.calls.steering import GroupOrder, Order, Ordered, Refusal
+from rollq.buffer.values.rollouts import Status
 from rollq.monitor.status import RunStatus
 
 

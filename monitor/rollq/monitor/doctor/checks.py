@@ -9,9 +9,9 @@ from functools import partial
 from shlex import quote
 from statistics import median
 
-from rollq.buffer.fullness import FULL
 from rollq.buffer.store.connection import unfit
 from rollq.buffer.store.library import digest, library_name
+from rollq.buffer.values.memory_use import FULL
 from rollq.monitor.doctor.facts import ServerFacts, Space, is_loopback
 from rollq.monitor.doctor.findings import Finding, Level
 from rollq.monitor.doctor.libraries import release_of, sort_libraries

@@ -12,13 +12,13 @@ from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
 from rollq.buffer.payloads import cluster, objects
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import Status
-from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import RunKeys, task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.servers import Servers
+from rollq.buffer.values.rollouts import Status
 from rollq.buffer.weights.store import MAX_REDIS_BYTES
 from rollq.monitor.doctor.checks import (
     Check,

@@ -8,7 +8,7 @@ from threading import Thread
 
 from rollq.buffer.errors import ConfigError, RunMismatch, ServerError, StoreLost
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.servers import Servers

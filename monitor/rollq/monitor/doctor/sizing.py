@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rollq.buffer.batch_sizes import groups_at
-from rollq.buffer.rollouts import MOST_PART_BYTES
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.rules.batch_sizes import groups_at
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.rollouts import MOST_PART_BYTES
 from rollq.buffer.wire.payload import is_large
 
 PAYLOAD_FACTOR = 1.25

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Status
-from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.diagnosis import State, diagnose
 from rollq.monitor.prompt_rows import PromptRows
 from rollq.monitor.status import RunStatus, TaskStatus

@@ -10,11 +10,11 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rollq.buffer.common.once_a_minute import OnceAMinute
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.buffer.once_a_minute import OnceAMinute
 from rollq.monitor.metrics.hosts import KnownHosts, names_of
 
 log = logging.getLogger(__name__)

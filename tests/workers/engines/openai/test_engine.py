@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.workers.engines.openai.completions_api import check_logprobs
 from rollq.workers.engines.openai.engine import API_KEY
 from rollq.workers.engines.openai.servers import RequestFailed

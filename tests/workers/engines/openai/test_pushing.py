@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine

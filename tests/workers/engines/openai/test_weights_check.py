@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rollq.buffer.errors import RollqError
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.buffer.weights.probe import Probe, probe_prompts
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.openai.servers import RequestFailed
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion

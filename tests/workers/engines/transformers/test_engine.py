@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import FinishReason, Int32Array
+from rollq.buffer.values.rollouts import FinishReason, Int32Array
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine

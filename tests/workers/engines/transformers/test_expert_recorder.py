@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason
-from rollq.buffer.routed_experts import ROUTED_EXPERTS
+from rollq.buffer.values.rollouts import FinishReason
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.workers.agents.continuation import join
 from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion
 from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.image_processor import ImageProcessor, model_class
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.images.processor import ImageProcessor, model_class
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, WeightsVersion
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings

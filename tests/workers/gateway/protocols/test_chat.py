@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import Answer, Call, CallRefused, context_full
 from rollq.workers.gateway.protocols import chat

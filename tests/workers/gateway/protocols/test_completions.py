@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
 from rollq.workers.gateway.protocols import completions
 from support.canned_gateway import CannedGateway, canned

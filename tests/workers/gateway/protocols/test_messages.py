@@ -6,7 +6,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import Answer, Call, CallRefused, context_full
 from rollq.workers.gateway.protocols import messages

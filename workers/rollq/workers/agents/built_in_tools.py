@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.tool_calls import CallError
 
 MAX_EXPRESSION = 400

@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, NamedArrays, Segment, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, NamedArrays, Segment, VersionSpan
 from rollq.buffer.wire.parts import join_spans
 from rollq.workers.engines.protocol import Completion
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.turns import Turn
 from rollq.workers.user_code import within

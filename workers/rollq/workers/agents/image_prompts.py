@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.image_processor import Images, PlacedImages
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.images.processor import Images, PlacedImages
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 

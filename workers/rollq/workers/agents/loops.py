@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.image_prompts import ImageTokenizer
 from rollq.workers.agents.stop_strings import cut_at_stop_string

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
-from rollq.buffer.contracts import ENVIRONMENT, TURN_ENVIRONMENT, check_object
-from rollq.buffer.credit import TURN_REWARDS
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import ENVIRONMENT, TURN_ENVIRONMENT, check_object
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample
-from rollq.buffer.settings import Settings
+from rollq.buffer.rewards.credit import TURN_REWARDS
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.environments import (

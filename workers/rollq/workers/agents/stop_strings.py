@@ -7,7 +7,7 @@ string that began before the interruption.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Tokenizer
 
 TOKENS_PER_CHARACTER = 4

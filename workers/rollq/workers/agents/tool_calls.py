@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import RollqError
 
 ID_LENGTH: Final = 9

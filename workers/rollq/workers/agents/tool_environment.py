@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import Field
 
-from rollq.buffer.rollouts import Prompt
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Environments, Limits, Opening, Step

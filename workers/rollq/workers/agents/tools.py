@@ -9,12 +9,12 @@ from typing import Any, Final, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
+from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.errors import ConfigError, RollqError
-from rollq.buffer.plugins import load_plugin
-from rollq.buffer.rollouts import Prompt
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 from rollq.buffer.settings_errors import explanation
+from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.built_in_tools import Lookup, calculator
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import CallError

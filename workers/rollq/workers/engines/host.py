@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import Float32Array, Int32Array, VersionSpan
+from rollq.buffer.values.rollouts import Float32Array, Int32Array, VersionSpan
 from rollq.buffer.weights.probe import BitSums, Probe, difference, probe_prompts, tolerance_of, wrong_tensors
 from rollq.workers.engines.protocol import (
     SEQUENCES,

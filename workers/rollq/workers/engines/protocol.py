@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy.typing as npt
 
 from rollq.buffer.errors import RollqError
-from rollq.buffer.image_processor import PlacedImages
-from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
+from rollq.buffer.images.processor import PlacedImages
+from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.buffer.weights.probe import BitSums, Probe
 from rollq.workers.engines.weights_check import WeightsCheck
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from rollq.buffer.rollouts import FinishReason, Int32Array
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.values.rollouts import FinishReason, Int32Array
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion

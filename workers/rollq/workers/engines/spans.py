@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rollq.buffer.rollouts import VersionSpan
+from rollq.buffer.values.rollouts import VersionSpan
 from rollq.workers.engines.protocol import WeightsVersion
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, VersionSpan
 from rollq.workers.engines.protocol import Completion, WeightsVersion
 
 Version = tuple[int, int]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.values.rollouts import Float32Array
 from rollq.buffer.weights.probe import Probe, difference, tolerance_of
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, Sample, Segment
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, Sample, Segment
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.loops import Rollout, finish

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import FinishReason, Int32Array, Segment
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, Segment
 from rollq.workers.agents.conversation import Conversation, ConversationEnd, Message
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
 from rollq.workers.engines.protocol import Completion, Tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import ToolCall
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from rollq.buffer import exact_json
-from rollq.buffer.contracts import inside
+from rollq.buffer.common import exact_json
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import Turn

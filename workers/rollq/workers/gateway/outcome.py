@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollq.buffer.rollouts import FinishReason, Sample
+from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.loops import Rollout, failed, finish
 from rollq.workers.gateway.call_tree import CallTree, Node, as_facts
 from rollq.workers.gateway.normal_form import shown_content

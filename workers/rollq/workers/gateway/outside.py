@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from pydantic import Field
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason, Sample
+from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat

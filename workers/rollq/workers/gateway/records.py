@@ -15,7 +15,7 @@ import numpy.typing as npt
 import orjson
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import FinishReason, Int32Array, Segment
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, Segment
 from rollq.workers.engines.protocol import Completion
 
 CALL = "call"

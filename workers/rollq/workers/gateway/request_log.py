@@ -7,7 +7,7 @@ import logging
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rollq.buffer.once_a_minute import OnceAMinute
+from rollq.buffer.common.once_a_minute import OnceAMinute
 
 
 class WithoutRequests(logging.Filter):

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, identify, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.buffer.log_once import LogOnce
 from rollq.workers.gateway.answering import MOST_MESSAGES, session_over, too_many_messages
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
 from rollq.workers.gateway.gateway import KEY_VARIABLE, SESSION_PATH, Gateway

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.values.rollouts import Sample
 from rollq.workers.agents.loops import Rollout
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.gateway.answering import Answering, session_over

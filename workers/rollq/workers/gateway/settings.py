@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 from rollq.workers.gateway.session import SessionLimits
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from time import monotonic
 
-from rollq.buffer.rollouts import Lease
+from rollq.buffer.values.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.fleet_share import FleetShare

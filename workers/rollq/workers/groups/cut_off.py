@@ -6,7 +6,7 @@ would start again as a whole, is made on until its batch has ended; so is one of
 
 from collections.abc import Mapping, Sequence
 
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.values.rollouts import Sample
 from rollq.workers.agents.loops import failed
 from rollq.workers.groups.filters import ENDED, have_ended, is_enough
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason

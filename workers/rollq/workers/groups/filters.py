@@ -12,12 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from rollq.buffer.advantages import no_advantage
-from rollq.buffer.contracts import FILTER, check_function
-from rollq.buffer.credit import judged_reward
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import FILTER, check_function
 from rollq.buffer.errors import RollqError
-from rollq.buffer.plugins import load_plugin
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
+from rollq.buffer.rewards.advantages import no_advantage
+from rollq.buffer.rewards.credit import judged_reward
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.user_code import UserFunction
 

@@ -3,7 +3,7 @@
 Invariant: no group is taken before the fleet knows of this worker, and a worker that takes none counts for nothing.
 """
 
-from rollq.buffer.steering import Fleet
+from rollq.buffer.calls.steering import Fleet
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.fair_share import counted_speed, share_of

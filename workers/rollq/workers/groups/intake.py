@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from time import monotonic
 
+from rollq.buffer.calls.replies import UnderWay
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import StaleWorker
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import UnderWay
-from rollq.buffer.rollouts import Lease
 from rollq.buffer.tickets import Ticket
+from rollq.buffer.values.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.fair_share import allowance, denied_for_s

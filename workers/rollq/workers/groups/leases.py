@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
 
-from rollq.buffer.rollouts import Lease, Sample
+from rollq.buffer.values.rollouts import Lease, Sample
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import Request
 from rollq.workers.groups.timeouts import AttemptTimeouts

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from rollq.buffer.rollouts import Lease
+from rollq.buffer.values.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.leases import HeldLease, LeaseTable

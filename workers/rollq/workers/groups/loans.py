@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from time import monotonic
 
-from rollq.buffer.replies import Offer, Offered
-from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.calls.replies import Offer, Offered
+from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.signals import Signals

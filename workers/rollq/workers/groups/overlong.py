@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollq.buffer.credit import JUDGED_REWARD
-from rollq.buffer.rollouts import FinishReason, Sample
+from rollq.buffer.rewards.credit import JUDGED_REWARD
+from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.judging.token_rewards import add_on_last_token
 
 PART = "overlong"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.image_processor import PlacedImages
-from rollq.buffer.rollouts import Int32Array, Prompt
+from rollq.buffer.images.processor import PlacedImages
+from rollq.buffer.values.rollouts import Int32Array, Prompt
 from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.engines.protocol import Tokenizer

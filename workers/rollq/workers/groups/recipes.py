@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from rollq.buffer.contracts import inside
+from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Lease
-from rollq.buffer.shards import task_of
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import Lease
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
 from rollq.workers.engines.protocol import Sampling

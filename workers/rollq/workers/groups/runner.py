@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
+from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RunMismatch, StoreLost
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import GroupResult, Lease, Sample, SampleStatus
+from rollq.buffer.values.rollouts import GroupResult, Lease, Sample, SampleStatus
 from rollq.workers.agents.loops import PromptTooLong
 from rollq.workers.batcher import Batcher
 from rollq.workers.buffer_calls import BufferCalls

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from rollq.buffer.calls.replies import SalvageOutcome
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RollqError
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import SalvageOutcome
-from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, Sample, SamplePart, SampleStatus
+from rollq.buffer.values.rollouts import MOST_PART_BYTES, MOST_PARTS, Sample, SamplePart, SampleStatus
 from rollq.buffer.wire.parts import rest_of
 from rollq.workers.batcher import Batcher
 from rollq.workers.buffer_calls import BufferCalls

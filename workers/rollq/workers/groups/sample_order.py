@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollq.buffer.rollouts import Lease, Sample, SampleStatus
+from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
 
 
 class Turn(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
 from rollq.buffer.wire.payload import sample_problem
 from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
 from rollq.workers.engines.host import EngineHost

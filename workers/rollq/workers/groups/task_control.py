@@ -10,8 +10,8 @@ from contextlib import suppress
 from enum import StrEnum
 from time import monotonic
 
-from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Lease
+from rollq.buffer.calls.replies import Control
+from rollq.buffer.values.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from rollq.buffer.rollouts import Lease
+from rollq.buffer.values.rollouts import Lease
 
 WARM_UP_GROUPS = 100
 MEANS = 3.0

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import RollqError
 from rollq.workers.http.retries import is_transient, parse_retry_after
 

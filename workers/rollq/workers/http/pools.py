@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import Float32Array, Int32Array, Sample, Segment
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.values.rollouts import Float32Array, Int32Array, Sample, Segment
 from rollq.workers.http.settings import HttpClientSettings
 
 log = logging.getLogger(__name__)

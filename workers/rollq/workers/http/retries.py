@@ -5,7 +5,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
-from rollq.buffer import backoff
+from rollq.buffer.common import backoff
 
 TRANSIENT = frozenset({408, 425, 429})
 """Statuses below 500 that say nothing about the request itself."""
@@ -33,7 +33,7 @@ def backoff_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, j
 def growing_pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float:
     """Seconds to wait after `failures` failures in a row, at least as long as the server asks for.
 
-    `jitter` in [0, 1): see `rollq.buffer.backoff`.
+    `jitter` in [0, 1): see `rollq.buffer.common.backoff`.
     """
     pause_s = backoff.backoff_s(failures, first_s=policy.first_s, longest_s=policy.longest_s, jitter=jitter)
     return pause_s if retry_after_s is None else max(pause_s, retry_after_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 from rollq.workers.http.retries import RetryPolicy
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import starmap
 from typing import Any, Final
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.workers.judging.numbers import (
     Number,
     are_equal,

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rollq.buffer.credit import TURN_REWARDS
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt, Sample
+from rollq.buffer.rewards.credit import TURN_REWARDS
+from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.judging.answers import AnswerReader, accepted, equals, expressions_of, numbers_of
 from rollq.workers.judging.judge import Judge, JudgeContext, JudgeFunction
 from rollq.workers.judging.matching import match_math, match_pattern

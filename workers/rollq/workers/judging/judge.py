@@ -4,8 +4,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import Prompt, Sample
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.call_slots import CallsHang
 from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.http.pools import ModelPool

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 from pydantic import ValidationError
 
-from rollq.buffer.contracts import ISOLATED_JUDGE, JUDGE, POOLS_JUDGE, check_function
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import ISOLATED_JUDGE, JUDGE, POOLS_JUDGE, check_function
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
-from rollq.buffer.rollouts import Prompt, Sample
 from rollq.buffer.settings_errors import explanation
+from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_samples
 from rollq.workers.judging.answers import AnswerReader

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 from rollq.workers.http.settings import HttpClientSettings
 
 API_KEY = "ROLLQ_JUDGE_API_KEY"

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judging.answers import PLACEHOLDER
 from rollq.workers.judging.judge import Judge
 from rollq.workers.judging.rewards import Verdict

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.store.server_guard import die_with_parent
 from rollq.workers.errors_in_user_code import reason_of, shown
 from rollq.workers.judging.environment import limit_memory, most_memory

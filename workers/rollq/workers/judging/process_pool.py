@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import RollqError
 from rollq.workers.judging.environment import check_named, known_to_be_harmless
 from rollq.workers.judging.process_main import HEAD, LENGTH

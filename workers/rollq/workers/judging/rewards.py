@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import orjson
 
-from rollq.buffer.credit import StepKind, last_tokens
-from rollq.buffer.rollouts import Float32Array, Sample
+from rollq.buffer.rewards.credit import StepKind, last_tokens
+from rollq.buffer.values.rollouts import Float32Array, Sample
 from rollq.workers.real_numbers import finite, is_real
 
 Reward = float | Mapping[str, Any]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollq.buffer.credit import TOKEN_REWARDS, last_tokens
-from rollq.buffer.rollouts import ArrayRef, Float32Array, Sample
+from rollq.buffer.rewards.credit import TOKEN_REWARDS, last_tokens
+from rollq.buffer.values.rollouts import ArrayRef, Float32Array, Sample
 
 
 def on_last_token(sample: Sample, reward: float) -> Float32Array:

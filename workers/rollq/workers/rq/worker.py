@@ -28,8 +28,8 @@ from rq import Queue
 from rq.job import JobStatus
 from rq.worker import BaseWorker
 
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RunMismatch, ServerError, ServerRefused, StoreLost, TicketRefused
-from rollq.buffer.log_once import LogOnce
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, enqueue_tickets
 from rollq.workers.rq.in_flight import Taken, TicketsInFlight

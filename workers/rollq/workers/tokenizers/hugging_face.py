@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.image_processor import ImageProcessor, has_images
+from rollq.buffer.images.processor import ImageProcessor, has_images
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Final
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.workers.agents.tool_calls import ID_LENGTH, Malformed, ToolCall, call_id, parse_arguments
 
 PART: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|[{}\[\]]', re.S)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.blocks import around
 from rollq.workers.agents.formats.json_calls import json_call, json_end, named_call

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.json_calls import elements, json_call, json_end, named_call
 from rollq.workers.agents.formats.thoughts import THINK, parse_thoughts, split_thoughts

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import orjson
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.json_calls import name_problem
 from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_arguments

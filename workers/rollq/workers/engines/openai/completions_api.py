@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, NO_VERSION, PROBE_IDS, TOP_LOGPROBS
 from rollq.workers.engines.openai.tokens import Part, Tokens, float32_array
 from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import aiohttp
 import numpy as np
 
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.openai.tokens import Part
 from rollq.workers.engines.protocol import Request, WeightsVersion
 

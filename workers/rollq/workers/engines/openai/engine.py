@@ -29,7 +29,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import check_supported, token_limit

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 from rollq.buffer.weights.probe import Probe, probe_prompts
 from rollq.workers.engines.openai.dialect import PROBE_IDS, Weights
 from rollq.workers.engines.openai.server import Server, WrongWeights

@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, PROBE_IDS, Dialect
 from rollq.workers.engines.openai.tokens import Part

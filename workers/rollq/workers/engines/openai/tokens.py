@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Float32Array, VersionSpan
+from rollq.buffer.values.rollouts import FinishReason, Float32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, WeightsVersion, parse_reason
 
 

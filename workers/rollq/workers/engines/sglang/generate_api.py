@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.openai.dialect import NO_VERSION, PROBE_IDS, TOP_LOGPROBS
 from rollq.workers.engines.openai.tokens import Part, float32_array
 from rollq.workers.engines.protocol import Request, Sampling, WeightsVersion

@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
-from rollq.buffer.image_processor import ImageProcessor, PlacedImages
-from rollq.buffer.rollouts import FinishReason
-from rollq.buffer.routed_experts import ROUTED_EXPERTS
+from rollq.buffer.images.processor import ImageProcessor, PlacedImages
+from rollq.buffer.values.rollouts import FinishReason
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion
 from rollq.workers.engines.spans import version_spans
 from rollq.workers.engines.transformers.expert_recorder import ExpertArray, ExpertRecorder

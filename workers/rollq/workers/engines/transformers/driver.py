@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, EngineDead, WeightsVersion
 from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch

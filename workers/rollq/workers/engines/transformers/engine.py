@@ -17,9 +17,9 @@ from transformers import AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from rollq.buffer.errors import ConfigError, ImageError
-from rollq.buffer.image_processor import ImageProcessor, model_class
-from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
-from rollq.buffer.settings import Settings
+from rollq.buffer.images.processor import ImageProcessor, model_class
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.weights.bit_sums import COMPARABLE, bit_sums
 from rollq.buffer.weights.probe import BitSums
 from rollq.workers.engines.gate import RequestGate

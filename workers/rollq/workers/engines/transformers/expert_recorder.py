@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.routed_experts import find_routers, number_experts
+from rollq.buffer.values.routed_experts import find_routers, number_experts
 
 ExpertArray = npt.NDArray[np.unsignedinteger[Any]]
-"""Experts numbered from 1, see `rollq.buffer.routed_experts`."""
+"""Experts numbered from 1, see `rollq.buffer.values.routed_experts`."""
 
 
 class ExpertRecorder:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollq.buffer.splitmix import GOLDEN_GAMMA, splitmix64
+from rollq.buffer.common.splitmix import GOLDEN_GAMMA, splitmix64
 from rollq.workers.engines.protocol import Sampling
 
 

@@ -8,9 +8,9 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from rollq.buffer.errors import ImageError
-from rollq.buffer.image_files import open_image
-from rollq.buffer.image_processor import PlacedImages
-from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
+from rollq.buffer.images.files import open_image
+from rollq.buffer.images.processor import PlacedImages
+from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion, parse_reason
 from rollq.workers.engines.spans import version_spans
 

@@ -25,10 +25,10 @@ from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, ImageError, WeightsError
-from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
-from rollq.buffer.routed_experts import ROUTED_EXPERTS
+from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.weights.manifest import published_files
 from rollq.buffer.weights.probe import TOLERANCES, BitSums, difference, probe_prompts, tolerance_of
 from rollq.workers.engines.gate import RequestGate

@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.routed_experts import number_experts
+from rollq.buffer.values.routed_experts import number_experts
 
 ARGUMENT = "enable_return_routed_experts"
 """The argument of vLLM with which it returns them."""

@@ -12,7 +12,7 @@ from vllm.inputs import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.values.rollouts import Float32Array, Int32Array
 from rollq.buffer.weights.probe import probe_prompts
 from rollq.workers.engines.protocol import WeightsVersion
 from rollq.workers.engines.vllm.api import (

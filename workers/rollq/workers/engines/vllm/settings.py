@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.rules.settings import Settings
 
 RESERVED_ARGS = {
     "model": "set [worker.options] model",

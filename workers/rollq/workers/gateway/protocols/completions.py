@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
 from rollq.workers.gateway.protocols import fields
 from rollq.workers.gateway.protocols.writing import DONE, event, openai_error, openai_usage, wants_usage

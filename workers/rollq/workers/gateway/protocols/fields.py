@@ -7,7 +7,7 @@ with that name if the value is of another type. Values are those that orjson rea
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from rollq.buffer import exact_json
+from rollq.buffer.common import exact_json
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import ROOM, nested
 from rollq.workers.gateway.calls import CallRefused, ToolChoice

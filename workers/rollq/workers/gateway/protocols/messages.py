@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call, CallRefused, ToolChoice, call_id
 from rollq.workers.gateway.protocols import fields

@@ -7,7 +7,7 @@ content if the caller asks for that; it comes back as either.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id
 from rollq.workers.gateway.protocols import fields
 from rollq.workers.gateway.protocols.responses_history import History, encrypted

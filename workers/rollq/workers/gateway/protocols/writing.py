@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rollq.buffer import exact_json
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused
 from rollq.workers.gateway.protocols import fields

@@ -1,0 +1,100 @@
+"""The archiver's calls: groups that leave the buffer, in portions that are fixed before they are written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import WHOLE
+
+MAX_PORTION_GROUPS = 1000
+GROUPS_PER_TRIP = 32
+ARCHIVER_LEASE_MS = 30_000
+"""How long after its last call an archiver keeps others from a task. Safety rests on portions alone."""
+_AT_WORK = -1
+
+
+class Portion(NamedTuple):
+    """Groups for one file of the archive: all left at train step `step`, or were trained at it."""
+
+    task: str
+    number: int
+    step: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group as the buffer stores it: the fields of its hash, and its frames by field."""
+
+    task: str
+    group_id: int
+    fields: Mapping[str, str]
+    prompt: bytes
+    frames: Mapping[str, bytes]
+
+
+class Archiving(BufferCore):
+    """Calls of archivers. All are harmless to repeat, also by several archivers."""
+
+    def take_to_archive(
+        self, task: str, archiver: str, *, most: int, wait_s: float, trouble: str = ""
+    ) -> Portion | None:
+        """The groups of the next file; None while there are none, or another archiver is at work.
+
+        Groups that left at a step that is not over wait `wait_s` for others, unless there are `most`. The portion stays
+        the same for all archivers until `forget_archived`. `trouble`: for people, why the last one is not written.
+        """
+        most = min(most, MAX_PORTION_GROUPS)
+        wait_ms = round(wait_s * 1000)
+        reply = self.call_task("take_to_archive", task, archiver, ARCHIVER_LEASE_MS, most, wait_ms, trouble)
+        number, step, *ids = reply
+        return None if number in (0, _AT_WORK) else Portion(task, number, step, tuple(map(int, ids)))
+
+    def is_waiting(self, portion: Portion) -> bool:
+        """Whether a portion is still to be archived, so that all of its groups have been there until now."""
+        number, ids = self.send("HMGET", task_keys(self.run, portion.task).archive, "number", "ids")
+        return ids is not None and int(number) == portion.number
+
+    def forget_archived(self, portion: Portion) -> bool:
+        """Let the groups of a portion that is in the archive leave; False while the buffer is saved: call again."""
+        return bool(self.call_task("forget_archived", portion.task, portion.number))
+
+    def leave_audit(self, task: str) -> int:
+        """Let the groups that are kept for audit leave for the archive; returns how many did."""
+        left = total = int(self.call_task("leave_audit", task, MAX_PORTION_GROUPS // 2))
+        while left:
+            left = int(self.call_task("leave_audit", task, MAX_PORTION_GROUPS // 2))
+            total += left
+        return total
+
+    def read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
+        """Groups with their frames, in order; those that somebody deleted are left out."""
+        for start in range(0, len(ids), GROUPS_PER_TRIP):
+            yield from self._read_stored(task, ids[start : start + GROUPS_PER_TRIP])
+
+    def _read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
+        clock_key = task_keys(self.run, task).clock
+        replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for group_id in ids])
+        found = [(group_id, dict(pairs(stored)), frames, payload) for group_id, (stored, frames, payload) in
+                 zip(ids, replies, strict=True)]  # fmt: skip
+        named = {group_id: stored.get(b"payload", b"").decode() for group_id, stored, _, _ in found}
+        away = {group_id: name for group_id, name in named.items() if PayloadName.parse(task, name)}
+        payloads = self.read_payloads(task, away)
+        for group_id, stored, frames, beside in found:
+            if not stored:
+                continue
+            payload = payloads.get(group_id) or beside
+            by_field = {field.decode(): frame for field, frame in pairs(frames)}
+            yield StoredGroup(
+                task,
+                group_id,
+                {name.decode(): value.decode(errors="replace") for name, value in stored.items() if name not in _BYTES},
+                stored.get(b"prompt", b""),
+                {**by_field, WHOLE: payload} if payload else by_field,
+            )
+
+
+_BYTES: frozenset[Any] = frozenset({b"prompt", b"rows"})

@@ -1,0 +1,65 @@
+"""Batches that are gathered as a whole, an evaluation or a coordinator's: no claim takes a group out of one."""
+
+from collections.abc import Iterable, Sequence
+
+from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.calls.replies import BatchState
+from rollq.buffer.errors import BatchOver
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import Prompt
+from rollq.buffer.wire.prompts import encode_prompt
+
+MAX_FILL = 500
+"""Prompts of one call."""
+
+
+class Batches(BufferCore):
+    """Calls that read and fill batches which another role has opened."""
+
+    def fill_batch(self, task: str, handle: str, size: int, prompts: Sequence[Prompt], *, last: bool) -> int:
+        """Add up to `MAX_FILL` prompts to a batch that has `size` groups; returns its size now. Harmless to repeat.
+
+        Raises `BatchOver`, `ServerRefused` when memory is full.
+        """
+        encoded = [encode_prompt(prompt) for prompt in prompts[:MAX_FILL]]
+        closed = int(last and len(prompts) <= MAX_FILL)
+        return int(self.call_task("fill_batch", task, handle, size, closed, *encoded))
+
+    def batch(self, task: str, batch_id: str) -> BatchState | None:
+        """The latest batch with this id; None when there was none, or when 200 batches have ended since."""
+        handle = self.send("HGET", task_keys(self.run, task).batches, batch_id)
+        return None if handle is None else self.batch_by_handle(task, handle.decode())
+
+    def running_batches(self, task: str) -> list[BatchState]:
+        """The batches of a task that are under way, filled or not."""
+        handles = self.send("HVALS", task_keys(self.run, task).batches)
+        keys = task_keys(self.run, task)
+        found = self.send_all([("HGETALL", keys.batch(handle.decode())) for handle in handles])
+        states = [_state(handle.decode(), pairs(raw)) for handle, raw in zip(handles, found, strict=True) if raw]
+        return [state for state in states if state.state == "running"]
+
+    def batch_by_handle(self, task: str, handle: str) -> BatchState:
+        """The state of a batch. Raises `BatchOver` when it is not there."""
+        raw = self.send("HGETALL", task_keys(self.run, task).batch(handle))
+        if not raw:
+            raise BatchOver(f"batch {handle!r} of task {task!r} is not there")
+        return _state(handle, raw.items())
+
+
+def _state(handle: str, raw: Iterable[tuple[bytes, bytes]]) -> BatchState:
+    fields = {name.decode(): value.decode() for name, value in raw}
+    return BatchState(
+        batch_id=fields["id"],
+        handle=handle,
+        state=fields["state"],
+        kind=fields["type"],
+        step=int(fields["step"]),
+        epoch=int(fields["epoch"]),
+        version=int(fields["version"]),
+        size=int(fields["size"]),
+        closed=fields["closed"] == "1",
+        gathered=int(fields.get("gathered", 0)),
+        filtered=int(fields.get("filtered", 0)),
+        failed=int(fields.get("failed", 0)),
+        left=int(fields.get("left", 0)),
+    )

@@ -1,0 +1,150 @@
+"""Claims of a step: their requests, and batches and plans from the replies of their functions. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from rollq.buffer.calls.replies import Claimed, ClaimedGroup, Counting, Readiness, Shortfall
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.values.rollouts import PipelineOutput
+
+_Counted = tuple[ClaimedGroup, Counting]
+
+
+class Plan(NamedTuple):
+    """The plan of a step: groups per task (none before a rank has planned the round), whether its batch was delivered
+    once, the round of claiming, how often the step was released, and the groups per task up to the end of each part."""
+
+    sizes: dict[str, int]
+    delivered: bool
+    claim_round: int
+    releases: int
+    parts: Sequence[Mapping[str, int]] = ()
+
+
+class Asked(NamedTuple):
+    """The request of a claim: a whole batch, or with `so_far` what is there of it; and what the caller has already."""
+
+    so_far: bool = False
+    known: Claimed | None = None
+
+    def known_of(self, task: str) -> int:
+        """How many groups of a task the caller has."""
+        return sum(group.task == task for group in self.known.groups) if self.known else 0
+
+
+FIRST_ROUND = Plan({}, delivered=False, claim_round=0, releases=0)
+
+
+def decode_plan(reply: Any) -> Plan:
+    """The plan from the reply to `plan`."""
+    sizes, delivered, claim_round, releases, parts = reply
+    return Plan(orjson.loads(sizes or b"{}"), bool(delivered), claim_round, releases, [*map(orjson.loads, parts)])
+
+
+def has_groups(reply: Any) -> bool:
+    """Whether the reply to a claim has groups of the batch."""
+    return reply[0] in (b"batch", b"open")
+
+
+def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
+    """The batch from the replies to the claims of all its tasks, see `claim.lua`, and from what was known of it.
+
+    None when that is of another round, or when another rank has divided more of the batch than these claims saw.
+    """
+    found = {task: reply for task, reply in replies.items() if has_groups(reply)}
+    claim_round = max(reply[2] for reply in found.values())
+    if known is not None and (known.claim_round, known.plan_round) != (claim_round, plan.claim_round):
+        return None
+    groups: dict[str, list[_Counted]] = {}
+    for task, reply in found.items():
+        before = _known_of(known, task) if known else []
+        mine = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
+        groups[task] = list(zip(mine, _counting(reply, len(mine)), strict=True))
+    ends = [{task: part.get(task, 0) for task in plan.sizes} for part in plan.parts]
+    if any(end > len(groups.get(task, ())) for part in ends for task, end in part.items()):
+        return None
+    ordered, totals = _in_parts(groups, plan.sizes, ends)
+    lacks = any(reply[0] != b"batch" for reply in replies.values())
+    return Claimed(
+        step,
+        tuple([group for group, _ in ordered]),
+        counting=tuple([counting for _, counting in ordered]),
+        claim_round=claim_round,
+        releases=max(reply[3] for reply in found.values()),
+        planned=plan.sizes,
+        parts=totals,
+        plan_round=plan.claim_round,
+        lack=shortfall_of(step, replies, plan.sizes) if lacks else None,
+    )
+
+
+def _known_of(known: Claimed, task: str) -> list[ClaimedGroup]:
+    return [group for group in known.groups if group.task == task]
+
+
+def _in_parts(
+    groups: Mapping[str, list[_Counted]], tasks: Iterable[str], ends: Sequence[Mapping[str, int]]
+) -> tuple[list[_Counted], tuple[int, ...]]:
+    """The groups of all tasks, part by part, then those that are in no part; and how many there are up to the end of
+    each part."""
+    ordered, totals, done = list[_Counted](), list[int](), dict.fromkeys(tasks, 0)
+    for part in ends:
+        for task, end in part.items():
+            ordered += groups.get(task, [])[done[task] : end]
+            done[task] = max(done[task], end)
+        totals.append(len(ordered))
+    for task, first in done.items():
+        ordered += groups.get(task, [])[first:]
+    return ordered, tuple(totals)
+
+
+def _counting(reply: Any, count: int) -> list[Counting]:
+    """How old the tokens of each of a task's `count` groups are."""
+    counting = [Counting(Floors.decode(reply[1].decode()), int(reply[4]))] * count
+    for line in reply[5].decode().splitlines():
+        first, threshold, floors = line.split(" ", 2)
+        counting[int(first) :] = [Counting(Floors.decode(floors), int(threshold))] * (count - int(first))
+    return counting
+
+
+def claimed_group(
+    task: str,
+    group_id: int,
+    oldest: int,
+    arrival: int,
+    tries: int,
+    tokens: int,
+    reward: bytes | None,
+    payload: bytes,
+    nonce: bytes,
+    rows: bytes,
+    shaped: bytes,
+) -> ClaimedGroup:
+    """A group from its description, see `describe_groups`."""
+    numbers = (oldest, arrival, tries, tokens, float(reward or 0))
+    pipeline = _decode_shaped(shaped) if shaped else None
+    return ClaimedGroup(task, group_id, *numbers, payload.decode(), nonce.decode(), rows, pipeline)
+
+
+def _decode_shaped(stored: bytes) -> PipelineOutput:
+    fields = orjson.loads(stored)
+    return PipelineOutput(tuple(fields["rewards"]), fields["advantages"] and tuple(fields["advantages"]))
+
+
+def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:
+    """The shortfall from the replies to claims, see `claim.lua`."""
+    found = {
+        task: Readiness(*(reply[6:9] if has_groups(reply) else reply[1:4]))
+        for task, reply in replies.items()
+        if reply[0] != b"given_up" and reply[0] != b"batch"
+    }
+    short = {task: one for task, one in found.items() if one.ready < wanted[task] or one.stragglers or one.unarchived}
+    return Shortfall(
+        step,
+        ready={task: one.ready for task, one in short.items()},
+        wanted={task: wanted[task] for task in short},
+        stragglers={task: one.stragglers for task, one in short.items() if one.stragglers},
+        unarchived={task: one.unarchived for task, one in short.items() if one.unarchived},
+    )

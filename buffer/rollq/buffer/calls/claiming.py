@@ -1,0 +1,275 @@
+"""Batches of train steps: claimed from what is completed, and released.
+
+Across tasks nothing is atomic. A step of several tasks is therefore planned first: the plan fixes its sizes per task,
+and decides between ranks that deliver the batch and ranks that undo it because one task came up short.
+
+A batch may be asked for while it fills (`so_far`). Its tasks then grow one by one, and the plan fixes the parts in
+which ranks train it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+
+from rollq.buffer.calls.claim_replies import (
+    FIRST_ROUND,
+    Asked,
+    Plan,
+    claimed_group,
+    decode_claimed,
+    decode_plan,
+    has_groups,
+    shortfall_of,
+)
+from rollq.buffer.calls.replies import Claimed, ClaimedGroup, Readiness, Shortfall, TrainerEpoch
+from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL, Sweeping
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.pipelining import Command
+
+ReleaseMode = Literal["return", "drop", "quarantine"]
+
+
+class Claiming(Sweeping):
+    """The trainer's calls that take batches and give them back; any rank may claim."""
+
+    def claim(
+        self,
+        held: TrainerEpoch,
+        step: int,
+        sizes: Mapping[str, int],
+        *,
+        short_ok: bool = False,
+        so_far: bool = False,
+        known: Claimed | None = None,
+    ) -> Claimed | Shortfall:
+        """Return the batch of `step`, `sizes[task]` groups of each task, or what it lacks. Does not wait.
+
+        The first outcome is stored: later calls, by any rank and after any crash, return the same batch, until it is
+        released. The step is claimed for all tasks or for none; with `short_ok`, a task that is short gives what it
+        has.
+
+        With `so_far`, a batch that is short starts with the groups that it would have in the end: see `Claimed.lack`.
+        They stay in it, for calls with `so_far` and without. `known`: what the last such call returned, which is then
+        not read again.
+        Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
+        """
+        if not sizes:
+            raise ConfigError("a batch of no task: name the tasks and their groups")
+        for task, size in sizes.items():
+            if not 0 <= size <= MAX_IDS_PER_CALL:
+                raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
+        asked = Asked(so_far, known)
+        while True:
+            if short_ok:
+                sizes = self._sizes_at_hand(held, step, sizes)
+            claim = self._claim_single if len(sizes) == 1 else self._claim_together
+            outcome = claim(held, step, sizes, asked)
+            if outcome is not None:
+                return outcome
+            asked = asked._replace(known=None)  # another batch than the known one
+
+    def divide(self, held: TrainerEpoch, claimed: Claimed) -> bool:
+        """Fix the groups of a batch that are in no part yet as the next one, for every rank and trainer.
+
+        The first caller decides: the next claim has the part, which another rank may have made smaller or larger.
+        Returns False when the batch was released meanwhile. Raises `FencedError`.
+        """
+        groups = dict.fromkeys(claimed.planned, 0)
+        for group in claimed.groups:
+            groups[group.task] += 1
+        fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
+        number, encoded = len(claimed.parts), orjson.dumps(groups)
+        return bool(self.call("divide", *fence, claimed.step, claimed.plan_round, number, encoded))
+
+    def _sizes_at_hand(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes, cut down to what is ready."""
+        claim_round = self.send("HGET", self.keys.plan(step), "round")
+        if claim_round is not None and len(self._without_manifest(sizes, step)) == len(sizes):
+            self._replan(held, step, int(claim_round), released=False)  # a claim wanted more
+        return {task: min(size, self.readiness(task, step).ready) for task, size in sizes.items()}
+
+    def _claim_single(
+        self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], asked: Asked
+    ) -> Claimed | Shortfall | None:
+        """Claim a step of one task. It cannot be torn, so it is claimed in the same trip as it is planned."""
+        (task,) = sizes
+        planned, reply = self.call_all(
+            [
+                self._plan_call(held, step, sizes, "look", 0),
+                self._claim_call(held, step, task, FIRST_ROUND._replace(sizes=dict(sizes)), asked),
+            ]
+        )
+        plan = self._planned(held, step, sizes, decode_plan(planned))
+        if plan.sizes.keys() != sizes.keys():  # an earlier call planned the step with other tasks
+            return self._claim_together(held, step, plan.sizes, asked)
+        if reply[0] == b"given_up" and plan.claim_round > 0:  # the batch of the first round
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan, asked)])
+        reply = self._swept(held, step, task, plan, reply, asked)
+        if not has_groups(reply):
+            return shortfall_of(step, {task: reply}, plan.sizes)
+        return decode_claimed(step, {task: reply}, plan, asked.known)
+
+    def _claim_together(
+        self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], asked: Asked
+    ) -> Claimed | Shortfall | None:
+        """Claim a step of several tasks; None when another rank undid or delivered the claim meanwhile."""
+        plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
+        if asked.so_far:
+            return self._claim_so_far(held, step, plan, asked)
+        if shortfall := self._look(step, plan):
+            return shortfall
+        replies: dict[str, Any] = {}
+        for task in plan.sizes:
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan, asked)])
+            reply = self._swept(held, step, task, plan, reply, asked)
+            if reply[0] == b"given_up":
+                return shortfall_of(step, {task: reply}, plan.sizes)
+            if reply[0] != b"batch":
+                # a part of the batch may have been trained: the others wait for the rest
+                is_over = plan.delivered or self._undo(held, step, plan)
+                return shortfall_of(step, {task: reply}, plan.sizes) if is_over else None
+            replies[task] = reply
+        # a rank that undoes and a rank that delivers ask for the same plan: only one of them succeeds
+        if not plan.delivered:
+            plan = self._settle(held, step, plan.sizes, "deliver", plan.claim_round)
+        # what another rank has delivered may be of a later round, of which this rank has seen a part or nothing
+        is_whole = all(reply[2] == plan.claim_round for reply in replies.values())
+        return decode_claimed(step, replies, plan, None) if plan.delivered and is_whole else None
+
+    def _claim_so_far(self, held: TrainerEpoch, step: int, plan: Plan, asked: Asked) -> Claimed | Shortfall | None:
+        """Claim what is there of a step of several tasks. Nothing is given out before it is divided into parts."""
+        calls = [self._claim_call(held, step, task, plan, asked) for task in plan.sizes]
+        replies = {
+            task: self._swept(held, step, task, plan, reply, asked)
+            for task, reply in zip(plan.sizes, self.call_all(calls), strict=True)
+        }
+        if any(reply[0] == b"given_up" for reply in replies.values()) or not any(map(has_groups, replies.values())):
+            return shortfall_of(step, replies, plan.sizes)
+        return decode_claimed(step, replies, plan, asked.known)
+
+    def _look(self, step: int, plan: Plan) -> Shortfall | None:
+        """The shortfall of the step, found without claiming, so that claims are rarely torn."""
+        missing = self._without_manifest(plan.sizes, step)
+        if len(missing) < 2:
+            return None
+        found = {task: (b"short", *self.readiness(task, step)) for task in missing if plan.sizes[task]}
+        shortfall = shortfall_of(step, found, plan.sizes)
+        return shortfall if shortfall.wanted else None
+
+    def _undo(self, held: TrainerEpoch, step: int, plan: Plan) -> bool:
+        """Give back what was claimed of a torn step; False when another rank has delivered it."""
+        if self._settle(held, step, plan.sizes, "undo", plan.claim_round).delivered:
+            return False
+        self._release(held, plan.sizes, step, "return", plan.claim_round, {})
+        return True
+
+    def _swept(self, held: TrainerEpoch, step: int, task: str, plan: Plan, reply: Any, asked: Asked) -> Any:
+        """The reply to a claim, asked for again while stale groups are in the way."""
+        while reply[0] == b"sweep" and self.expire(task):
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan, asked)])
+        return reply
+
+    def plan_anew(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> bool:
+        """Let the next claim of `step` take `sizes`, if its plan has others for a task and nothing of it is claimed.
+
+        For rank 0, whose claim waits for groups while rules change. Returns whether the step is planned anew. Raises
+        `FencedError`.
+        """
+        plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
+        wanted = {task: sizes.get(task, groups) for task, groups in plan.sizes.items()}  # a new task joins the next one
+        if plan.delivered or wanted == plan.sizes or len(self._without_manifest(plan.sizes, step)) < len(plan.sizes):
+            return False
+        if len(plan.sizes) == 1:  # it is claimed with the sizes of the call
+            return False
+        if self._replan(held, step, plan.claim_round, released=False) <= plan.claim_round:
+            return False  # another rank has delivered it meanwhile
+        self._release(held, plan.sizes, step, "return", plan.claim_round, {})  # what another rank has claimed meanwhile
+        return True
+
+    def _planned(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], plan: Plan) -> Plan:
+        """The plan, made with `sizes` if no rank has planned the present round yet."""
+        while not plan.sizes:
+            plan = self._settle(held, step, sizes, "look", plan.claim_round)
+        return plan
+
+    def _settle(
+        self,
+        held: TrainerEpoch,
+        step: int,
+        sizes: Mapping[str, int],
+        action: Literal["look", "deliver", "undo"],
+        claim_round: int,
+    ) -> Plan:
+        """Look at the plan of a step, or deliver or undo the claims of a round; returns what any rank decided."""
+        return decode_plan(self.call(*self._plan_call(held, step, sizes, action, claim_round)))
+
+    def _plan_call(
+        self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], action: str, claim_round: int
+    ) -> Command:
+        encoded = orjson.dumps(dict(sizes))
+        return ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, encoded, action, claim_round)
+
+    def _claim_call(self, held: TrainerEpoch, step: int, task: str, plan: Plan, asked: Asked) -> Command:
+        fence = (task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce)
+        planned = (plan.sizes[task], plan.claim_round, plan.releases, sum(plan.sizes.values()))
+        return ("claim", *fence, step, *planned, int(asked.so_far), asked.known_of(task))
+
+    def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
+        names = list(tasks)
+        found = self.send_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
+        return [task for task, exists in zip(names, found, strict=True) if not exists]
+
+    def readiness(self, task: str, step: int) -> Readiness:
+        """The groups of a task that a claim of `step` would find, or wait for."""
+        return Readiness(*self.call_task("readiness", task, step))
+
+    def preview(self, step: int, sizes: Mapping[str, int]) -> list[ClaimedGroup]:
+        """The groups that a claim of `step` would take as things are, at most `sizes[task]` of each task."""
+        found = {task: self.call_task("preview", task, step, size) for task, size in sizes.items()}
+        return [claimed_group(task, *fields) for task, reply in found.items() for fields in reply]
+
+    def release(
+        self,
+        held: TrainerEpoch,
+        step: int,
+        mode: ReleaseMode,
+        *,
+        claim_round: int,
+        bad: Mapping[str, Sequence[int]] | None = None,
+    ) -> int:
+        """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns its number of groups.
+
+        `claim_round` is that of the `Claimed`, so that a late copy of this call leaves the step's next batch alone.
+        `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
+        """
+        if step <= held.replayed_through:  # the step is trained anew, with another batch than older trainers had
+            self._forget_plans(held, step, step, spared=held.epoch)
+        count = self._release(held, self.train_tasks(), step, mode, claim_round, bad or {})
+        self._replan(held, step, claim_round, released=True)
+        return count
+
+    def _release(
+        self,
+        held: TrainerEpoch,
+        tasks: Iterable[str],
+        step: int,
+        mode: ReleaseMode,
+        up_to_round: int,
+        bad: Mapping[str, Sequence[int]],
+    ) -> int:
+        fence = (held.epoch, held.nonce, step, mode, up_to_round)
+        return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
+
+    def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> int:
+        """Have a step planned anew; returns its round, that of the plan where it was delivered and not released."""
+        fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
+        return int(self.call("replan", *fence, step, claim_round, int(released)))
+
+    def _forget_plans(self, held: TrainerEpoch, first: int, last: int, *, spared: int | None = None) -> None:
+        """Drop the plans of steps that a checkpoint covers, or of steps that the epoch `spared` trains anew."""
+        fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
+        for start in range(first, last + 1, MAX_IDS_PER_CALL):
+            end = min(last, start + MAX_IDS_PER_CALL - 1)
+            self.call("forget_plans", *fence, start, end, "" if spared is None else spared)

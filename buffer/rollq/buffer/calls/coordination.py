@@ -1,0 +1,68 @@
+"""The coordinator's side of the buffer: batches that end as a whole, through a pipeline."""
+
+from collections.abc import Mapping
+
+import orjson
+
+from rollq.buffer.calls.evaluations import Evaluations
+from rollq.buffer.calls.fetching import Fetching
+from rollq.buffer.calls.replies import ClaimedGroup, Finalizing
+from rollq.buffer.calls.sweeping import Sweeping
+from rollq.buffer.values.rollouts import PipelineOutput
+
+ABORTED_GROUPS_PER_CALL = 200
+
+
+class Coordination(Evaluations, Fetching, Sweeping):
+    """Calls of coordinators."""
+
+    def cut_off(self, task: str, handle: str) -> int:
+        """Ask workers for what they have finished of a batch; returns how many of its groups are still to come.
+
+        Groups of which enough samples are finished are put, and the others leave the batch. Does nothing where groups
+        need all their samples. Harmless to repeat.
+        """
+        return int(self.call_task("cut_off", task, handle))
+
+    def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
+        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: the caller. Harmless to repeat."""
+        state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
+        found = [
+            ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), payload.decode())
+            for group_id, oldest, arrival, tries, tokens, reward, payload in groups
+        ]
+        return Finalizing(state.decode(), result, tuple(found))
+
+    def end_finalize(
+        self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, PipelineOutput | str]
+    ) -> Finalizing:
+        """File the groups of a batch: by id, what the pipeline gave it, or why it is filtered. `result` is kept.
+
+        Unfinished groups become aborted. Returns the outcome, which may be that of another process.
+        """
+        args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
+        state, kept = self.call_task("end_finalize", task, handle, nonce, result, *args)
+        return Finalizing(state.decode(), kept)
+
+    def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
+        """Give a batch back after its pipeline failed: it is running again, with every result still there."""
+        self.call_task("undo_finalize", task, handle, nonce)
+
+    def abort_batch(self, task: str, handle: str, reason: str, *, keep_finished: bool = False) -> int:
+        """End a batch: unfinished groups are dropped, finished ones too unless they are kept, as completed.
+
+        Returns how many were dropped; 0 for a batch that is over.
+        """
+        total, more = 0, 1
+        while more:
+            more, dropped = self.call_task(
+                "abort_batch", task, handle, reason, int(keep_finished), ABORTED_GROUPS_PER_CALL
+            )
+            total += dropped
+        return total
+
+
+def _encode_shaped(given: PipelineOutput | str) -> tuple[bytes | str, int]:
+    if isinstance(given, str):
+        return given, 0
+    return orjson.dumps({"rewards": given.rewards, "advantages": given.advantages}), 1

@@ -1,0 +1,327 @@
+"""The base of every part of the buffer: one run, its tasks, their clocks and rules."""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Self
+
+import redis
+from redis.exceptions import RedisError
+
+from rollq.buffer.calls.replies import Clock, Control, LiveModel
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.errors import ConfigError, StoreLost
+from rollq.buffer.payloads import objects
+from rollq.buffer.payloads.store import Frame, PayloadName
+from rollq.buffer.payloads.stores import Payloads
+from rollq.buffer.rules.codec import decode_rules
+from rollq.buffer.rules.names import is_name
+from rollq.buffer.rules.settings import PayloadSettings, TaskRules
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.store.connection import Patience, check_policy
+from rollq.buffer.store.events import EventKind, Events, channel_of
+from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.store.redis_url import address
+from rollq.buffer.store.run import RunStore
+from rollq.buffer.store.servers import Servers
+from rollq.buffer.values.memory_use import Fullness
+
+_forged = LogOnce(logging.getLogger(__name__))
+
+DEFAULT_PAYLOADS = PayloadSettings()
+FIRST_REVISION = 1
+"""Of the rules with which a task was created."""
+_CONTROL_MOVED = -1
+"""The reply of a function when a control has changed since its caller read it."""
+
+
+class LiveEpoch(NamedTuple):
+    """The live epoch, which a task that is registered late joins."""
+
+    epoch: int
+    nonce: str
+    version: int
+    from_step: int
+
+
+class _Known(NamedTuple):
+    """A task's rules as this role has read them last."""
+
+    revision: int
+    rules: TaskRules
+
+
+class BufferCore(RunStore):
+    """Runs and tasks: their creation, clocks and rules, which every role may read."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        run: str,
+        patience: Patience | None = None,
+        payloads: PayloadSettings = DEFAULT_PAYLOADS,
+    ) -> None:
+        """Use `connect`. `servers` must answer in bytes."""
+        super().__init__(servers, run, patience)
+        self._rules: dict[str, _Known] = {}
+        self.payloads = Payloads(self, payloads, lambda: self._patience)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        run: str,
+        *,
+        password: str | None = None,
+        patience: Patience | None = None,
+        payloads: PayloadSettings = DEFAULT_PAYLOADS,
+    ) -> Self:
+        """Open the buffer of `run` on the server or cluster at `url`, and load the functions where they are missing.
+
+        `payloads`: where large frames are, the same for every role. Raises `ConfigError` (an invalid run name, a URL of
+        payloads that names neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
+        """
+        servers = cls.open_servers(url, run, password)
+        try:
+            return cls(servers, run, patience, payloads)
+        except BaseException:
+            servers.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections and end every wait for a server."""
+        super().close()
+        self.payloads.close()
+
+    # -- creation ---------------------------------------------------------------------------------------------------
+
+    def create_run(self, *, model: str = "", tokenizer: str = "") -> None:
+        """Create the run, or compare the fingerprints of its model and tokenizer with the given ones.
+
+        Raises `RunMismatch`, with both values.
+        """
+        new, outside = secrets.token_hex(16), self.payloads.outside
+        unmarked = None if self.send("EXISTS", self.keys.info) else outside
+        if unmarked:  # before the run, so that a role that dies here leaves no run without a marker
+            unmarked.mark(self.payloads.folder(new))
+        place = objects.PLACE if outside else ""
+        found = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place)
+        self._incarnation = self.checked_incarnation(found)
+        if unmarked and self._incarnation != new:
+            unmarked.unmark(self.payloads.folder(new))
+        self.check_payloads()
+
+    def check_payloads(self) -> None:
+        """Raise `ConfigError` unless this role has the store of payloads of the run, and `StoreLost` without a run."""
+        has_some, outside = self.has_payloads_outside(), self.payloads.outside
+        if has_some and not outside:
+            raise ConfigError(
+                f"run {self.run!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
+                "its other roles do"
+            )
+        if outside:
+            if not has_some:
+                raise ConfigError(
+                    f"run {self.run!r} was created without payloads.url, so its payloads are on its servers: leave it "
+                    "out, or give the run another name"
+                )
+            outside.check_marker()
+
+    def has_payloads_outside(self) -> bool:
+        """Whether the run was created with a folder or a bucket for payloads. Raises `StoreLost`."""
+        return bool(self.incarnation and self.send("HGET", self.keys.info, "payloads"))
+
+    def live_epoch(self) -> LiveEpoch:
+        trainer, version = self.send_all(
+            [("HMGET", self.keys.trainer, "epoch", "nonce", "from_step"), ("HGET", self.keys.model, "version")]
+        )
+        epoch, nonce, from_step = trainer
+        return LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
+
+    def discard_leftover(self, task: str) -> None:
+        """Remove the clock of a task that has had no groups and is of a run that is gone. A role makes one that sleeps
+        while it starts, and wakes up when its run was deleted."""
+        found = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
+        live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # since found was read
+        if found and found not in live and self.incarnation.encode() in live:
+            self.call("discard_task", task_keys(self.run, task).clock, found)
+
+    def carry_epoch(self, task: str) -> range:
+        """Bring a task's clock into the live epoch; returns the steps that may have a batch."""
+        live, more = self.live_epoch(), 1
+        while more:
+            more, last, first = self.call_task("task_begin_epoch", task, live.epoch, live.nonce, live.from_step)
+        return range(first, last + 1)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def read_payloads(self, task: str, named: Mapping[int, str]) -> dict[int, bytes]:
+        """The payloads of groups, by id; those that are gone are left out. `named`: what each group names."""
+        keys = task_keys(self.run, task)
+        away = {group_id: name for group_id, text in named.items() if (name := PayloadName.parse(task, text))}
+        in_slot = [group_id for group_id in named if group_id not in away]
+        found = dict(zip(away, self.payloads.read(list(away.values()), _as_bytes), strict=True))
+        replies = self.send_all([("GET", keys.payload(group_id, named[group_id])) for group_id in in_slot])
+        found |= zip(in_slot, replies, strict=True)
+        return {group_id: payload for group_id, payload in found.items() if payload is not None}
+
+    def tasks(self) -> list[str]:
+        """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide.
+
+        A name that no task can have, since somebody else has written it, is left out, so that it hides no other task.
+        """
+        known = self.incarnation
+        # in this order: names that were read before an incarnation that still lives are those of that incarnation
+        names, found = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
+        if found is None or found.decode() != known:
+            raise StoreLost(f"run {self.run!r} is no longer in this store, or another incarnation of it is")
+        if forged := sorted(name for name in names if not is_name(name)):
+            _forged.warning(
+                (self.run, len(forged)),
+                "run %r: names that no task can have are left out: %d, such as %.60r; SREM %s removes them",
+                self.run, len(forged), forged[0], self.keys.tasks,
+            )  # fmt: skip
+        return sorted(name.decode() for name in names if is_name(name))
+
+    def train_tasks(self) -> list[str]:
+        """Names of the tasks that are trained on, sorted; the others are evaluations."""
+        return [task for task in self.tasks() if self.rules(task).kind == "train"]
+
+    def check_is_sampled(self, task: str) -> None:
+        """Raise `ConfigError` for a task that is offline, which nobody samples."""
+        if self.rules(task).offline:
+            raise ConfigError(f"task {task!r} is offline: groups are inserted into it, and none are sampled")
+
+    def clock(self, task: str) -> Clock:
+        """The task's clock. Raises `StoreLost` when the task, or this incarnation of the run, is gone."""
+        fields: Mapping[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).clock)
+        return self._decode_clock(task, fields)
+
+    def clocks(self, tasks: Sequence[str]) -> dict[str, Clock]:
+        """The clocks of several tasks, in one trip. Raises `StoreLost` like `clock`."""
+        found = self.send_all([("HGETALL", task_keys(self.run, task).clock) for task in tasks])
+        return {task: self._decode_clock(task, dict(pairs(flat))) for task, flat in zip(tasks, found, strict=True)}
+
+    def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
+        """The control of each task, and for `SLEEP` its reason, in one trip. Raises `StoreLost` like `clock`."""
+        keys = [task_keys(self.run, task).clock for task in tasks]
+        found = self.send_all([("HMGET", key, "incarnation", "control", "sleep", "rules_revision") for key in keys])
+        wanted: dict[str, tuple[Control, str]] = {}
+        for task, (incarnation, control, sleep, revision) in zip(tasks, found, strict=True):
+            self._check_incarnation(task, incarnation and incarnation.decode())
+            if task in self._rules and self._rules[task].revision != int(revision or FIRST_REVISION):
+                self.clock(task)
+            wanted[task] = (Control.SLEEP, sleep.decode()) if sleep else (Control(control.decode()), "")
+        return wanted
+
+    def change_control(self, name: str, task: str, *args: Any) -> None:
+        """Call a function that changes the task's control, and that replaces the control as it is now.
+
+        A copy of the call that arrives late names a control that has been replaced since, and changes nothing.
+        """
+        moved = True
+        while moved:
+            revision = self.send("HGET", task_keys(self.run, task).clock, "control_revision") or 0
+            moved = self.call_task(name, task, *args, revision) == _CONTROL_MOVED
+
+    def rules(self, task: str) -> TaskRules:
+        """The task's rules, as this role has read them last: with its clock, or when `controls` found new ones."""
+        if task not in self._rules:
+            self.clock(task)
+        return self._rules[task].rules
+
+    def live_model(self) -> LiveModel | None:
+        """The weights to serve; None before the first trainer."""
+        fields = self.send("HMGET", self.keys.model, "epoch", "version", "digest", "uri", "awaited")
+        if fields[0] is None:
+            return None
+        epoch, _, entries = (fields[4] or b"").decode().partition(" ")
+        is_of_this_epoch = epoch == fields[0].decode()  # else a trainer of an older rollq has left it there
+        awaited = dict(entry.split(":") for entry in entries.split(",")) if is_of_this_epoch else {}
+        digests = {int(version): digest for version, digest in awaited.items()}
+        return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode(), digests)
+
+    def events(
+        self, *kinds: EventKind, task: str | None = None, others: Mapping[str, Callable[[Any], object]] | None = None
+    ) -> Events:
+        """A subscription to the run's wake-ups, or only to those of some kinds, or only to those of one task and of the
+        run as a whole. `others`: other channels by name, and what is called with each of their messages."""
+        prefix = None if task is None else task_keys(self.run, task).prefix
+        return Events(self.servers, self.keys.events, self._patience, kinds, prefix, others or {})
+
+    def event_channel(self, kind: EventKind) -> str:
+        """The channel of the run's wake-ups of one kind, by which `events` may name it among `others`."""
+        return channel_of(self.keys.events, kind)
+
+    def is_on(self, client: redis.Redis) -> bool:
+        """Whether the buffer is on one server, and `client` reaches it by the same address."""
+        return [address(client)] == [address(server) for server in self.servers.primaries()]
+
+    def memory(self) -> Fullness:
+        """How full the server's memory is. On a cluster, that of the fullest primary, since all have payloads.
+
+        Raises `ServerRefused` when one evicts keys by now: its policy may change at run time.
+
+        Primaries that are away are waited for only if they have keys of the run or of the tasks that this role knows.
+        """
+        keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
+
+        def fullest() -> Fullness:
+            found = {client: _memory(client) for client in {self.servers.of(key) for key in keys}}
+            for client in self.servers.primaries():
+                if client not in found:
+                    with suppress(RedisError):
+                        found[client] = _memory(client)
+            return max(found.values(), key=lambda memory: memory.share)
+
+        return self.servers.patiently(fullest, self._patience)
+
+    def _check_incarnation(self, task: str, found: str | None) -> None:
+        if found != self.incarnation:
+            raise StoreLost(
+                f"task {task!r} of run {self.run!r} is not in this store, or belongs to another incarnation of the run"
+            )
+
+    def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
+        fields = {name.decode(): value.decode() for name, value in raw.items()}
+        self._check_incarnation(task, fields.get("incarnation"))
+        known = _Known(int(fields.get("rules_revision", FIRST_REVISION)), decode_rules(fields))
+        self._rules[task] = known
+        return Clock(
+            incarnation=fields["incarnation"],
+            epoch=int(fields["epoch"]),
+            step=int(fields["step"]),
+            version=int(fields["version"]),
+            committed=int(fields["committed"]),
+            claimed_step=int(fields["claimed_step"]),
+            checkpoint=int(fields["checkpoint"]),
+            history=int(fields["history"]),
+            first_manifest=int(fields["first_manifest"]),
+            undone=int(fields["undone"]),
+            control=Control.SLEEP if "sleep" in fields else Control(fields["control"]),
+            control_reason=fields.get("sleep") or fields.get("control_reason", ""),
+            rules=known.rules,
+            rules_revision=known.revision,
+            floors=Floors.decode(fields["floors"]),
+        )
+
+
+def _as_bytes(_: int, payload: Frame | None) -> bytes | None:
+    return None if payload is None else bytes(payload)
+
+
+def _memory(client: redis.Redis) -> Fullness:
+    info: Mapping[str, Any] = client.info("memory")
+    check_policy(client, info)
+    return Fullness.of_memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
+
+
+def pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """The (name, value) pairs of a hash in a function's reply."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def number(value: bytes) -> float:
+    """A number as the functions write it: an int unless it has a fraction or an exponent."""
+    return float(value) if b"." in value or b"e" in value else int(value)

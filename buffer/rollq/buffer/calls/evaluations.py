@@ -1,0 +1,108 @@
+"""Evaluations: groups that measure one version of the weights and are never trained."""
+
+import secrets
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rollq.buffer.calls.batches import Batches
+from rollq.buffer.calls.replies import BatchState
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import SampleStatus
+from rollq.buffer.values.sample_numbers import Numbers, means, together
+from rollq.buffer.wire.rows import SampleRows
+
+BatchType = Literal["train", "eval"]
+GROUPS_PER_TRIP = 500
+
+
+class EvaluatedGroup(NamedTuple):
+    """The result of one prompt of an evaluation.
+
+    `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`; `tokens` are
+    the response tokens of its `samples`, those that completed. `numbers`: those of single samples, see
+    `rollq.buffer.values.sample_numbers`.
+    """
+
+    reward: float | None
+    tokens: int
+    samples: int
+    failed: bool
+    numbers: Numbers = MappingProxyType({})
+
+
+class Evaluations(Batches):
+    """Calls that open, read and close batches of groups: those of trainers and coordinators."""
+
+    def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
+        """Open a batch, or return the open one with this id and the same `digest` of its content.
+
+        An evaluation measures the version that is live now, and needs a task of kind eval. Raises `BatchRefused`, and
+        `ConfigError` for a task that is offline.
+        """
+        self.check_is_sampled(task)
+        handle, _ = self.call_task(
+            "open_batch", task, batch_id, f"{batch_id}-{secrets.token_hex(8)}", kind, step, digest
+        )
+        return self.batch_by_handle(task, handle.decode())
+
+    def evaluated(self, task: str, handle: str) -> list[EvaluatedGroup]:
+        """The results of an open evaluation so far, in the order of its prompts. Reads no payload."""
+        keys = task_keys(self.run, task)
+        ids = self.send("LRANGE", keys.batch_groups(handle), 0, -1)
+        found: list[EvaluatedGroup] = []
+        for start in range(0, len(ids), GROUPS_PER_TRIP):
+            commands = [
+                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows")
+                for group_id in ids[start : start + GROUPS_PER_TRIP]
+            ]
+            found += [_evaluated(*fields) for fields in self.send_all(commands)]
+        return found
+
+    def close_evaluation(self, task: str, handle: str, result: bytes = b"{}") -> bytes:
+        """End an evaluation: its groups leave the buffer, counted as evaluated or cancelled; `result` is kept.
+
+        Harmless to repeat: returns the result of the first caller.
+        """
+        more = 1
+        while more:
+            more, kept = self.call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
+        return bytes(kept)
+
+
+def _evaluated(
+    status: bytes | None, reward: bytes | None, tokens: bytes | None, letters: bytes | None, rows: bytes | None
+) -> EvaluatedGroup:
+    if status != b"gathered":
+        return EvaluatedGroup(None, 0, 0, failed=status not in (b"pending", b"running"))
+    numbers = SampleRows.decode(rows).numbers if rows else {}
+    completed = (letters or b"").count(SampleStatus.COMPLETED.value.encode())
+    return EvaluatedGroup(float(reward or 0), int(tokens or 0), completed, failed=False, numbers=numbers)
+
+
+def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed: bool = False) -> dict[str, float]:
+    """Metrics `eval/<name>/...` over the prompts of an evaluation.
+
+    `count`: prompts that are finished and judged; `failed`: groups out of tries; `unfinished`: the others.
+    `reward`: mean over prompts of the mean over their samples; `tokens`: response tokens per completed sample.
+    `detailed` adds reward_min, reward_max, reward_std (of the population). `parts/<name>`: means of the reward parts,
+    and of other numbers, over the samples that have them. Without a finished prompt there are only the counts.
+    """
+    done = [group for group in groups if group.reward is not None]
+    failed = sum(group.failed for group in groups)
+    found = {"count": len(done), "failed": failed, "unfinished": len(groups) - len(done) - failed}
+    metrics: dict[str, float] = dict(found)
+    if done:
+        rewards = np.array([group.reward for group in done], dtype=np.float64)
+        metrics["reward"] = float(rewards.mean())
+        metrics["tokens"] = sum(group.tokens for group in done) / sum(group.samples for group in done)
+        metrics |= {f"parts/{part}": value for part, value in means(together(group.numbers for group in done)).items()}
+        if detailed:
+            metrics |= {
+                "reward_min": float(rewards.min()),
+                "reward_max": float(rewards.max()),
+                "reward_std": float(rewards.std()),
+            }
+    return {f"eval/{name}/{key}": value for key, value in metrics.items()}

@@ -1,0 +1,111 @@
+"""Payloads of claimed groups: their prompts and samples, decoded while later ones arrive."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.errors import CorruptFrame, CorruptGroup
+from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.pipelining import Command
+from rollq.buffer.values.rollouts import WHOLE, Group, Prompt
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire.payload import decode_group
+from rollq.buffer.wire.prompts import decode_prompt
+
+FETCH_GROUPS_PER_TRIP = 64
+
+
+class Fetching(BufferCore):
+    """Calls of those who read groups as a whole: the trainer, and the coordinator for its pipeline."""
+
+    def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
+        """Read the payloads of claimed groups, in order. Raises CorruptGroup."""
+        fetched: list[Group] = []
+        for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
+            fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
+        return fetched
+
+    def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
+        """The size of the frame that holds the samples of each group, which must have rows; 0 where it is gone."""
+        here, away = _by_place(groups)
+        found = dict(zip(away, self.payloads.sizes_bytes(list(away.values())), strict=True))
+        found |= zip(here, self.send_all([self._measure(groups[index]) for index in here]), strict=True)
+        return [int(found[index]) for index in range(len(groups))]
+
+    def _measure(self, group: ClaimedGroup) -> Command:
+        keys = task_keys(self.run, group.task)
+        if group.payload:
+            return ("STRLEN", keys.payload(group.group_id, group.payload))
+        return ("HSTRLEN", keys.rollout(group.group_id), WHOLE)
+
+    def _read_frames(self, group: ClaimedGroup) -> Command:
+        keys = task_keys(self.run, group.task)
+        if group.payload:
+            return ("GET", keys.payload(group.group_id, group.payload))
+        return ("HGETALL", keys.rollout(group.group_id))
+
+    def _fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
+        here, away = _by_place(groups)
+        commands: list[Command] = [
+            ("HGET", task_keys(self.run, group.task).group(group.group_id), "prompt") for group in groups
+        ]
+        commands += [self._read_frames(groups[index]) for index in here]
+
+        def decode(index: int, reply: Any) -> Any:
+            """The prompts of all groups, then the samples of those that are here."""
+            if index < len(groups):
+                return _decode_prompt(groups[index], reply)
+            return self._decode_samples(groups[here[index - len(groups)]], reply)
+
+        # each group is decoded while the next ones arrive
+        decoded = self.send_all(commands, decode)
+        samples: dict[int, Samples] = dict(zip(here, decoded[len(groups) :], strict=True))
+        read = list(away)
+        samples |= zip(
+            read,
+            self.payloads.read(
+                list(away.values()), lambda number, payload: self._decode_samples(groups[read[number]], payload)
+            ),
+            strict=True,
+        )
+        return [
+            Group(*group[:2], prompt, samples[i], group.oldest_version, group.arrival, group.tries, group.shaped)
+            for i, (group, prompt) in enumerate(zip(groups, decoded, strict=False))
+        ]
+
+    def _decode_samples(self, group: ClaimedGroup, reply: Any) -> Samples:
+        if isinstance(reply, Exception):
+            raise reply
+        try:
+            return decode_group(_frames(group, reply), group_size=self.rules(group.task).group_size)
+        except CorruptFrame as error:
+            raise CorruptGroup(group.task, group.group_id, str(error)) from error
+
+
+def _by_place(groups: Sequence[ClaimedGroup]) -> tuple[list[int], dict[int, PayloadName]]:
+    """The indices of the groups whose frames are in their task's slot, and those of the others with their payloads."""
+    names = [PayloadName.parse(group.task, group.payload) for group in groups]
+    here = [index for index, name in enumerate(names) if name is None]
+    return here, {index: name for index, name in enumerate(names) if name is not None}
+
+
+def _decode_prompt(group: ClaimedGroup, reply: Any) -> Prompt:
+    if isinstance(reply, Exception):
+        raise reply
+    if reply is None:
+        raise CorruptGroup(group.task, group.group_id, "it is not in the store any more")
+    try:
+        return decode_prompt(reply)
+    except CorruptFrame as error:
+        raise CorruptGroup(group.task, group.group_id, str(error)) from error
+
+
+def _frames(group: ClaimedGroup, reply: Any) -> dict[str, bytes]:
+    """The frames of a group by field. Raises `CorruptFrame` when its payload is gone."""
+    if not group.payload:
+        return {field.decode(errors="replace"): frame for field, frame in pairs(reply)}
+    if reply is None:
+        raise CorruptFrame("its samples are not in the store any more")
+    return {WHOLE: reply}

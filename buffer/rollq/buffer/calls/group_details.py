@@ -1,0 +1,187 @@
+"""One group as a whole, for people: its life so far and its samples, whatever its status."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.errors import ConfigError, CorruptFrame, ServerError
+from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.wire.parts import decode_parts
+from rollq.buffer.wire.payload import frames_by_index
+from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.samples import decode_samples
+
+GROUPS_PER_TRIP = 16
+STEPPED = (Status.CLAIMED, Status.ARCHIVED)
+
+
+class PastLease(NamedTuple):
+    """One lease of a group, from its history.
+
+    `end`: running, put, handed_back (the try does not count), error (handed back, and it counts), ran_out (the worker
+    died or was cut off), unconfirmed (it never arrived there), batch_ended, dropped, or quarantined (by hand). `parts`:
+    of samples that were salvaged by then. `version`: of the worker's weights. Times are the server's, in ms since 1970;
+    `until_ms`: None while it runs.
+    """
+
+    attempt: int
+    worker: str
+    version: int
+    from_ms: int
+    until_ms: int | None
+    end: str
+    parts: int
+
+
+class TrainStep(NamedTuple):
+    """The batch that a group is in: its train step, and when it was claimed and committed (ms since 1970)."""
+
+    step: int
+    claimed_ms: int | None
+    committed_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundGroup:
+    """A group as it was at `server_ms`.
+
+    `fields` are its numbers as they are stored. `samples` has an entry per sample, `EMPTY_SAMPLE` where there is none;
+    `problem` says why samples that should be there could not be read, else "". `leases`: the last ones, oldest first.
+    `deadline_ms`: of the lease of a running group. `is_archived`: it has left the buffer, and this is what the archive
+    has of it.
+    """
+
+    task: str
+    group_id: int
+    status: Status
+    fields: Mapping[str, str]
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    problem: str
+    leases: tuple[PastLease, ...]
+    batch: TrainStep | None
+    deadline_ms: int | None
+    server_ms: int
+    is_archived: bool = False
+
+
+class Looking(BufferCore):
+    """Calls that read groups with their samples."""
+
+    def look(self, task: str, group_ids: Iterable[int]) -> list[FoundGroup]:
+        """The groups that are in the buffer, each at one instant; others are left out.
+
+        Samples that cannot be read become a `problem` of their group. Raises `StoreLost`.
+        """
+        ids = list(group_ids)
+        return [
+            group
+            for start in range(0, len(ids), GROUPS_PER_TRIP)
+            for group in self._look_at(task, ids[start : start + GROUPS_PER_TRIP])
+        ]
+
+    def newest(self, task: str, status: Status) -> int | None:
+        """The group with this status that was admitted last; None without any."""
+        (members,) = self.call_task("find", task, status.value, "-inf", "+inf")
+        return max(map(int, members), default=None)
+
+    def groups_of_step(self, task: str, step: int) -> list[int]:
+        """The groups in the batch of a train step, in its order; none when the buffer has no such batch."""
+        ids = self.send("HGET", task_keys(self.run, task).manifest(step), "ids") or b""
+        return [int(group_id) for group_id in ids.split(b",") if group_id]
+
+    def _look_at(self, task: str, ids: Sequence[int]) -> list[FoundGroup]:
+        keys = task_keys(self.run, task)
+        calls = [("save_group", keys.clock, self.incarnation, group_id) for group_id in ids]
+        found: list[FoundGroup] = []
+        for group_id, (flat, frames, payload) in zip(ids, self.call_all(calls), strict=True):
+            fields = {name.decode(): value.decode(errors="replace") for name, value in pairs(flat)}
+            if "status" not in fields:
+                continue
+            stored = {field.decode(): frame for field, frame in pairs(frames)} | ({WHOLE: payload} if payload else {})
+            problem = self._read_away(task, group_id, fields.get("payload", ""), stored)
+            samples, unreadable = _decode_samples(stored, fields["letters"])
+            status = Status(fields["status"])
+            found.append(
+                FoundGroup(
+                    task, group_id, status, fields, decode_prompt(fields["prompt"].encode()), samples,
+                    problem or unreadable, past_leases(fields), self._batch_of(task, group_id, status),
+                    self._deadline_of(task, group_id, status), self.server_ms(),
+                )
+            )  # fmt: skip
+        return found
+
+    def _read_away(self, task: str, group_id: int, name: str, stored: dict[str, bytes]) -> str:
+        """Add the payload of a group that is away to its frames; returns why that is not possible."""
+        if not name or WHOLE in stored:
+            return ""
+        if PayloadName.parse(task, name) is None:
+            return "its samples are not in the store any more"
+        try:
+            payload = self.read_payloads(task, {group_id: name}).get(group_id)
+        except (ConfigError, ServerError) as error:
+            return f"its samples are not on the server, and cannot be read: {error}"
+        if payload is None:
+            return "its samples are not in the folder or bucket of payloads any more"
+        stored[WHOLE] = payload
+        return ""
+
+    def _batch_of(self, task: str, group_id: int, status: Status) -> TrainStep | None:
+        keys = task_keys(self.run, task)
+        step = self.send("ZSCORE", keys.status(status), group_id) if status in STEPPED else None
+        if step is None:
+            return None
+        times = self.send("HMGET", keys.manifest(int(step)), "claimed_ms", "committed_ms")
+        return TrainStep(int(step), *(None if time is None else int(time) for time in times))
+
+    def _deadline_of(self, task: str, group_id: int, status: Status) -> int | None:
+        if status is not Status.RUNNING:
+            return None
+        deadline = self.send("ZSCORE", task_keys(self.run, task).status(status), group_id)
+        return None if deadline is None else int(deadline)
+
+
+def past_leases(fields: Mapping[str, str]) -> tuple[PastLease, ...]:
+    """The leases of a group, oldest first, from its fields `history` and `leased`; none of an older rollq's group."""
+    leases = [
+        _lease(attempt, leased, int(until_ms), end, parts)
+        for line in filter(None, fields.get("history", "").split("\n"))
+        for attempt, until_ms, end, parts, leased in [line.split(" ", 4)]
+    ]
+    if leased := fields.get("leased"):
+        runs = fields["status"] == Status.RUNNING
+        until_ms, end, parts = (
+            (None, "running", fields.get("parts", "0")) if runs else (int(fields["put_ms"]), "put", "0")
+        )
+        leases.append(_lease(fields["attempt"], leased, until_ms, end, parts))
+    return tuple(leases)
+
+
+def _lease(attempt: str, leased: str, until_ms: int | None, end: str, parts: str) -> PastLease:
+    from_ms, version, worker = leased.split(" ", 2)
+    return PastLease(int(attempt), worker, int(version), int(from_ms), until_ms, end, int(parts))
+
+
+def _decode_samples(stored: Mapping[str, bytes], letters: str) -> tuple[tuple[Sample, ...], str]:
+    """The samples by their `letters`, and what is wrong with those that cannot be read."""
+    single, problems = frames_by_index(stored), list[str]()
+    whole: Sequence[Sample] = ()
+    if WHOLE in stored:
+        try:
+            whole = decode_samples(stored[WHOLE])
+        except CorruptFrame as error:
+            problems.append(str(error))
+    samples = [EMPTY_SAMPLE] * len(letters)
+    for index, letter in enumerate(letters):
+        if letter == SampleStatus.PENDING:
+            continue
+        try:
+            found = decode_parts(index, single, group_size=len(letters))
+        except CorruptFrame as error:
+            problems.append(f"sample {index}: {error}")
+            continue
+        samples[index] = found or (whole[index] if index < len(whole) else EMPTY_SAMPLE)
+    return tuple(samples), "; ".join(problems)

@@ -1,0 +1,93 @@
+"""Finished samples that no worker of the run has made, such as expert demonstrations: into the buffer without a lease.
+
+A source names what groups come from, and the buffer counts the groups of each. A call inserts its groups only after the
+number that were inserted before, so that a repeated or resumed insertion inserts nothing twice.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, islice
+from statistics import fmean
+from typing import Any
+
+from rollq.buffer.calls.inspection import Inspection
+from rollq.buffer.calls.put_args import MAX_GROUP_BYTES, GroupArgs, encoded_rows, portions_of
+from rollq.buffer.errors import ConfigError, InvalidGroup, InvalidPrompt, ServerRefused
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import WHOLE, FinishedGroup
+from rollq.buffer.wire.payload import encode_whole
+from rollq.buffer.wire.prompts import encode_prompt
+
+MOST_SOURCE_CHARACTERS = 200
+
+
+class Insertion(Inspection):
+    """Calls that fill tasks that are offline."""
+
+    def insert(self, task: str, groups: Sequence[FinishedGroup], *, source: str, after: int = 0) -> int:
+        """Insert finished groups of `source`, as completed groups; returns how many of them were not there yet.
+
+        `task` is offline. `after`: how many groups of the source come before these; see `inserted`. Every sample has
+        completed, has a reward, and is `unversioned`; its logprobs may be `absent_logprobs`. All groups are checked
+        before the first is inserted. Harmless to repeat, also after a crash half way.
+
+        Raises `ConfigError` for a task that is not offline and for groups of the source that are missing before these,
+        `InvalidGroup` naming the group, sample and field, and `ServerRefused` when the buffer is full: what was
+        inserted by then stays, and the same call inserts the rest later.
+        """
+        rules = self.rules(task)
+        if not rules.offline:
+            raise ConfigError(f"task {task!r} takes no insertions: it is sampled; only tasks with offline = true do")
+        if not 0 < len(source) <= MOST_SOURCE_CHARACTERS:
+            raise ConfigError(f"source {source!r}: 1 to {MOST_SOURCE_CHARACTERS} characters are needed")
+        if after < 0:
+            raise ConfigError(f"after = {after}: how many groups come before these; 0 for the first ones")
+        encoded = [_encode_at(after + index, group, rules) for index, group in enumerate(groups)]
+        done = self.inserted(task, source)
+        if done < after:
+            raise ConfigError(
+                f"after = {after}: only {done} groups of source {source!r} were inserted into task {task!r}; insert "
+                "those before these first"
+            )
+        last, added = after + len(encoded), 0
+        while done < last:
+            portion = next(portions_of(islice(encoded, done - after, None)))
+            self._check_room()
+            now = self.call_task("insert", task, source, done, *chain.from_iterable(group.args for group in portion))
+            added += min(now, last) - done
+            done = now
+        return added
+
+    def inserted(self, task: str, source: str) -> int:
+        """How many groups of `source` were inserted into the task so far."""
+        return int(self.send("HGET", task_keys(self.run, task).sources, source) or 0)
+
+    def _check_room(self) -> None:
+        fullness = self.fullness()
+        if fullness.is_full:
+            raise ServerRefused(
+                f"{fullness}, and nothing more is inserted: raise {fullness.limit}, or insert the rest when some of it "
+                "was trained and a checkpoint was made"
+            )
+
+
+def _encode_at(index: int, group: FinishedGroup, rules: TaskRules) -> GroupArgs:
+    try:
+        return encode_finished(group, rules)
+    except (InvalidPrompt, InvalidGroup) as error:
+        raise InvalidGroup(f"group {index}: {error}") from None
+
+
+def encode_finished(group: FinishedGroup, rules: TaskRules, vocab_size: int | None = None) -> GroupArgs:
+    """A group as arguments of `insert`, in the order of `insert.lua`. Raises `InvalidPrompt` and `InvalidGroup`, also
+    for token ids from `vocab_size` on."""
+    prompt, samples = encode_prompt(group.prompt), group.samples
+    whole = encode_whole(
+        samples, group_size=rules.group_size, vocab_size=vocab_size, max_bytes=MAX_GROUP_BYTES, inserted=True
+    )
+    frame = bytes(whole)
+    reward = fmean(sample.reward for sample in samples if sample.reward is not None)
+    tokens = sum(sample.response_tokens for sample in samples)
+    rows = encoded_rows(samples)
+    args: list[Any] = [prompt, reward, tokens, len(frame), rows, frame]
+    return GroupArgs(args, {WHOLE: frame})

@@ -1,0 +1,152 @@
+"""Read-only calls for monitoring and diagnosis."""
+
+import logging
+from typing import Any
+
+import orjson
+
+from rollq.buffer.calls.core import BufferCore, number, pairs
+from rollq.buffer.calls.replies import ArchiveState, Counts, LastError, Unusable
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.common.whole_numbers import whole_number
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.history import HistoryRow, Overview
+from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerState
+
+_unreadable = LogOnce(logging.getLogger(__name__))
+
+SILENT_WORKER_S = 30.0
+GROUPS_SAMPLED = 32
+
+
+class Inspection(BufferCore):
+    """Read-only calls for monitors."""
+
+    def counts(self, task: str) -> Counts:
+        """The counts and clock of a task, in one consistent read. Raises `StoreLost`."""
+        server_ms, ready, outcomes, kept, clock, progress, last_error, *statuses = self.call_task("counts", task)
+        return Counts(
+            task=task,
+            clock=self._decode_clock(task, dict(pairs(clock))),
+            statuses={Status(name.decode()): count for name, count in pairs(statuses)},
+            ready=ready,
+            outcomes=outcomes,
+            kept=kept,
+            progress={name.decode(): number(value) for name, value in pairs(progress)},
+            server_ms=server_ms,
+            last_error=_decode_error(server_ms, *last_error),
+        )
+
+    def overview(self, task: str, rows: int = 8) -> Overview:
+        """Facts of a task that monitors show besides its counts, with the newest `rows` of its history.
+
+        The work does not grow with the number of groups. Raises `StoreLost`.
+        """
+        now_ms, reaped_ms, history, by_staleness, *since = self.call_task("overview", task, rows)
+        silent_s, pending_s, running_s, ready_s = (
+            max(0.0, (now_ms - at_ms) / 1000) if at_ms else None for at_ms in (reaped_ms, *since)
+        )
+        return Overview(
+            task=task,
+            silent_s=silent_s,
+            rows=tuple(map(HistoryRow.decode, history)),
+            by_staleness=dict(enumerate(by_staleness)),
+            pending_age_s=pending_s,
+            running_age_s=running_s,
+            ready_age_s=ready_s,
+        )
+
+    def unusable_rows(self, task: str) -> dict[str, Unusable]:
+        """Why rows of a task's prompts are unusable, the most frequent reason first."""
+        found = self.send("HGETALL", task_keys(self.run, task).unusable)
+        reasons = {}
+        for reason, value in found.items():
+            count, _, first = value.decode(errors="replace").partition(" ")
+            reasons[reason.decode(errors="replace")] = Unusable(whole_number(count) or 0, first)
+        return dict(sorted(reasons.items(), key=lambda item: -item[1].rows))
+
+    def archive_state(self, task: str) -> ArchiveState:
+        """The archive of a task."""
+        names = ("groups", "written_ms", "trouble", "until_ms")
+        groups, written_ms, trouble, until_ms = self.send("HMGET", task_keys(self.run, task).archive, *names)
+        now_ms = self.server_ms()
+        is_alive = int(until_ms or 0) > now_ms
+        return ArchiveState(
+            groups=int(groups or 0),
+            age_s=None if written_ms is None else max(0.0, (now_ms - int(written_ms)) / 1000),
+            trouble=trouble.decode(errors="replace") if trouble and is_alive else "",
+            is_alive=is_alive,
+        )
+
+    def fullness(self) -> Fullness:
+        """How full the buffer is: of its servers' memory, or of `max_buffer_bytes`, whichever is nearer."""
+        memory, limit = self.memory(), self.payloads.max_buffer_bytes
+        if limit is None:
+            return memory
+        counts = [self.counts(task) for task in self.tasks()]
+        largest = max((each.mean_bytes for each in counts), default=0.0)
+        expected = sum(each.expected_bytes for each in counts)
+        groups = Fullness.of_groups(expected, largest, limit, "payloads.max_buffer_bytes")
+        return max(memory, groups, key=lambda fullness: fullness.share)._replace(room_groups=groups.room_groups)
+
+    def bytes_by_status(self, counts: Counts) -> dict[Status, int]:
+        """Bytes of the frames of a task's groups, by status: the known sum, divided as in a sample of the groups."""
+        keys = task_keys(self.run, counts.task)
+        statuses = [status for status, groups in counts.statuses.items() if groups]
+        ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
+        sizes = iter(self.send_all([("HGET", keys.group(int(one)), "bytes") for some in ids for one in some]))
+        shares: dict[Status, float] = {}
+        for status, some in zip(statuses, ids, strict=True):
+            sampled = [int(next(sizes) or 0) for _ in some]
+            shares[status] = counts.statuses[status] * sum(sampled) / max(1, len(sampled))
+        total, known = sum(shares.values()), counts.progress.get("bytes", 0)
+        return {status: round(known * share / total) for status, share in shares.items() if share}
+
+    def inspect(self, task: str, group_id: int) -> dict[str, str]:
+        """The stored fields of one group, without its payload; empty for a group that is not in the buffer."""
+        found = self.call_task("inspect", task, group_id)
+        return {name.decode(): value.decode() for name, value in pairs(found)}
+
+    def workers(self, within_s: float = SILENT_WORKER_S) -> dict[str, dict[str, Any]]:
+        """The last report of every worker that has reported within `within_s` seconds, with its `age_s`.
+
+        One that cannot be read, since somebody else has written it, is left out.
+        """
+        now_ms = self.server_ms()
+        reports: dict[str, dict[str, Any]] = {}
+        for name, value in sorted(self.send("HGETALL", self.keys.workers).items()):
+            try:
+                age_s, report = _decode_report(value, now_ms)
+            except (ValueError, TypeError) as error:
+                _unreadable.warning(name, "left out a report of worker %.60r that cannot be read: %s", name, error)
+                continue
+            if abs(age_s) <= within_s:  # the server's clock may have been set back
+                reports[name.decode(errors="replace")] = report
+        return reports
+
+    def trainer(self) -> dict[str, Any] | None:
+        """The trainer's last report, with its `age_s`; None before the first one."""
+        report = self.send("HGET", self.keys.trainer, "report")
+        return None if report is None else _decode_report(report, self.server_ms())[1]
+
+    def trainer_state(self) -> TrainerState | None:
+        """The state of the trainer that took the run last; None before the first one."""
+        names = ("epoch", "trainer_id", "deadline_ms", "lease_ms", "doing", "report")
+        fields = dict(zip(names, self.send("HMGET", self.keys.trainer, *names), strict=True))
+        now_ms, report = self.server_ms(), fields.pop("report")
+        return TrainerState.decode(fields, now_ms, _decode_report(report, now_ms)[1] if report else None)
+
+
+def _decode_error(now_ms: int, text: bytes | None, at_ms: bytes | None) -> LastError | None:
+    if text is None or at_ms is None:
+        return None
+    return LastError(text.decode(errors="ignore"), max(0.0, (now_ms - int(at_ms)) / 1000))
+
+
+def _decode_report(raw: bytes, now_ms: int) -> tuple[float, dict[str, Any]]:
+    """The age of a report in seconds, and the report with its `age_s`, which is never negative."""
+    at_ms, _, report = raw.partition(b" ")
+    age_s = (now_ms - int(at_ms)) / 1000
+    return age_s, {**orjson.loads(report), "age_s": max(age_s, 0.0)}

@@ -1,0 +1,325 @@
+"""The worker's side of the buffer: groups out under a lease, results in."""
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import orjson
+from redis.exceptions import RedisError
+
+from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.calls.put_args import GroupArgs, calls_of, encode_result, part_args, result_args
+from rollq.buffer.calls.replies import Leased, PutOutcome, Renewed, SalvageOutcome, UnderWay
+from rollq.buffer.calls.steering import Fleet, Order
+from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
+from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.store.functions import Beside, Call
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.redis_errors import code_of
+from rollq.buffer.values.rollouts import AWAY, BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
+from rollq.buffer.wire.parts import tokens_in_parts
+from rollq.buffer.wire.payload import decode_kept, frames_by_index, is_large
+from rollq.buffer.wire.prompts import decode_prompt
+
+log = logging.getLogger(__name__)
+
+UNDER_WAY = (Status.PENDING, Status.RUNNING)
+
+
+class Leasing(BufferCore):
+    """Calls of workers."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._floors: dict[str, tuple[int, Floors]] = {}
+        self._drained_for: str | None = None
+
+    def lease(
+        self,
+        tasks: Sequence[str],
+        n: int,
+        *,
+        worker: str,
+        version: int,
+        epoch: int,
+        suspects_held: int = 0,
+        idle: bool = True,
+    ) -> Leased:
+        """Lease up to `n` of the best pending groups over `tasks`, for weights (`epoch`, `version`).
+
+        `worker` names this incarnation of the worker. `suspects_held`: suspects among its leases; `idle`: holds none.
+        Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
+        """
+        leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
+        gone, cut_off = self.renew(leased.leases)  # confirms that they have arrived
+        if not gone and not cut_off:
+            return leased
+        held = [replace(lease, cut_off=lease in cut_off) for lease in leased.leases if lease not in gone]
+        return leased._replace(leases=tuple(held))
+
+    def _lease(self, tasks: Sequence[str], n: int, worker: str, weights: str, suspects_held: int, idle: bool) -> Leased:
+        found: list[Lease] = []
+        shares = self._shares(tasks, n, weights)
+        # The task that a drain was for comes first: after leases of another one, the caller would not be idle for it.
+        for task in sorted(shares, key=lambda task: task != self._drained_for):
+            nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not found)
+            try:
+                reply = self.call_task("lease", task, worker, nonce, *weights.split(":"), share, suspects_held, first)
+            except StaleWorker:
+                if found:  # leases that the caller never receives would look like a death
+                    break
+                raise
+            if reply[0] == 1:
+                self._drained_for = task
+                return Leased(tuple(found), drain=True)
+            named = {group_id: payload.decode() for group_id, *_, payload, _ in reply[1:] if payload}
+            payloads = self.read_payloads(task, named)
+            leases = [decode_lease(task, nonce, fields, payloads.get(fields[0])) for fields in reply[1:]]
+            found += leases
+            suspects_held += sum(lease.suspect for lease in leases)
+            if any(lease.alone for lease in leases):
+                break
+        return Leased(tuple(found), drain=False)
+
+    def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
+        """Which tasks have the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
+        if len(tasks) == 1:
+            return {tasks[0]: n}
+        tasks = self._tasks_for(tasks, weights)
+        pending = [task_keys(self.run, task).status(Status.PENDING) for task in tasks]
+        heads: list[list[bytes]] = self.send_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
+        scores = [(float(score), index) for index, head in enumerate(heads) for score in head[1::2]]
+        counted = Counter(index for _, index in sorted(scores)[:n])
+        return {task: counted[index] for index, task in enumerate(tasks) if counted[index]}
+
+    def _tasks_for(self, tasks: Sequence[str], weights: str) -> list[str]:
+        """The tasks without those evaluations that are of other weights ("epoch:version")."""
+        evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
+        pins = self.send_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
+        others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
+        return [task for task in tasks if task not in others]
+
+    def evaluates_others(self, tasks: Sequence[str], *, epoch: int, version: int) -> bool:
+        """Whether an evaluation among `tasks` is open for other weights than these, which cannot take part in it."""
+        evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
+        clocks = [("HMGET", task_keys(self.run, task).clock, "pin", "open_evaluations") for task in evaluations]
+        pin = f"{epoch}:{version}".encode()
+        return any(int(is_open or 0) > 0 and pinned != pin for pinned, is_open in self.send_all(clocks))
+
+    def renew(self, leases: Sequence[Lease]) -> Renewed:
+        """Confirm leases and move their deadline."""
+        by_task = leases_by_task(leases)
+        calls = [
+            ("renew", task_keys(self.run, task).clock, self.incarnation, *fences(mine))
+            for task, mine in by_task.items()
+        ]
+        gone, cut_off = list[Lease](), list[Lease]()
+        for mine, (gone_at, cut_off_at) in zip(by_task.values(), self.call_all(calls), strict=True):
+            gone += [mine[at] for at in gone_at]
+            cut_off += [mine[at] for at in cut_off_at]
+        return Renewed(gone, cut_off)
+
+    def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
+        """Give groups back unfinished. `counted`: the try was spent, `error` says on what; out of tries, they fail.
+
+        Returns how many went back.
+        """
+        return sum(
+            int(self.call_task("hand_back", task, int(counted), error or "", *fences(mine)))
+            for task, mine in leases_by_task(leases).items()
+        )
+
+    def drop_too_long(self, lease: Lease, tokens: int, error: str) -> bool:
+        """Drop a group whose prompt has too many `tokens`, and have producers leave its row out from now on; a group
+        that a batch waits for fails with `error`. False when the lease is no longer the caller's."""
+        return bool(self.call_task("drop_too_long", lease.task, error, tokens, *fences([lease])))
+
+    def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
+        """Keep parts of samples that are still being made; returns an outcome for each.
+
+        If the worker dies, the next lease of the group has samples with these tokens. A part is kept only while its
+        lease is the caller's, and after all parts of the group with smaller numbers. One that cannot be encoded is
+        refused alone. Harmless to repeat.
+        """
+        return self._keep("salvage", parts)
+
+    def record(self, calls: Sequence[SamplePart]) -> list[SalvageOutcome]:
+        """Keep calls of agents before they are answered, as `salvage` keeps parts; also on a full server."""
+        return self._keep("record", calls)
+
+    def _keep(self, function: str, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
+        outcomes = dict.fromkeys(range(len(parts)), SalvageOutcome.REFUSED)
+        for task in dict.fromkeys(part.lease.task for part in parts):
+            indices = [index for index, part in enumerate(parts) if part.lease.task == task]
+            (_, floors), rules = self._epoch_floors(task), self.rules(task)
+            clock = task_keys(self.run, task).clock
+            encoded = {index: args for index in indices if (args := part_args(parts[index], floors, rules))}
+            mine = calls_of(GroupArgs(args, {"": args[-1]}) for args in encoded.values())
+            replies = self.call_all([(function, clock, self.incarnation, *args) for args, _ in mine])
+            words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
+            outcomes |= zip(encoded, words, strict=True)
+        return [outcomes[index] for index in range(len(parts))]
+
+    def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
+        """File results, in order. The only way in which generated tokens enter the buffer.
+
+        A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat:
+        what was filed before answers `DUPLICATE`, also when this call had to try again itself.
+        """
+        outcomes: dict[int, PutOutcome] = {}
+        for task, indices in _indices_by_task(results).items():
+            while indices:
+                words = self._put(task, [results[index] for index in indices])
+                outcomes.update((index, PutOutcome(word.decode())) for index, word in zip(indices, words, strict=False))
+                indices = indices[len(words) :]
+        return [outcomes[index] for index in range(len(results))]
+
+    def _put(self, task: str, results: Sequence[GroupResult]) -> list[bytes]:
+        """File results of one task; returns a word for each, up to the first one that met a new epoch."""
+        try:
+            return self._put_with(task, results)
+        except ServerRefused as error:
+            if not (isinstance(error.__cause__, RedisError) and code_of(error.__cause__) == "OOM"):
+                raise
+        # a full server sets no keys any more, but `put` may still file results there
+        return self._put_with(task, results, all_inline=True)
+
+    def _put_with(self, task: str, results: Sequence[GroupResult], *, all_inline: bool = False) -> list[bytes]:
+        epoch, floors = self._epoch_floors(task)
+        keys = task_keys(self.run, task)
+
+        def arguments() -> Iterator[GroupArgs]:
+            return (self._encode(task, result, epoch, floors, all_inline=all_inline) for result in results)
+
+        groups: Callable[[], Iterable[GroupArgs]] = arguments
+        if self.payloads:  # those that are away are safe before a group names them
+            encoded: list[GroupArgs] = []
+            with self.payloads.writing() as write:
+                for result, group in zip(results, arguments(), strict=True):
+                    encoded.append(group)
+                    if group.away:  # a run that was deleted meanwhile raises: nothing would ever remove its payloads
+                        self.renew([result.lease])
+                    for name, payload in group.away.items():
+                        write(name, payload)
+            groups = partial(iter, encoded)
+
+        put = ("put", keys.clock, self.incarnation, epoch, floors.encode())
+
+        def calls() -> Iterator[Call]:
+            # each call is sent as soon as its results are encoded
+            return (Beside((*put, *args), payloads) for args, payloads in calls_of(groups()))
+
+        words: list[bytes] = []
+        for reply in self.call_each(calls):
+            if isinstance(reply, EpochMoved):
+                self._floors.pop(task, None)
+                break
+            if isinstance(reply, Exception):
+                raise reply
+            words += reply
+        return words
+
+    def _encode(self, task: str, result: GroupResult, epoch: int, floors: Floors, *, all_inline: bool) -> GroupArgs:
+        """A result as arguments, with its frames where they belong; `all_inline`: they pass through the function."""
+        rules, lease = self.rules(task), result.lease
+        valid, frames = encode_result(result, None if all_inline else self.payloads.pieces_from)
+        size_bytes = sum(map(len, frames.values()))
+        args = partial(result_args, valid, epoch=epoch, floors=floors, rules=rules, size_bytes=size_bytes)
+        if WHOLE in frames and not all_inline:
+            if place := self.payloads.place_for(size_bytes):
+                name = PayloadName.new(task, place, lease.group_id, lease.nonce)
+                named = {AWAY: name.encoded.encode()}
+                return GroupArgs(args(named), named, away={name: frames[WHOLE]})
+            if is_large(size_bytes):
+                key = task_keys(self.run, task).payload(lease.group_id, lease.nonce)
+                return GroupArgs(args({BESIDE: b""}), {BESIDE: b""}, {key: bytes(frames[WHOLE])})
+        inline = {field: bytes(frame) for field, frame in frames.items()}
+        return GroupArgs(args(inline), inline)
+
+    def _epoch_floors(self, task: str) -> tuple[int, Floors]:
+        """The live epoch, and the floors of those before it."""
+        if task not in self._floors:
+            clock = self.clock(task)
+            self._floors[task] = (clock.epoch, clock.floors)
+        return self._floors[task]
+
+    def report_worker(self, worker: str, report: Mapping[str, Any]) -> Order:
+        """Store plain facts about a worker for monitors; returns the order that the operator has given to it."""
+        reply = self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
+        return Order(reply.decode())
+
+    def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float, open_samples: int = 0) -> Fleet:
+        """Note what a worker can do; returns what all can do together that have noted it within 10 s.
+
+        `places`: samples that it generates at a time, 0 for a worker that takes no groups; `load`: how many it has in
+        flight, in the mean. `tokens_per_s`: with the load of a mean worker, 0.0 when it is not known. `open_samples`:
+        those that it has to generate now.
+        """
+        numbers = (places, round(load), round(tokens_per_s), open_samples)
+        return Fleet(*self.call("join_fleet", self.keys.info, self.incarnation, worker, *numbers))
+
+    def under_way(self, tasks: Sequence[str]) -> UnderWay:
+        """How many groups of `tasks` are pending and how many are leased."""
+        keys = [task_keys(self.run, task).status(status) for status in UNDER_WAY for task in tasks]
+        counts: list[int] = self.send_all([("ZCARD", key) for key in keys])
+        return UnderWay(sum(counts[: len(tasks)]), sum(counts[len(tasks) :]))
+
+    def forget_worker(self, worker: str) -> None:
+        """Remove the report of a worker that stops."""
+        self.call("forget_worker", self.keys.info, self.incarnation, worker)
+
+
+def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
+    """The lease that the function `lease` has described by these fields; `payload`: the frame that they name."""
+    (
+        group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, large,
+        expected_tokens,
+    ) = fields  # fmt: skip
+    name = f"group {group_id} of task {task!r}"
+    stored = {field.decode(errors="replace"): frame for field, frame in pairs(kept)}
+    if payload is not None:
+        stored[WHOLE] = payload
+    elif large:
+        log.error("%s: what its samples have in one frame is not in the store any more, and is generated again", name)
+    return Lease(
+        task=task,
+        group_id=group_id,
+        attempt=attempt,
+        nonce=nonce,
+        tries=tries,
+        prompt=decode_prompt(prompt),
+        samples=decode_kept(stored, letters.decode(), name),
+        step=step,
+        evaluation=bool(evaluation),
+        suspect=bool(suspect),
+        alone=bool(alone),
+        must_finish=bool(must_finish),
+        parts=parts,
+        salvaged_tokens=tokens_in_parts(frames_by_index(stored), group_size=len(letters)),
+        expected_tokens=float(expected_tokens or 0),
+    )
+
+
+def fences(leases: Iterable[Lease]) -> list[Any]:
+    """Arguments of a function that prove that leases are the caller's."""
+    return [item for lease in leases for item in (lease.group_id, lease.attempt, lease.nonce)]
+
+
+def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
+    """Leases by the task of their group, in their order."""
+    found: dict[str, list[Lease]] = {}
+    for lease in leases:
+        found.setdefault(lease.task, []).append(lease)
+    return found
+
+
+def _indices_by_task(results: Sequence[GroupResult]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for index, result in enumerate(results):
+        found.setdefault(result.lease.task, []).append(index)
+    return found

@@ -1,0 +1,97 @@
+"""The calls of workers that lend samples of their groups to each other."""
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from rollq.buffer.calls.core import pairs
+from rollq.buffer.calls.leasing import Leasing, decode_lease, fences, leases_by_task
+from rollq.buffer.calls.replies import Offer, Offered
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.rollouts import WHOLE, Lease, Sample, SampleStatus
+from rollq.buffer.wire.payload import decode_kept
+
+
+class Lending(Leasing):
+    """Samples of a leased group, made by another worker than the one that has the lease.
+
+    What is made of them is salvaged like that of other samples. The result of the group is put by the worker that has
+    its lease, and fenced by it.
+    """
+
+    def offer(self, offers: Sequence[Offer]) -> list[Offered | None]:
+        """Offer samples to other workers, take offers back, and learn what is still offered and what is lent.
+
+        A sample that was offered and is in neither set any more is the caller's again: see `kept`. None for a lease
+        that is no longer the caller's. Harmless to repeat.
+        """
+        answers: dict[int, Offered | None] = {}
+        for task in dict.fromkeys(offer.lease.task for offer in offers):
+            mine = [index for index, offer in enumerate(offers) if offer.lease.task == task]
+            rows = [item for index in mine for item in _row(offers[index])]
+            replies = self.call_task("offer", task, *rows)
+            for index, (held, offered, lent, parts) in zip(mine, replies, strict=True):
+                answers[index] = Offered(_indices(offered), _indices(lent), parts) if held else None
+        return [answers[index] for index in range(len(offers))]
+
+    def borrow(self, task: str, n: int, *, worker: str, version: int, epoch: int, share: float) -> list[Lease]:
+        """Borrow up to `n` samples that other workers offer of a task, for weights (`epoch`, `version`), for a while.
+
+        `share`: the part of what is offered that is taken at most, from 0 to 1. Each loan is a lease of some samples of
+        a group: `renew` and `salvage` it like one, and end it with `end_loans`.
+        """
+        nonce, loans = secrets.token_hex(8), list[Lease]()
+        reply = self.call_task("borrow", task, worker, nonce, epoch, version, n, share)
+        payloads = self.read_payloads(task, {fields[0]: fields[-3].decode() for fields in reply if fields[-3]})
+        for *fields, borrowed in reply:
+            lease = decode_lease(task, nonce, fields, payloads.get(fields[0]))
+            # parts are counted for each loan alone
+            loans.append(replace(lease, parts=0, borrowed=tuple(sorted(_indices(borrowed)))))
+        gone = self.renew(loans).gone  # confirms that they have arrived
+        return [loan for loan in loans if loan not in gone]
+
+    def offered(self, task: str) -> bool:
+        """Whether samples of any group of a task are offered."""
+        return bool(self.send("ZCARD", task_keys(self.run, task).offers))
+
+    def end_loans(self, loans: Sequence[Lease]) -> int:
+        """Give the samples of loans back, finished or not, with all that was salvaged of them.
+
+        Returns how many loans ended now.
+        """
+        return sum(int(self.call_task("end_loan", task, *fences(mine))) for task, mine in leases_by_task(loans).items())
+
+    def kept(self, lease: Lease, indices: Collection[int], after: int = 0) -> dict[int, Sample]:
+        """Samples of a leased group as the buffer has them now, by index.
+
+        `after`: they are all in parts after these first ones; the others are not read.
+        """
+        keys, group_id, size = task_keys(self.run, lease.task), lease.group_id, len(lease.samples)
+        group = keys.group(group_id)
+        letters, parts, payload = self.send("HMGET", group, "letters", "parts", "payload")
+        stored = self._stored(keys.rollout(group_id), range(size + after, size + int(parts or 0)) if after else None)
+        named = {group_id: payload.decode()} if payload and not after else {}
+        for frame in self.read_payloads(lease.task, named).values():
+            stored[WHOLE] = frame
+        known = letters.decode() if letters else SampleStatus.PENDING * size
+        wanted = "".join(letter if i in indices else SampleStatus.PENDING for i, letter in enumerate(known))
+        samples = decode_kept(stored, wanted, f"group {group_id} of task {lease.task!r}")
+        return {index: samples[index] for index in indices}
+
+    def _stored(self, rollout: str, fields: range | None) -> dict[str, bytes]:
+        """These fields of a group's frames, or all of them."""
+        if fields is None:
+            (frames,) = self.send_all([("HGETALL", rollout)])
+            return {field.decode(errors="replace"): frame for field, frame in pairs(frames)}
+        found = self.send("HMGET", rollout, *fields) if fields else []
+        return {str(field): frame for field, frame in zip(fields, found, strict=True) if frame is not None}
+
+
+def _row(offer: Offer) -> list[str | int]:
+    lease = offer.lease
+    added, taken_back = (",".join(map(str, indices)) for indices in (offer.added, offer.taken_back))
+    return [lease.group_id, lease.attempt, lease.nonce, offer.number, added, taken_back]
+
+
+def _indices(text: bytes) -> frozenset[int]:
+    return frozenset(int(index) for index in text.split(b",") if index)

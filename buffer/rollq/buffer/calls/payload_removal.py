@@ -1,0 +1,75 @@
+"""Removing payloads that are away and that nobody needs: what groups have dropped, and what no group has ever named."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.payloads.store import PayloadName
+
+NAMES_PER_CALL = 200
+AUDIT_PAUSE_S = 60.0
+"""Seconds between two passes of an audit: longer than a primary that was cut off takes to notice it."""
+
+
+class Collecting(BufferCore):
+    """Calls that remove payloads. They may run at any time, in any number of processes."""
+
+    def collect(self, task: str) -> int:
+        """Remove the payloads that groups of a task have dropped. Returns how many."""
+        total, more = 0, bool(self.payloads)
+        while more:
+            found = [name.decode() for name in self.call_task("find_garbage", task, NAMES_PER_CALL)]
+            if found:
+                self.payloads.remove([name for text in found if (name := PayloadName.parse(task, text))])
+                self.call_task("forget_garbage", task, *found)
+            total += len(found)
+            more = len(found) == NAMES_PER_CALL
+        return total
+
+    def find_dead(self, names: Sequence[PayloadName]) -> set[PayloadName]:
+        """Those payloads of the run's tasks that no group names, and that no lease may yet put."""
+        tasks, dead = self.tasks(), set[PayloadName]()
+        for task in dict.fromkeys(name.task for name in names if name.task in tasks):
+            mine = {name.encoded: name for name in names if name.task == task}
+            texts = list(mine)
+            for start in range(0, len(texts), NAMES_PER_CALL):
+                found = self.call_task("find_dead", task, *texts[start : start + NAMES_PER_CALL])
+                dead |= {mine[text.decode()] for text in found}
+        return dead
+
+
+class Audit:
+    """Finds payloads that no group has ever named, as of workers that died between writing one and putting its group.
+
+    A payload goes when two passes have found it dead: the first one may have asked a primary that was cut off from its
+    cluster, which knows of no lease that was granted since.
+    """
+
+    def __init__(self, buffer: Collecting) -> None:
+        self._buffer = buffer
+        self._pages: Iterator[list[PayloadName]] | None = None
+        self._due_s = -math.inf
+        self._suspects = set[PayloadName]()  # dead in the last pass
+        self._found = set[PayloadName]()  # dead in this one
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it is within a pass."""
+        return self._pages is not None
+
+    def step(self, now_s: float) -> int:
+        """Look at some payloads, or at none between two passes. Returns how many were removed."""
+        if self._pages is None:
+            if now_s < self._due_s or not self._buffer.payloads:
+                return 0
+            self._pages = self._buffer.payloads.pages()
+        page = next(self._pages, None)
+        if page is None:
+            self._pages, self._suspects, self._found = None, self._found, set()
+            self._due_s = now_s + AUDIT_PAUSE_S
+            return 0
+        dead = self._buffer.find_dead(page)
+        gone = dead & self._suspects
+        self._buffer.payloads.remove(list(gone))
+        self._found |= dead - gone
+        return len(gone)

@@ -1,0 +1,252 @@
+"""The arguments of `put` and `salvage`, made from the results of groups and from parts of samples.
+
+The server does not read samples. The worker counts what the server decides by, such as versions, rewards and tokens,
+and sends these numbers beside the bytes. Nothing in this module asks the server. One group or part that cannot be
+encoded never fails the others of its call: the group is put as failed, and the part is left out.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.rewards.credit import judged_reward
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.staleness import Floors, brings_labels, counted_version
+from rollq.buffer.values.rollouts import (
+    AWAY,
+    BESIDE,
+    EMPTY_SAMPLE,
+    WHOLE,
+    GroupResult,
+    Sample,
+    SamplePart,
+    SampleStatus,
+)
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.values.sample_numbers import sample_numbers
+from rollq.buffer.wire.parts import encode_part
+from rollq.buffer.wire.payload import encode_payload, encode_whole, is_whole
+from rollq.buffer.wire.pieces import Pieces
+from rollq.buffer.wire.rows import SampleRows
+
+log = logging.getLogger(__name__)
+
+MAX_GROUP_BYTES = 256 << 20
+MAX_CALL_BYTES = 256 << 10
+"""Bytes of one call with several groups: the server files them while the rest is being encoded."""
+PAYLOAD_WEIGHT = 0.25
+"""A payload counts less, because it does not pass through the function: fewer calls take less of the server's time."""
+NUMBERS_BYTES = 256
+"""Approximate size of a group in a call, without its frames."""
+_NO_VERSION = "-"
+RESULT_ARGS = (
+    "id", "attempt", "nonce", "letters", "versions", "token_versions", "oldest", "newest", "filtered", "reward",
+    "rewarded", "new_tokens", "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes",
+    "rows", "counted_in", "unjudged",
+)  # fmt: skip
+"""The numbers of one group in a call of `put`, in their order."""
+
+
+def encode_result(
+    result: GroupResult, pieces_from: int | None = None
+) -> tuple[GroupResult, Mapping[str, bytes | Pieces]]:
+    """The result, or a failed one when it cannot be trained on, and its frames (see `rollq.buffer.wire.payload`): one
+    of the whole group, or those of its new samples. A frame of `pieces_from` bytes and more is in pieces."""
+    lease, samples = result.lease, result.samples
+    try:
+        if pieces_from is not None and is_whole(samples):
+            whole = encode_whole(samples, group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
+            return result, {WHOLE: whole if len(whole) >= pieces_from else bytes(whole)}
+        frames = encode_payload(samples, _new_samples(result), group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
+    except InvalidGroup as error:
+        log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
+        failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
+        samples = (failed,) * len(lease.samples)
+        return GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {}
+    return result, frames
+
+
+def _new_samples(result: GroupResult) -> list[int]:
+    """The samples whose frames the buffer lacks. What it has in parts, it drops when the group is put."""
+    lease = result.lease
+    return [
+        index
+        for index, (sample, kept) in enumerate(zip(result.samples, lease.samples, strict=False))
+        if sample is not kept or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
+    ]
+
+
+def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
+    """The arguments of `salvage` for one part; none if it cannot be encoded."""
+    lease, sample = part.lease, part.sample
+    try:
+        encoded = encode_part(part)
+    except InvalidGroup as error:
+        log.warning("a part of group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
+        return []
+    version, oldest = version_of(sample, floors, rules), oldest_token(sample, floors)
+    return [
+        lease.group_id, lease.attempt, lease.nonce, part.number, part.index, sample.status.value,
+        _text(version), _text(oldest), int(part.tokens_before == 0), encoded,
+    ]  # fmt: skip
+
+
+class GroupArgs(NamedTuple):
+    """One group in a call: its arguments, the frames among them, payloads that are set beside it, by key, and those
+    that are to be stored away before."""
+
+    args: list[Any]
+    frames: Mapping[str, bytes]
+    payloads: Mapping[str, bytes] = MappingProxyType({})
+    away: Mapping[PayloadName, bytes | Pieces] = MappingProxyType({})
+
+    @property
+    def size_bytes(self) -> float:
+        payload_bytes = sum(map(len, self.payloads.values()))
+        return NUMBERS_BYTES + sum(map(len, self.frames.values())) + PAYLOAD_WEIGHT * payload_bytes
+
+
+def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str, bytes]]]:
+    """The arguments and payloads of calls of limited size."""
+    for portion in portions_of(groups):
+        args: list[Any] = []
+        payloads: dict[str, bytes] = {}
+        for group in portion:
+            args += group.args
+            payloads = {**group.payloads, **payloads}  # of two results for one lease, the first one counts
+        yield args, payloads
+
+
+def portions_of(groups: Iterable[GroupArgs]) -> Iterator[list[GroupArgs]]:
+    """The groups of each call of limited size."""
+    portion: list[GroupArgs] = []
+    size_bytes = 0.0
+    for group in groups:
+        if portion and size_bytes + group.size_bytes > MAX_CALL_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+        portion.append(group)
+        size_bytes += group.size_bytes
+    if portion:
+        yield portion
+
+
+def result_args(
+    result: GroupResult,
+    frames: Mapping[str, bytes],
+    epoch: int,
+    floors: Floors,
+    rules: TaskRules,
+    *,
+    size_bytes: int,
+) -> list[Any]:
+    """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames.
+
+    `epoch`: the live one, with the `floors` of those before it. If one of these has made all tokens, their versions are
+    sent as they are: they may count as newer again. `size_bytes`: of the frames, with payloads in place of their names.
+    """
+    lease, samples = result.lease, result.samples
+    made_in = {span.epoch for sample in samples for segment in sample.segments for span in segment.versions}
+    if len(made_in) == 1 and max(made_in) < epoch:
+        (epoch,), floors = made_in, Floors()
+    tokens = [sample.response_tokens for sample in samples]
+    new = _new_samples(result) if frames else []  # an invalid group has none
+    numbers = {
+        "id": lease.group_id,
+        "attempt": lease.attempt,
+        "nonce": lease.nonce,
+        "letters": "".join([sample.status for sample in samples]),
+        **_version_args(samples, floors, rules),
+        "filtered": int(result.filtered),
+        **_reward_args(samples, tokens, rules),
+        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in new]) + lease.salvaged_tokens,
+        "tokens": sum(tokens) if not lease.evaluation else sum(_completed(samples, tokens)),
+        "took_ms": round(result.generate_s * 1000),
+        "error_text": result.error or _first_error(samples),
+        "frame_count": len(frames),
+        "bytes": size_bytes,
+        "rows": encoded_rows(samples) if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
+        "counted_in": epoch,
+        "unjudged": ",".join(str(index) for index, sample in enumerate(samples) if sample.awaits_judge),
+    }
+    return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
+
+
+def encoded_rows(samples: Sequence[Sample]) -> bytes:
+    """The rows of samples as Redis holds them, with the numbers of each."""
+    return SampleRows.of(Samples.of(samples), sample_numbers(samples)).encode()
+
+
+def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -> dict[str, str | int]:
+    """The version that each sample counts as, and that of its oldest token; the oldest of the first, and the newest
+    version of any token."""
+    counted = [version_of(sample, floors, rules) for sample in samples]
+    known = [version for version in counted if version is not None]
+    made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
+    return {
+        "versions": ",".join(map(_text, counted)),
+        "token_versions": ",".join([_text(oldest_token(sample, floors)) for sample in samples]),
+        "oldest": min(known, default=_NO_VERSION),
+        "newest": max(made_by, default=_NO_VERSION),
+    }
+
+
+def _completed(samples: Sequence[Sample], tokens: Sequence[int]) -> list[int]:
+    """The tokens of those that completed."""
+    return [n for sample, n in zip(samples, tokens, strict=True) if sample.status is SampleStatus.COMPLETED]
+
+
+def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
+    """Mean reward, and how many samples have one, have passed by what the judge said, and how many response tokens they
+    have."""
+    rewarded = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]
+    return {
+        "reward": sum([sample.reward or 0.0 for sample, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
+        "rewarded": len(rewarded),
+        "passed": sum([(judged_reward(sample) or 0.0) >= rules.pass_reward for sample, _ in rewarded]),
+        "rewarded_tokens": sum([n for _, n in rewarded]),
+    }
+
+
+def _first_error(samples: Sequence[Sample]) -> str:
+    return next((sample.error for sample in samples if sample.error and sample.status is SampleStatus.FAILED), "")
+
+
+def _text(version: int | None) -> str:
+    return _NO_VERSION if version is None else str(version)
+
+
+def oldest_token(sample: Sample, floors: Floors) -> int | None:
+    """The version of a sample's oldest token; None without tokens."""
+    return min(_versions(sample, floors), default=None)
+
+
+def _versions(sample: Sample, floors: Floors) -> list[int]:
+    return [floors.counted(span.epoch, span.version) for segment in sample.segments for span in segment.versions]
+
+
+def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
+    """The version that a sample counts as (see `counted_version`); None without tokens."""
+    versions = _versions(sample, floors)
+    if not versions:
+        return None
+    if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):
+        return min(versions)
+    counted = _versions_in_loss(sample, floors) or versions  # of a sample that was masked on purpose, none is
+    return counted_version(min(versions), max(counted), rules.stale_threshold, rules.token_threshold)
+
+
+def _versions_in_loss(sample: Sample, floors: Floors) -> list[int]:
+    """The versions of the spans of which the loss counts a token."""
+    found: list[int] = []
+    for segment in sample.segments:
+        mask, start = segment.loss_mask, 0
+        for span in segment.versions:
+            if mask is None or mask[start : start + span.tokens].any():
+                found.append(floors.counted(span.epoch, span.version))
+            start += span.tokens
+    return found

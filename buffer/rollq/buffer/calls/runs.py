@@ -1,0 +1,209 @@
+"""The runs of a server: finding them, and deleting one with all that it has."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from rq import Queue
+from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
+
+from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.names import is_name
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.store.connection import Patience, patiently
+from rollq.buffer.store.keys import TaskKeys
+from rollq.buffer.store.run import RunStore
+from rollq.buffer.store.servers import Servers
+from rollq.buffer.values.rollouts import Status
+
+KEYS_PER_TRIP = 1000
+LIVE_S = 30.0
+"""A role that was heard of within this time is alive."""
+_RUN_OF_KEY = re.compile(rb"rollq:\{([^:}]+)")
+_REGISTRIES: tuple[type[BaseRegistry], ...] = (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry)
+
+Report = Callable[[int], None]
+"""Called with the number of keys that were looked at, or removed, so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run on a server.
+
+    `groups` are those in the buffer, and `unarchived` those of them that wait for an archive; `size_bytes`: of their
+    frames, wherever they are; `keys`: on the servers. `roles` says which roles are alive. `state`: "" for a run that
+    roles can use, or why they cannot.
+    """
+
+    run: str
+    tasks: tuple[str, ...]
+    groups: int
+    unarchived: int
+    size_bytes: int
+    keys: int
+    schema: int | None
+    age_s: float | None
+    roles: tuple[str, ...]
+    state: str = ""
+
+
+def find_runs(servers: Servers, patience: Patience, report: Report = lambda done: None) -> list[RunSummary]:
+    """The runs whose keys are on these servers, by name. Looks at every key of theirs. Raises `ServerRefused` for a
+    user that may not."""
+    counted: Counter[str] = Counter()
+    for key in _scan(servers, patience, "rollq:{*", report):
+        if found := _RUN_OF_KEY.match(key):
+            counted[found[1].decode()] += 1
+    return [summarize(RunStore(servers, run, patience), counted[run]) for run in sorted(counted)]
+
+
+def summarize(store: RunStore, keys: int = 0) -> RunSummary:
+    """Facts about a run, which may be one that cannot be used, without looking for its `keys`."""
+    names = store.keys
+    info, tasks, workers, trainer = store.send_all(
+        [
+            ("HMGET", names.info, "incarnation", "schema", "created_ms", "restoring", "deleting"),
+            ("SMEMBERS", names.tasks),
+            ("HVALS", names.workers),
+            ("HMGET", names.trainer, "trainer_id", "deadline_ms"),
+        ]
+    )
+    incarnation, schema, created_ms, restoring, deleting = info
+    known = [TaskKeys(store.run, task.decode()) for task in sorted(tasks) if is_name(task)]
+    clocks = store.send_all([("HMGET", task.clock, "reaped_ms", "archive") for task in known])
+    taken = store.send_all([("HGET", task.progress, "bytes") for task in known])
+    groups = iter(store.send_all([("ZCARD", task.status(status)) for task in known for status in Status]))
+    counts = [{status: next(groups) for status in Status} for _ in known]
+    now_ms = store.server_ms()
+    reported = [int(at_ms) for report in workers if (at_ms := report.split(b" ", 1)[0]).isdigit() and len(at_ms) < 20]
+    return RunSummary(
+        run=store.run,
+        tasks=tuple(dict.fromkeys(task_of(task.task) for task in known)),
+        groups=sum(sum(of_task.values()) for of_task in counts),
+        unarchived=sum(map(_unarchived, counts, clocks)),
+        size_bytes=sum(int(number or 0) for number in taken),
+        keys=keys,
+        schema=int(schema) if schema else None,
+        age_s=(now_ms - int(created_ms)) / 1000 if created_ms else None,
+        roles=tuple(_roles(now_ms, reported, [int(reaped_ms or 0) for reaped_ms, _ in clocks], trainer)),
+        state=_state(incarnation, restoring, deleting),
+    )
+
+
+def _unarchived(counts: Mapping[Status, int], clock: Sequence[bytes | None]) -> int:
+    """The groups of a task that are lost to its archive when the run is deleted now."""
+    _, archive = clock
+    kept = (Status.ARCHIVED, Status.FAILED, Status.FILTERED) if archive == b"1" else ()
+    return sum(counts[status] for status in (Status.LEAVING, *kept))
+
+
+class Deletion(BufferCore):
+    """The call that deletes a run."""
+
+    def check_idle(self, summary: RunSummary) -> None:
+        """Raise `ConfigError` when a role uses the run, `ServerRefused` for a user that may not look for its keys."""
+        if summary.roles:
+            raise ConfigError(f"run {self.run!r} is in use: {'; '.join(summary.roles)}. Stop its roles first")
+        for client in self.servers.primaries():  # before anything is written
+            self.servers.patiently(partial(client.scan, 0, "rollq:{*", 1), self._patience)
+
+    def delete_run(self, queue: Queue, report: Report = lambda done: None) -> None:
+        """Delete the run: its keys, the payloads that are outside of its servers, its tickets. Harmless to repeat, and
+        when it is interrupted, no role can use the run until it is repeated.
+
+        Raises `ConfigError` for a run that is not there, for one that a role still uses, and without the folder or the
+        bucket that it has payloads in.
+        """
+        summary = summarize(self)
+        if summary.state == GONE:
+            raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs` lists those that are")
+        self.check_idle(summary)
+        incarnation, payloads = self.send("HMGET", self.keys.info, "incarnation", "payloads")
+        outside = self.payloads.outside if payloads else None
+        if payloads and not outside:
+            raise ConfigError(
+                f"run {self.run!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
+                "its roles did, so that they are deleted too"
+            )
+        if outside and incarnation:
+            self._incarnation = self.checked_incarnation(incarnation)  # whatever its schema
+            outside.check_marker()
+        ended = self.call("begin_delete", self.keys.info, incarnation or b"")
+        self._remove_keys(report)
+        if outside:
+            outside.remove_run(self.payloads.folder(self.checked_incarnation(ended)))
+        patiently(queue.connection, partial(_delete_queue, queue), self._patience)
+        self.send("UNLINK", self.keys.info)
+
+    def _remove_keys(self, report: Report) -> None:
+        """All keys but the one by which the run is known."""
+        tasks = self.send("SMEMBERS", self.keys.tasks)
+        # first, so that a role that wakes up meanwhile finds no clock, and makes nothing behind the search
+        self.send_all([("UNLINK", TaskKeys(self.run, task.decode()).clock) for task in tasks if is_name(task)])
+        removed = 0
+        for pattern in (f"rollq:{{{self.run}}}:*", f"rollq:{{{self.run}:*"):
+            found: list[bytes] = []
+            for key in _scan(self.servers, self._patience, pattern):
+                if key != self.keys.info.encode():
+                    found.append(key)
+                if len(found) == KEYS_PER_TRIP:
+                    removed += self._unlink(found)
+                    report(removed)
+                    found = []
+            removed += self._unlink(found)
+            report(removed)
+
+    def _unlink(self, keys: list[bytes]) -> int:
+        self.send_all([("UNLINK", key.decode()) for key in keys])
+        return len(keys)
+
+
+GONE = "it has no run any more"
+"""The state of keys that belong to no run."""
+DELETING = "its deletion did not end"
+"""The state of a run that `delete_run` has not deleted wholly."""
+
+
+def _state(incarnation: bytes | None, restoring: bytes | None, deleting: bytes | None) -> str:
+    if deleting is not None:
+        return DELETING
+    if restoring is not None:
+        return "its restore did not end"
+    return "" if incarnation else GONE
+
+
+def _roles(now_ms: int, reported: list[int], reaped: list[int], trainer: list[bytes | None]) -> Iterator[str]:
+    trainer_id, deadline_ms = trainer
+    if trainer_id and deadline_ms and (left_s := (int(deadline_ms) - now_ms) / 1000) > 0:
+        yield f"trainer {trainer_id.decode()!r} holds it for another {left_s:.0f} s"
+    if workers := sum(now_ms - at_ms < LIVE_S * 1000 for at_ms in reported):
+        yield f"{workers} {'workers have' if workers > 1 else 'worker has'} reported within {LIVE_S:.0f} s"
+    if any(now_ms - at_ms < LIVE_S * 1000 for at_ms in reaped):
+        yield f"a producer has looked at it within {LIVE_S:.0f} s"
+
+
+def _scan(servers: Servers, patience: Patience, pattern: str, report: Report = lambda done: None) -> Iterator[bytes]:
+    seen = 0
+    for client in servers.primaries():
+        cursor = None
+        while cursor != 0:
+            ask = partial(client.scan, cursor or 0, pattern, KEYS_PER_TRIP)
+            cursor, keys = cast(tuple[int, list[bytes]], servers.patiently(ask, patience))
+            seen += len(keys)
+            report(seen)
+            yield from keys
+
+
+def _delete_queue(queue: Queue) -> None:
+    for registry in _REGISTRIES:
+        found = registry(queue=queue)
+        jobs = found.get_job_ids(cleanup=False)
+        queue.connection.unlink(found.key, *(queue.job_class.key_for(job) for job in jobs))
+    taken = queue.intermediate_queue.get_job_ids()  # by workers that died before they began
+    seen = queue.connection.scan_iter(f"{queue.key}:*", KEYS_PER_TRIP)  # when RQ has found each of them there
+    queue.connection.unlink(queue.intermediate_queue_key, *map(queue.job_class.key_for, taken), *seen)
+    queue.delete(delete_jobs=True)

@@ -1,0 +1,178 @@
+"""A run's tasks and their rules: their creation, and changes while the run is alive."""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.calls.replies import Clock
+from rollq.buffer.errors import ConfigError, RunMismatch
+from rollq.buffer.rules.codec import decode_rules, encode_rules
+from rollq.buffer.rules.revisions import Revision, changed_by_file, changed_by_hand, differences, digest_of_rules
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
+
+log = logging.getLogger(__name__)
+
+_RULES_MOVED = -1
+"""The reply of a function when rules have changed since its caller read them."""
+
+
+class Registry(BufferCore):
+    """Calls that create tasks, and change their rules."""
+
+    def register_task(self, task: str, rules: TaskRules) -> None:
+        """Create the task with the rules of a settings file, or bring what was edited in that file into its rules.
+
+        A rule that was not edited keeps the value that it has now, also when `change_rules` has set it. Rules that the
+        run had from a file before, and no longer has, are those of a file that is out of date: the run keeps its own,
+        and a warning says so. Raises `RunMismatch` naming a rule that cannot change, and `StoreLost` for a task that is
+        known to the run and gone, as when one server of a cluster came back empty.
+
+        The task is listed only once it has a clock: a role that dies in between leaves nothing that others miss.
+        """
+        if task in self.tasks():
+            self.clock(task)
+        else:
+            self.discard_leftover(task)
+        rules = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
+        encoded = [item for pair in encode_rules(rules).items() for item in pair]
+        epoch = self.call_task(
+            "register_task", task, self.keys.events, *self.live_epoch(), *_record({}, rules), *encoded
+        )
+        self.call("add_task", self.keys.info, self.incarnation, task)
+        if epoch < self.live_epoch().epoch:  # of a trainer that did not find it in the list
+            self.carry_epoch(task)
+        self._follow_file(task, rules)
+
+    def plan_change(
+        self, task: str, changes: Mapping[str, Any], *, batch_step: int | None = None
+    ) -> tuple[Clock, TaskRules]:
+        """The task's clock as it is, and the rules that `change_rules` would give it. Raises what that raises."""
+        first, clock = self.first_open_step(), self.clock(task)
+        if batch_step is not None and batch_step <= self._claimed_step():
+            raise ConfigError(
+                f"step {batch_step}: its batch is claimed already; give {self._claimed_step() + 1} or more"
+            )
+        wanted = changed_by_hand(clock.rules, changes, batch_step or first)
+        most, held = wanted.max_uncheckpointed_steps, clock.claimed_step - clock.checkpoint
+        if most < clock.rules.max_uncheckpointed_steps and most < held:
+            raise ConfigError(
+                f"max_uncheckpointed_steps = {most}: the batches of {held} steps are held for the next checkpoint; "
+                "wait for it, or give more"
+            )
+        return clock, wanted
+
+    def change_rules(
+        self,
+        task: str,
+        changes: Mapping[str, Any],
+        *,
+        batch_step: int | None = None,
+        batch: Mapping[str, int] | None = None,
+    ) -> Revision | None:
+        """Change rules of a task (name -> value, also as text) for every claim from now on; None if they are so.
+
+        `batch_groups` changes from train step `batch_step` on, by default `first_open_step`. It may be the step whose
+        batch the trainer waits for: that gets the new size while nothing of it is claimed. All roles follow without a
+        restart. `batch`: the groups of all tasks whose sizes change together, for the record.
+        Raises `ConfigError` naming the rule that cannot be changed so.
+        """
+        replaced = False
+        while not replaced:
+            clock, wanted = self.plan_change(task, changes, batch_step=batch_step)
+            if wanted == clock.rules:
+                return None
+            replaced = self._replace(task, clock, wanted, batch=batch)
+        return self.rule_revisions(task)[-1]
+
+    def rule_revisions(self, task: str) -> list[Revision]:
+        """The last 100 revisions of the task's rules, oldest first."""
+        return _revisions(self._rule_records(task), self.rules(task).batch_groups)
+
+    def first_open_step(self) -> int:
+        """The first train step whose batch may have another size.
+
+        A trainer may be planning the next step at this moment, so this is the one after it; step 1 before the first
+        trainer.
+        """
+        step = self._claimed_step() + 1
+        while self.send("EXISTS", self.keys.plan(step)):
+            step += 1
+        return step + 1 if self.live_epoch().epoch else step
+
+    def _claimed_step(self) -> int:
+        """The last step of which something is claimed; 0 before the first."""
+        return max((clock.claimed_step for clock in self.clocks(self.tasks()).values()), default=0)
+
+    def _follow_file(self, task: str, file: TaskRules) -> None:
+        settled = False
+        while not settled:
+            records = self._rule_records(task)
+            clock = self.clock(task)
+            former = decode_rules(orjson.loads(records[b"file"])) if b"file" in records else clock.rules
+            if not differences(former, file):
+                return
+            if f"seen:{digest_of_rules(file)}".encode() in records:
+                newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
+                log.warning(
+                    "task %s: this settings file is older than that of other roles, which has %s: the run keeps its "
+                    "rules; copy the newer file here, or change a rule back by `rollq set`",
+                    task,
+                    newer,
+                )
+                return
+            if b"file" not in records:  # of an older rollq: its rules are those of the first file
+                self._replace(task, clock, clock.rules, clock.rules)
+                continue
+            try:
+                wanted = changed_by_file(clock.rules, former, file, self.first_open_step())
+            except ConfigError as error:
+                raise RunMismatch(f"task {task!r}: {error}") from None
+            settled = self._replace(task, clock, wanted, file)
+        log.warning("task %s: its settings were edited: %s", task, self.rule_revisions(task)[-1].text)
+
+    def _replace(
+        self,
+        task: str,
+        clock: Clock,
+        wanted: TaskRules,
+        file: TaskRules | None = None,
+        batch: Mapping[str, int] | None = None,
+    ) -> bool:
+        """Replace the rules of `clock`; False when another role has changed them since it was read."""
+        before, after = encode_rules(clock.rules), encode_rules(wanted)
+        fields = [item for name, value in after.items() if before[name] != value for item in (name, value)]
+        record = _record(differences(clock.rules, wanted), file, batch)
+        if self.call_task("change_rules", task, clock.rules_revision, *record, *fields) == _RULES_MOVED:
+            return False
+        self.clock(task)
+        return True
+
+    def _rule_records(self, task: str) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).rules)
+        return found
+
+
+def _record(
+    changes: Mapping[str, tuple[str, str]], file: TaskRules | None, batch: Mapping[str, int] | None = None
+) -> tuple[bytes, bytes, str]:
+    """The arguments `record`, `file` and `digest` of the functions."""
+    shared = {"batch": dict(batch)} if batch else {}
+    record = orjson.dumps({"changes": changes, "by": f"{socket.gethostname()}:{os.getpid()}", **shared})
+    return (record, orjson.dumps(encode_rules(file)), digest_of_rules(file)) if file else (record, b"", "")
+
+
+def _revisions(records: Mapping[bytes, bytes], first_groups: int) -> list[Revision]:
+    found = []
+    for number in sorted(int(name) for name in records if name.isdigit()):
+        step, time_ms, record = records[b"%d" % number].split(b" ", 2)
+        fields = orjson.loads(record)
+        changes = {name: (before, after) for name, (before, after) in fields["changes"].items()}
+        batch = fields.get("batch", {})
+        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes, batch, first_groups))
+    return found

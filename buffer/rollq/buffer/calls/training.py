@@ -1,0 +1,340 @@
+"""The trainer's side of the buffer: epochs, batches, commits, checkpoints, published versions.
+
+Across tasks nothing is atomic, so every call here is written to be finished by the next caller: the run first, then
+every task, and back only when all are done.
+"""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import orjson
+
+from rollq.buffer.calls.claiming import Claiming
+from rollq.buffer.calls.core import number, pairs
+from rollq.buffer.calls.fetching import Fetching
+from rollq.buffer.calls.replies import Clock, Production, TrainerEpoch
+from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL
+from rollq.buffer.calls.trainer_process import Holder, process_of, this_process
+from rollq.buffer.common.whole_numbers import whole_number
+from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, StoreLost, TaskBehind, TrainerHeld
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.trainer_state import TrainerPhase
+
+ResumeMode = Literal["replay", "return", "regenerate"]
+TRAINER_LEASE_S = 30.0
+"""How long after its last call a trainer keeps others out. Safety rests on epochs alone."""
+CHECKPOINT_IDS_PER_CALL = 200
+STARTING: Mapping[str, Any] = {"phase": TrainerPhase.STARTING.value, "for_s": 0.0}
+
+
+class Training(Fetching, Claiming):
+    """Calls of the trainer: `claim` and `fetch` on every rank, `join_epoch` on ranks other than 0, others on rank 0."""
+
+    def begin_epoch(
+        self,
+        *,
+        trainer_id: str,
+        launch_id: str,
+        from_step: int,
+        mode: ResumeMode = "replay",
+        uri: str,
+        digest: str,
+        takeover: bool = False,
+        lineage: str | None = None,
+        accept_new_store: bool = False,
+    ) -> TrainerEpoch:
+        """Take the run as its trainer, at `from_step` (0: initial weights), and publish those weights.
+
+        Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
+        sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
+        Other launches are refused while a trainer holds the run, unless its process is known to have ended or
+        `takeover` is set; `trainer_id` names it to them.
+        `lineage` is that of the trainer which saved the checkpoint (see `lineage_of`); with it, a checkpoint of steps
+        that were undone is refused, and so is one of another store, unless `accept_new_store`. So is one of a step that
+        the run has not reached.
+        Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the steps to resume from,
+        StoreLost.
+        """
+        if from_step < 0:
+            raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
+        saved_in = self._saved_in(lineage, from_step, accept_new_store=accept_new_store) if lineage else ""
+        tasks = self.tasks()
+        holder = self.holder()
+        replaces = takeover or (holder is not None and holder.has_ended)
+        if holder is None or holder.launch_id != launch_id:
+            rival = None if replaces else holder
+            self._check_history(tasks, from_step, rival, accept_new_store=accept_new_store)
+        epoch, nonce, at_step, as_mode = self._take_run(
+            trainer_id, launch_id, secrets.token_hex(8), from_step, mode, uri, digest, round(TRAINER_LEASE_S * 1000),
+            int(replaces), holder.epoch if holder else 0, saved_in, this_process(launch_id),
+        )  # fmt: skip
+        held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
+        batches = {task: self.carry_epoch(task) for task in tasks}
+        # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
+        last_claimed = max((steps.stop - 1 for steps in batches.values()), default=at_step)
+        first_gone = (last_claimed if as_mode == b"replay" else at_step) + 1
+        self._forget_plans(held, first_gone, last_claimed + 1, spared=epoch)
+        for task, steps in batches.items():
+            for step in range(steps.stop - 1, max(steps.start - 1, at_step), -1):
+                self.call_task("rewind", task, epoch, held.nonce, step, as_mode)
+            self._recount(held, task)
+        self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
+        return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
+
+    def holder(self) -> Holder | None:
+        """The trainer of the live epoch, alive or not; None before the first one."""
+        names = ("epoch", "trainer_id", "launch_id", "process", "deadline_ms")
+        epoch, trainer_id, launch_id, process, deadline_ms = self.send("HMGET", self.keys.trainer, *names)
+        if not epoch:
+            return None
+        deadline_ms, launch = int(deadline_ms or 0), (launch_id or b"").decode()
+        left_s = (deadline_ms - self.server_ms()) / 1000
+        return Holder(
+            int(epoch), (trainer_id or b"").decode(), launch, process_of(process, launch), deadline_ms, left_s
+        )
+
+    def _take_run(self, *args: Any) -> Any:
+        try:
+            return self.call("run_begin_epoch", self.keys.info, self.incarnation, *args)
+        except TrainerHeld as error:
+            holder = self.holder()
+            raise (TrainerHeld(self.held_by(holder)) if holder else error) from None
+
+    def held_by(self, holder: Holder) -> str:
+        """Say that a trainer holds the run, and how another one gets it."""
+        return (
+            f"{holder} holds run {self.run!r}, and its lease lasts for another {max(0, holder.left_s):.0f} s: stop it, "
+            "or set takeover = true to take the run from it"
+        )
+
+    def check_epoch(self, held: TrainerEpoch) -> None:
+        """Raise `FencedError` when another trainer has taken the run since."""
+        live = self.live_epoch()
+        if (live.epoch, live.nonce) != (held.epoch, held.nonce):
+            raise FencedError(f"epoch {held.epoch} was replaced by epoch {live.epoch}")
+
+    def lineage_of(self, held: TrainerEpoch) -> str:
+        """The store and the epoch that the trainer's weights belong to: save it in every checkpoint."""
+        return f"{self.incarnation}:{held.epoch}"
+
+    def knows_lineage(self, lineage: str) -> bool:
+        """Whether a checkpoint of this lineage was saved in this run, or in one whose snapshot was restored as it."""
+        incarnation, _ = _parse_lineage(lineage)
+        return incarnation == self.incarnation or incarnation in self._ancestors()
+
+    def _ancestors(self) -> dict[str, tuple[int, int]]:
+        """The incarnations that this run was restored from, with the last step and epoch of the snapshot of each."""
+        found: dict[str, tuple[int, int]] = orjson.loads(self.send("HGET", self.keys.info, "ancestors") or b"{}")
+        return found
+
+    def _saved_in(self, lineage: str, from_step: int, *, accept_new_store: bool) -> str:
+        """The epoch in which a checkpoint was saved.
+
+        If its trainer had another store than this one, raises `StoreLost`, or returns '' if that is accepted.
+        """
+        incarnation, epoch = _parse_lineage(lineage)
+        if incarnation == self.incarnation:
+            return str(epoch)
+        if incarnation not in (ancestors := self._ancestors()):
+            if accept_new_store:
+                return ""
+            raise StoreLost(
+                f"the checkpoint of step {from_step} belongs to another store than that of run {self.run!r}, which was "
+                "emptied since, or is a new one: its prompts begin with the first. Restore a snapshot (`rollq "
+                "restore`), or give the run another name; to train on with this store, set accept_new_store = true"
+            )
+        last_step, last_epoch = ancestors[incarnation]
+        if from_step > last_step or epoch > last_epoch:
+            raise HistoryGone(
+                f"the checkpoint of step {from_step} is younger than the snapshot that was restored: resume from one "
+                f"of step {last_step} or before, saved before the snapshot"
+            )
+        return str(epoch)
+
+    def join_epoch(self, launch_id: str) -> TrainerEpoch | None:
+        """The epoch that rank 0 of this launch has started, for its other ranks; None until it has.
+
+        Raises FencedError when the launch was replaced, StoreLost.
+        """
+        self.tasks()
+        names = ("launch_id", "epoch", "nonce", "announced", "from_step", "trainer_id")
+        replaced = self.send("ZSCORE", self.keys.launches, launch_id)
+        raw = self.send("HMGET", self.keys.trainer, *names)
+        live, epoch, nonce, announced, from_step, trainer_id = (value and value.decode() for value in raw)
+        if replaced is not None:
+            raise FencedError(f"launch {launch_id!r} was replaced by launch {live!r}")
+        if live != launch_id or announced != nonce:
+            return None
+        return TrainerEpoch(int(epoch), nonce, int(from_step), trainer_id, launch_id)
+
+    def recorded_digest(self, version: int) -> str | None:
+        """The digest of the weights that were last published as `version`; None when a checkpoint covers it."""
+        digest = self.send("HGET", self.keys.versions, str(version))
+        return digest.decode() if digest else None
+
+    def published_as(self, digest: str) -> int | None:
+        """The last version that these weights were published as, by the sha256 of their manifest; None if unknown.
+
+        Those that a checkpoint covers are forgotten, except the live ones.
+        """
+        known = self.send("HGETALL", self.keys.versions)
+        found = [int(version) for version, one in known.items() if one.decode() == digest]
+        live = self.live_model()
+        if live is not None and live.digest == digest:
+            found.append(live.version)
+        return max(found, default=None)
+
+    def regenerate_replays(self, held: TrainerEpoch, after: int) -> None:
+        """Have the prompts of recorded batches after step `after` sampled again, instead of serving these batches."""
+        self._forget_plans(held, after + 1, held.replayed_through, spared=held.epoch)
+        for task in self.train_tasks():
+            for step in range(held.replayed_through, after, -1):
+                self.call_task("rewind", task, held.epoch, held.nonce, step, "regenerate")
+
+    def _check_history(
+        self, tasks: Iterable[str], from_step: int, holder: Holder | None, *, accept_new_store: bool
+    ) -> None:
+        """Refuse a resume that cannot work before anything moves; a trainer that `holder` keeps out gets that error."""
+        clocks = {task: self.clock(task) for task in tasks}
+        problems = [
+            f"task {task!r}: {problem}" for task, clock in clocks.items() if (problem := _gone(clock, from_step))
+        ]
+        last_step = max((clock.claimed_step for clock in clocks.values()), default=0)
+        if from_step > last_step and not accept_new_store:
+            problems.append(
+                f"resume_from = {from_step} is beyond step {last_step}, the run's last: the checkpoint is of another "
+                "run, or the server has lost its last moments and would serve trained groups again; resume from step "
+                f"{last_step} or before, or set accept_new_store = true to train on with what is there"
+            )
+        if problems and holder is not None and holder.left_s > 0:
+            raise TrainerHeld(self.held_by(holder))
+        if problems:
+            raise HistoryGone(problems[0])
+
+    def call_task(self, name: str, task: str, *args: Any) -> Any:
+        """As `RunStore.call_task`; carries the epoch into a task that was registered while it started."""
+        try:
+            return super().call_task(name, task, *args)
+        except TaskBehind:
+            self.carry_epoch(task)
+            return super().call_task(name, task, *args)
+
+    def renew_trainer(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
+        """Extend the trainer's hold of the run, and say what it is doing, as `TrainerState` has it.
+
+        Raises `FencedError` when it was replaced.
+        """
+        self._renew(held, round(TRAINER_LEASE_S * 1000), doing)
+
+    def end_lease(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
+        """Let another trainer take the run at once, and say how this one ended.
+
+        Raises `FencedError` when it was replaced.
+        """
+        self._renew(held, 0, doing)
+
+    def _renew(self, held: TrainerEpoch, lease_ms: int, doing: Mapping[str, Any]) -> None:
+        words = orjson.dumps({"epoch": held.epoch, **doing})
+        self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms, words)
+
+    def report_trainer(self, held: TrainerEpoch, report: Mapping[str, Any]) -> None:
+        """Store plain facts about the last step for monitors. Raises `FencedError`."""
+        facts = orjson.dumps(dict(report))
+        self.call("report_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, facts)
+
+    def sleep(self, held: TrainerEpoch, why: str) -> None:
+        """Have engines free their memory; workers report `why` as `asleep_for` once they have. '' wakes them.
+
+        The control of production is not changed. Raises `FencedError`.
+        """
+        for task in self.tasks():
+            self.change_control("sleep", task, held.epoch, held.nonce, why)
+
+    def commit(self, held: TrainerEpoch, step: int, trained: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Record that the batch of `step` has been trained. Harmless to repeat.
+
+        `trained` maps each task to the ids of its groups in the batch, in order. Raises `FencedError`, and `NotClaimed`
+        when the step was not claimed, or is another batch than the trained one.
+        """
+        taking_part, trained = self._taking_part(step), trained or {}
+        unfilled = self._unfilled(step, sorted(taking_part))
+        # those that may refuse come first: where one does, no other has taken the step
+        for task in sorted(self.tasks(), key=lambda task: (task not in unfilled, task not in taking_part)):
+            ids = ",".join(map(str, trained.get(task, ())))
+            self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part), ids)
+
+    def _unfilled(self, step: int, tasks: Sequence[str]) -> set[str]:
+        """Those of the tasks whose groups in the batch of a step are not all there."""
+        found = self.send_all([("HMGET", task_keys(self.run, task).manifest(step), "ids", "open") for task in tasks])
+        return {task for task, (ids, fills) in zip(tasks, found, strict=True) if fills or not ids}
+
+    def _taking_part(self, step: int) -> set[str]:
+        """The tasks that have groups in the batch of a step."""
+        sizes = self.send("HGET", self.keys.plan(step), "sizes")
+        return set(orjson.loads(sizes) if sizes else self.train_tasks())
+
+    def checkpoint(self, held: TrainerEpoch, step: int) -> None:
+        """Record that a checkpoint covers `step` and all steps before it: their batches are dropped.
+
+        While the buffer is saved they stay, and are dropped by the next checkpoint.
+        """
+        taking_part = self._taking_part(step)
+        for task in sorted(self.tasks(), key=lambda task: task not in taking_part):
+            if task not in taking_part:  # one that joined since knows of published steps only
+                self.call_task("commit", task, held.epoch, held.nonce, step, 0, "")
+            before = self.clock(task).first_manifest
+            while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
+                pass
+            # not those of batches that stay while a copy of the buffer is taken
+            self._forget_plans(held, before + 1, self.clock(task).first_manifest)
+
+    def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
+        """Make weights the live ones: workers swap to them, and groups that are now too stale no longer count.
+
+        `digest` is the sha256 of their manifest, in hex. If a trainer before this one has published the same weights as
+        this version, tokens that they have made count as of this version again. Any other text as digest proves
+        nothing.
+        Raises `FencedError` when the trainer was replaced, `VersionFalls` when the version is older than the live one.
+        """
+        since = self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
+        for task in self.tasks():
+            if self.call_task("task_publish", task, held.epoch, held.nonce, version, since):
+                self._recount(held, task)
+
+    def _recount(self, held: TrainerEpoch, task: str) -> None:
+        after: Any = "-inf"
+        while after:
+            after = self.call_task("recount", task, held.epoch, held.nonce, after, MAX_IDS_PER_CALL)
+
+    def take_production(self, task: str) -> Production:
+        """Take the production since the last call. For monitoring only: a lost reply loses its numbers."""
+        now_ms, sums, timings = self.call_task("take_production", task)
+        window = {name.decode(): number(value) for name, value in pairs(sums)}
+        since_ms = window.pop("since_ms", now_ms)
+        return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))
+
+
+def _gone(clock: Clock, from_step: int) -> str | None:
+    """Why a task cannot be taken back to `from_step`, as `task_begin_epoch` would say; None if it can."""
+    if from_step < clock.history:
+        return (
+            f"step {from_step} is older than what is kept; the oldest step to resume from is {clock.history}; "
+            "if its checkpoint is lost, `rollq recover` makes one from weights; to start afresh, give the run another "
+            "name"
+        )
+    if clock.claimed_step < from_step <= clock.undone:
+        return (
+            f"step {from_step} was undone by a rewind, and its groups may be trained again; the newest step to resume "
+            f"from is {clock.claimed_step}"
+        )
+    return None
+
+
+def _parse_lineage(lineage: str) -> tuple[str, int]:
+    incarnation, _, epoch = lineage.partition(":")
+    number = whole_number(epoch)
+    if not incarnation or number is None:
+        raise ConfigError(f"lineage {lineage[:80]!r}: pass what `Consumer.lineage` was when the checkpoint was saved")
+    return incarnation, number

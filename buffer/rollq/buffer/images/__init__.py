@@ -1,0 +1,1 @@
+"""Images: their files, and a model's processor for them."""

@@ -1,0 +1,1 @@
+"""Rewards to advantages, of whole samples and of single tokens. Pure."""

@@ -1,0 +1,119 @@
+"""Rewards to advantages, over the whole batch of a step, before it is split among ranks.
+
+Invariant: a sample that did not complete gets advantage 0 and takes no part in any baseline or deviation.
+`Batch` computes every rank's share from the same call, so gradients do not depend on the number of ranks.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, model_validator
+
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.values.rollouts import BoolArray, Float32Array
+
+Float64Array = npt.NDArray[np.float64]
+
+SAME_REWARD = 1e-6
+"""Rewards that differ by no more than this are the same."""
+
+
+class AdvantageSettings(Settings):
+    """How a reward becomes an advantage: `(reward - baseline) / scale`.
+
+    baseline `group`, scale `group`: GRPO, (r - mean) / (std + eps) of the group (Shao et al. 2024, arXiv:2402.03300).
+    baseline `group`, scale `none`: Dr. GRPO, which drops the deviation because it favours questions that are nearly
+    always or nearly never solved (Liu et al. 2025, arXiv:2503.20783).
+    baseline `leave_one_out`: RLOO, r_i minus the mean of the group's other samples (Ahmadian et al. 2024,
+    arXiv:2402.14740).
+    baseline or scale `batch`: mean or deviation of all samples that the group's task has in the batch, instead of the
+    group's; rewards of different tasks are never compared. With the mean of the batch the deviation is not the group's:
+    where all its rewards are equal, only `eps` would be left of it.
+    """
+
+    baseline: Literal["group", "leave_one_out", "batch"] = Field(
+        default="group",
+        description="mean reward that is subtracted: the group's, the other samples', or the task's in the batch",
+    )
+    scale: Literal["none", "group", "batch"] = Field(
+        default="group",
+        description="standard deviation that is divided by: none, the group's, or the task's in the batch",
+    )
+    deviation: Literal["population", "sample"] = Field(
+        default="population", description="what the squares are divided by: population: n, sample: n - 1, as torch does"
+    )
+    eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
+
+    @model_validator(mode="after")
+    def _measures_agree(self) -> Self:
+        if self.baseline == "batch" and self.scale == "group":
+            raise ValueError(
+                'baseline = "batch" with scale = "group": a group of equal rewards has no deviation, and its distance '
+                'from the mean of the batch would be divided by next to nothing; use scale = "batch" or "none"'
+            )
+        return self
+
+
+def advantages(
+    rewards: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    valid: npt.ArrayLike,
+    settings: AdvantageSettings,
+    *,
+    tasks: npt.ArrayLike | None = None,
+) -> Float32Array:
+    """Advantages float32 [N] of N samples; 0 where `valid` is False.
+
+    `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
+    `tasks` int [N] task index of each sample from 0; None: all are of one task.
+    A group of one has deviation 0 and advantage 0.
+    """
+    keep = np.asarray(valid, dtype=np.bool_)
+    group = np.asarray(groups, dtype=np.int64)
+    reward = np.where(keep, np.asarray(rewards, dtype=np.float64), 0.0)
+    if not keep.any():
+        return np.zeros(len(keep), dtype=np.float32)
+    task = np.zeros_like(group) if tasks is None else np.asarray(tasks, dtype=np.int64)
+    match settings.baseline:
+        case "group":
+            centred = reward - _mean(reward, group, keep)
+        case "batch":
+            centred = reward - _mean(reward, task, keep)
+        case "leave_one_out":
+            count = _count(group, keep)
+            # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); alone, there is no baseline to learn from
+            centred = (reward - _mean(reward, group, keep)) * np.where(count > 1, count / np.maximum(count - 1, 1), 0.0)
+    if settings.scale != "none":
+        pool = group if settings.scale == "group" else task
+        fewer = 1 if settings.deviation == "sample" else 0
+        centred = centred / (_deviation(reward, pool, keep, fewer) + settings.eps)
+    return np.where(keep, centred, 0.0).astype(np.float32)
+
+
+def no_advantage(rewards: Sequence[float]) -> bool:
+    """Whether the valid samples of a group, with these rewards, have no advantage over one another.
+
+    Rewards that differ by no more than `SAME_REWARD` count as the same: a score changes that much when its terms are
+    added in another order or stored as float32, and a deviation below the default `eps` gives almost no advantage.
+    """
+    return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
+
+
+def _count(pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
+    """Valid samples in each sample's pool, [N]."""
+    return np.bincount(pool[keep], minlength=int(pool.max()) + 1).astype(np.float64)[pool]
+
+
+def _mean(values: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
+    """Mean over the valid samples of each sample's pool, [N]; 0 where none is valid."""
+    sums = np.bincount(pool, weights=np.where(keep, values, 0.0), minlength=int(pool.max()) + 1)[pool]
+    return np.asarray(sums / np.maximum(_count(pool, keep), 1.0))
+
+
+def _deviation(rewards: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray, fewer: int) -> Float64Array:
+    """Standard deviation over the n valid samples of each sample's pool, [N]; squares are divided by n - `fewer`."""
+    count = _count(pool, keep)
+    squares = _mean((rewards - _mean(rewards, pool, keep)) ** 2, pool, keep) * count
+    return np.asarray(np.sqrt(squares / np.maximum(count - fewer, 1.0)))

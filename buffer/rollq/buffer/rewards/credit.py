@@ -1,0 +1,124 @@
+"""Credit: what single tokens and turns of a sample earned, and the advantages that follow from it. Pure functions.
+
+Rewards of tokens travel as the named array `token_rewards`, float32 [R] over the response tokens of each segment. A
+*step* is what has a separate return: a token, or a turn of the model. Workers put the reward of a turn on its last
+token, and the trainer adds the rewards up by steps.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rewards.advantages import AdvantageSettings
+from rollq.buffer.values.rollouts import BoolArray, Float32Array, Sample, Segment
+
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+StepKind = Literal["tokens", "turns"]
+
+TOKEN_REWARDS: Final = "token_rewards"
+"""Name of the array in `Segment.arrays`."""
+TURN_REWARDS: Final = "turn_rewards"
+"""Name of the list in `Sample.extra` of what an environment gave in its steps: a number for each turn of the model."""
+JUDGED_REWARD: Final = "judged_reward"
+"""Name in `Sample.extra` of what the judge said, where a penalty has changed the reward since."""
+
+
+def judged_reward(sample: Sample) -> float | None:
+    """The reward that the judge gave to a sample: whether it is right, before a length penalty."""
+    judged: float | None = sample.extra.get(JUDGED_REWARD, sample.reward)
+    return judged
+
+
+def steps_of(segments: Sequence[Segment], kind: StepKind) -> Int64Array:
+    """The step of each response token of a sample, over all segments, from 0, int64 [R].
+
+    A turn is a run of the model's tokens in a segment. Tokens of the environment belong to the step before them. A
+    sample without a token in the loss counts as if all were the model's.
+    """
+    masks = [_mask(segment) for segment in segments]
+    if not any(mask.any() for mask in masks):
+        masks = [np.ones_like(mask) for mask in masks]
+    if kind == "turns":
+        masks = [mask & ~np.concatenate([[False], mask[:-1]]) for mask in masks]
+    begins: BoolArray = np.concatenate([np.zeros(0, np.bool_), *masks])
+    return np.asarray(np.maximum(begins.cumsum() - 1, 0), np.int64)
+
+
+def last_tokens(segments: Sequence[Segment], kind: StepKind) -> Int64Array:
+    """The last token of each step of a sample that is the model's, int64 [K], by index into all response tokens."""
+    masks = np.concatenate([np.zeros(0, np.bool_), *map(_mask, segments)])
+    own = np.flatnonzero(masks) if masks.any() else np.arange(len(masks))
+    steps = steps_of(segments, kind)[own]
+    return own[np.flatnonzero(np.diff(steps, append=-1))]
+
+
+def token_advantages(
+    rewards: Sequence[npt.ArrayLike],
+    steps: Sequence[npt.ArrayLike],
+    groups: npt.ArrayLike,
+    settings: AdvantageSettings,
+    *,
+    discount: float = 1.0,
+) -> list[Float32Array]:
+    """The advantages of the tokens of N samples, float32 [R_i] each: what follows, compared with the group.
+
+    `rewards` float [R_i] of each sample's tokens; `steps` int [R_i], the step of each token, from 0 and never falling;
+    `groups` int [N], the group of each sample, from 0. A step's reward is the sum of its tokens', and its return is
+    G_k = reward_k + `discount` G_(k+1). The advantage of all its tokens is (G_k - baseline) / scale.
+
+    Baseline and scale are those of `settings`: mean and deviation of the returns in the group, in which each sample has
+    the same weight, however many steps it has. So a reward that comes with the last token, without a discount, gives
+    every token the advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch are
+    not supported. Raises `ConfigError` for them.
+    """
+    if "batch" in (settings.baseline, settings.scale):
+        raise ConfigError('baseline and scale "batch": returns of tokens and turns are compared within a group only')
+    if not len(rewards):
+        return []
+    places = [np.asarray(one, np.int64) for one in steps]
+    returns, is_step = _returns([np.asarray(one, np.float64) for one in rewards], places, discount)
+    group = np.asarray(groups, np.int64)
+    counts = np.maximum(is_step.sum(axis=1), 1)
+    means = returns.sum(axis=1) / counts
+    samples = np.bincount(group).astype(np.float64)[group]
+    baseline = _group_mean(means, group)
+    centred = returns - baseline[:, None]
+    if settings.scale == "group":
+        spread = (np.where(is_step, centred, 0.0) ** 2).sum(axis=1) / counts
+        fewer = 1 if settings.deviation == "sample" else 0
+        scale = np.sqrt(_group_mean(spread, group) * samples / np.maximum(samples - fewer, 1)) + settings.eps
+    else:
+        scale = np.ones_like(means)
+    if settings.baseline == "leave_one_out":  # the mean of the others; alone, there is no baseline to learn from
+        others = (baseline * samples - means) / np.maximum(samples - 1, 1)
+        centred = np.where(samples[:, None] > 1, returns - others[:, None], 0.0)
+    found = (centred / scale[:, None]).astype(np.float32)
+    return [row[place] for row, place in zip(found, places, strict=True)]
+
+
+def _mask(segment: Segment) -> BoolArray:
+    """True on the model's tokens, bool [R]."""
+    return np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask
+
+
+def _returns(
+    rewards: Sequence[Float64Array], steps: Sequence[Int64Array], discount: float
+) -> tuple[Float64Array, BoolArray]:
+    """The returns of the steps of N samples, float64 [N, K], and which of these places are steps, bool [N, K]."""
+    counts = np.array([step[-1] + 1 if len(step) else 0 for step in steps])
+    most = int(counts.max())
+    returns = np.zeros((len(rewards), most))
+    for row, one, step in zip(returns, rewards, steps, strict=True):
+        row[:] = np.bincount(step, one, most)
+    for place in reversed(range(most - 1)):
+        returns[:, place] += discount * returns[:, place + 1]
+    return returns, np.arange(most) < counts[:, None]
+
+
+def _group_mean(values: Float64Array, group: Int64Array) -> Float64Array:
+    """The mean of `values` [N] over each sample's group, [N]."""
+    return np.asarray((np.bincount(group, values) / np.maximum(np.bincount(group), 1))[group])

@@ -1,0 +1,1 @@
+"""The rules of a task, and what follows from them. They know no server."""

@@ -1,0 +1,232 @@
+"""Changes of a task's rules while its run is alive. Pure."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.batch_sizes import Schedule, groups_at, share_by_weight
+from rollq.buffer.rules.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
+from rollq.buffer.rules.shards import SHARED, split_rules
+
+RULES: Final = set(TaskRules.model_fields)
+_SIZES: Final = frozenset({"batch_groups", "schedule"})
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One revision of a task's rules, the first being those that it was created with.
+
+    `step`: the first train step that was claimed, or can be, under these rules. `changes`: name of a rule -> its value
+    before and after, as text. `by`: the host and the process that asked for it. `batch`: the groups of every task that
+    was to change with it, where a weight shared the whole batch anew. `first_groups`: the groups in batches before any
+    schedule.
+    """
+
+    number: int
+    step: int
+    time_s: float
+    by: str
+    changes: Mapping[str, tuple[str, str]]
+    batch: Mapping[str, int] = field(default_factory=dict)
+    first_groups: int = 0
+
+    @property
+    def text(self) -> str:
+        """One line for people: what has changed, by the names that they write, and from which step on."""
+        sizes = list(self._sizes())
+        changed = {name: f"{name} {before} -> {after}" for name, (before, after) in self.changes.items()}
+        changed.pop("schedule", None)
+        weight = [changed.pop("weight")] if sizes and "weight" in changed else []
+        parts = [f"{', '.join(changed.values())} from step {self.step} on"] if changed else []
+        if sizes:
+            shared = " (shared by weight)" if self.batch and not weight else ""
+            parts.append(", ".join([*weight, *sizes]) + shared)
+        return f"revision {self.number}: {'; '.join(parts) or 'nothing changed'}"
+
+    def _sizes(self) -> Iterator[str]:
+        """How the groups in the batches change, from the first step with another number on."""
+        before, after = (_parse_schedule(text) for text in self.changes.get("schedule", ("none", "none")))
+        former = (0, 0)
+        for step in sorted({step for step, _ in (*before, *after)}):
+            sizes = groups_at(self.first_groups, before, step), groups_at(self.first_groups, after, step)
+            if sizes[0] != sizes[1] and sizes != former:
+                yield f"batch_groups {sizes[0]} -> {sizes[1]} from step {step} on"
+            elif sizes[0] == sizes[1] and former[0] != former[1]:
+                yield f"as before from step {step} on"
+            former = sizes
+
+
+def digest_of_rules(rules: TaskRules) -> str:
+    """Names the rules that differ from their defaults: the same in every release that knows them."""
+    return hashlib.sha256(rules.model_dump_json(include=RULES, exclude_defaults=True).encode()).hexdigest()[:16]
+
+
+def differences(before: TaskRules, after: TaskRules) -> dict[str, tuple[str, str]]:
+    """Name of a rule -> its two values as users write them, for those that differ."""
+    return {
+        name: (shown(getattr(before, name)), shown(getattr(after, name)))
+        for name in TaskRules.model_fields
+        if getattr(before, name) != getattr(after, name)
+    }
+
+
+def _parse_schedule(text: str) -> Schedule:
+    """A schedule from the text that `shown` made of it."""
+    entries = [] if text == "none" else [entry.split(":") for entry in text.split(",")]
+    return [(int(step), int(groups)) for step, groups in entries]
+
+
+def shown(value: Any) -> str:
+    """The value of a rule as users write it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(f"{step}:{groups}" for step, groups in value) or "none"
+    return str(value).removesuffix(".0")
+
+
+def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> TaskRules:
+    """The rules with `changes` (name -> value, also as text). Batches have the new `batch_groups` from `step` on.
+
+    Raises `ConfigError` naming the rule that is unknown, stays as it is, or would be invalid.
+    """
+    for name in changes:
+        if name in FIXED_RULES:
+            raise ConfigError(
+                f"{name} stays as it is for the whole run: {FIXED_RULES[name]}; begin another run to change it"
+            )
+        if name not in CHANGEABLE_RULES or name == "schedule":
+            raise ConfigError(
+                f"{name}: there is no such rule; {', '.join(n for n in CHANGEABLE_RULES if n != 'schedule')}"
+            )
+    values = {name: None if value == "none" else value for name, value in changes.items()}
+    groups = values.pop("batch_groups", None)
+    changed = _validated(rules, values)
+    if "batch_groups" in changes:
+        wanted = _validated(rules, {"batch_groups": groups, "schedule": ((step, 1),)}).batch_groups
+        later = tuple((at, size) for at, size in rules.schedule if at > step and wanted)  # 0: it leaves for good
+        changed = _validated(changed, {"schedule": _schedule(rules, step, ((step, wanted), *later))})
+    return _checked(rules, changed)
+
+
+def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: int) -> TaskRules:
+    """The rules with what was edited in a settings file, from `former` to `file`. What the file left as it was keeps
+    its value, also when it was changed by hand meanwhile. Batches have the sizes of the file from `step` on.
+
+    Raises `ConfigError` naming the rule that stays as it is.
+    """
+    edited = {name: getattr(file, name) for name in differences(former, file)}
+    if former.token_threshold == file.token_threshold and {*edited} & {"max_staleness"}:
+        edited.pop("max_token_staleness", None)  # set to what it is without being set
+    for name in edited:
+        if name in FIXED_RULES:
+            values = f"{shown(getattr(file, name))}, and the run has {shown(getattr(rules, name))}"
+            raise ConfigError(
+                f"{name} = {values}: it stays as it is for the whole run, because {FIXED_RULES[name]}; change it "
+                "back, or give the run another name"
+            )
+    changed = _validated(rules, {name: value for name, value in edited.items() if name not in _SIZES})
+    if _SIZES & edited.keys():
+        later = tuple((at, groups) for at, groups in file.schedule if at > step)
+        sizes = ((step, groups_at(file.batch_groups, file.schedule, step)), *later)
+        changed = _validated(changed, {"schedule": _schedule(rules, step, sizes)})
+    return _checked(rules, changed)
+
+
+def sizes_by_weight(
+    tasks: Mapping[str, Sequence[TaskRules]], weights: Mapping[str, float], step: int
+) -> dict[str, int]:
+    """Groups of each task in the batch of `step` when the groups of all are shared by `weights` instead. Tasks that
+    have none there, as those that were retired, get none.
+
+    `tasks`: the rules of the shards of each. Raises `ConfigError` when a later step has other sizes already, and for
+    weights that cannot be used.
+    """
+    for task, shards in tasks.items():
+        if later := [at for rules in shards for at, _ in rules.schedule if at > step]:
+            raise ConfigError(
+                f"weight: the batch has other sizes from step {min(later)} on, by the schedule of task {task!r}; edit "
+                "[batch] in rollq.toml instead"
+            )
+    sizes = {
+        task: sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards)
+        for task, shards in tasks.items()
+    }
+    try:
+        sharing = [(task, weight) for task, weight in weights.items() if sizes[task]]
+        shares = share_by_weight(sum(sizes.values()), sharing)
+    except ValueError as error:
+        raise ConfigError(f"weight: {error}") from None
+    return {task: shares.get(task, 0) for task in tasks}
+
+
+def unfinished_batch(
+    tasks: Mapping[str, TaskRules], revisions: Mapping[str, Sequence[Revision]], step: int
+) -> Mapping[str, int]:
+    """The groups of each task that the last new weight was to give to the batch of `step`, if it was interrupted
+    between two tasks; empty if it was not.
+
+    `tasks`, `revisions`: the rules of all tasks, and how they changed. A task whose size was changed later counts as
+    finished.
+    """
+    shared = [revision for known in revisions.values() for revision in known if revision.batch]
+    if not shared:
+        return {}
+    last = max(shared, key=lambda revision: revision.time_s)
+    for task, groups in last.batch.items():
+        rules = tasks[task]
+        is_settled = any(
+            "schedule" in revision.changes and revision.time_s > last.time_s for revision in revisions[task]
+        )
+        if groups_at(rules.batch_groups, rules.schedule, step) != groups and not is_settled:
+            return last.batch
+    return {}
+
+
+def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The changes of a task as those of its `count` shards, which share its numbers of groups.
+
+    Raises `ConfigError` for a number of groups that is not one.
+    """
+    if count == 1:
+        return [dict(changes)]
+    try:
+        return split_rules({name: int(value) if name in SHARED else value for name, value in changes.items()}, count)
+    except ValueError:
+        raise ConfigError(f"{', '.join(sorted(SHARED.keys() & changes.keys()))}: a whole number is needed") from None
+
+
+def _schedule(rules: TaskRules, step: int, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The schedule of `rules` before `step`, and `sizes` from then on; without entries that change nothing."""
+    kept: list[tuple[int, int]] = []
+    for at, groups in [*(entry for entry in rules.schedule if entry[0] < step), *sizes]:
+        if groups != groups_at(rules.batch_groups, kept, at):
+            kept.append((at, groups))
+    return tuple(kept)
+
+
+def _validated(rules: TaskRules, changes: Mapping[str, Any]) -> TaskRules:
+    try:
+        return TaskRules.model_validate({**{name: getattr(rules, name) for name in TaskRules.model_fields}, **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"][:1]))
+        raise ConfigError(f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")) from None
+
+
+def _checked(before: TaskRules, after: TaskRules) -> TaskRules:
+    shift = before.stale_threshold - before.token_threshold
+    if after.stale_threshold - after.token_threshold != shift:
+        raise ConfigError(
+            f"max_staleness stays as it is for the whole run, because max_token_staleness = "
+            f"{before.max_token_staleness} is set: {FIXED_RULES['max_token_staleness']}"
+        )
+    if before.prompt_stats and not after.prompt_stats:
+        raise ConfigError("prompt_stats stays on once it is: the order of prompts may depend on what it has gathered")
+    return after

@@ -1,0 +1,216 @@
+"""Settings that every role shares: the servers, and the rules of a task that the buffer itself keeps.
+
+Each role defines its own sections in its own package; `rollq.cli.settings` composes them into `rollq.toml`. Unknown
+keys are errors everywhere.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from rollq.buffer.rules.staleness import stale_threshold
+
+MAX_BATCH_GROUPS = 1000
+
+
+class Settings(BaseModel):
+    """Base class of all settings: frozen, with unknown keys refused and defaults validated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RedisSettings(Settings):
+    """The Redis servers of a run."""
+
+    buffer_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="server of the buffer; or nodes of a cluster, as in redis://a:7000,b:7000/0",
+    )
+    queue_url: str | None = Field(default=None, description="server of the RQ tickets; default: buffer_url")
+    user: str | None = Field(default=None, description="user on both servers; see docs/guide/security.md")
+    password: SecretStr | None = Field(
+        default=None, description="password of both servers; better given as ROLLQ_REDIS_PASSWORD"
+    )
+    ca_file: Path | None = Field(default=None, description="certificate of the authority that signed the servers'")
+    certificate_file: Path | None = Field(default=None, description="certificate that this role shows to the servers")
+    key_file: Path | None = Field(default=None, description="private key of certificate_file")
+
+
+class PayloadSettings(Settings):
+    """Where the large frames of groups are, if not on the buffer's servers."""
+
+    url: str | None = Field(
+        default=None, description="s3://bucket/prefix, or the absolute path of a folder that all machines share"
+    )
+    min_bytes: int = Field(
+        default=1 << 20, gt=0, description="smallest frame of a group that goes there; smaller ones stay on the servers"
+    )
+    max_buffer_bytes: int | None = Field(
+        default=None, gt=0, description="bytes that the frames of all groups may take, wherever they are; default: any"
+    )
+
+
+class PromptLength(Settings):
+    """The length of prompts, which producers and workers know of."""
+
+    max_prompt_tokens: int = Field(
+        default=4096, gt=0, description="longest prompt, in tokens; a longer one is left out and counted"
+    )
+
+
+class ArchiveSettings(Settings):
+    """Where `rollq archive` keeps all groups that are trained or dropped."""
+
+    url: str | None = Field(
+        default=None, description="s3://bucket/prefix, or the absolute path of a folder; default: no archive"
+    )
+
+
+class GroupRules(Settings):
+    """How the buffer treats the groups of a task or of an evaluation."""
+
+    group_size: int = Field(default=8, gt=0, le=1024, description="samples generated for one prompt")
+    max_tries: int = Field(default=3, gt=0, description="attempts that end in an engine error before a group fails")
+    max_deaths: int = Field(
+        default=3,
+        ge=2,
+        description="workers that die holding a group before it is quarantined; up to 2 more where many die anyway",
+    )
+    lease_s: float = Field(default=30.0, gt=0, description="seconds of silence after which a worker loses its groups")
+    audit_groups: int = Field(
+        default=1000, ge=0, description="failed groups kept for inspection, and as many filtered ones"
+    )
+    archive: bool = Field(
+        default=False, description="keep what is trained or dropped until `rollq archive` has written it"
+    )
+
+
+class TaskRules(GroupRules):
+    """The rules that the buffer's functions apply to a task; stored in its clock, and the same for every role."""
+
+    batch_groups: int = Field(ge=0, le=MAX_BATCH_GROUPS, description="groups of this task in one training batch")
+    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="share of the groups of [batch]")
+    max_staleness: int = Field(
+        default=1, ge=0, description="weight syncs that a token may be behind when it is trained; 0: on policy"
+    )
+    sync_weights_interval: int = Field(default=1, gt=0, description="train steps between two weight syncs")
+    order: Literal["staleness", "fifo"] = Field(
+        default="staleness", description="which completed groups a batch takes first: the stalest, or the oldest"
+    )
+    expiry: Literal["member", "group"] = Field(
+        default="member", description="what is reset when a group expires: its stale samples, or all of them"
+    )
+    offline: bool = Field(
+        default=False, description="the task is filled by `rollq import` or `Buffer.insert` alone, and never sampled"
+    )
+    kind: Literal["train", "eval"] = Field(default="train", description="whether groups are trained or evaluated")
+    schedule: tuple[tuple[int, int], ...] = Field(
+        default=(), description="(step, groups) pairs: from that train step on, batches take that many groups"
+    )
+    tail_batch_trigger_size: int = Field(
+        default=0,
+        ge=-1,
+        description="0: sample expired groups again at once; N: once N have expired; -1: drop them",
+    )
+    tail_batch_max_tries: int | None = Field(
+        default=None, gt=0, description="interruptions after which a group is not interrupted again; default: no limit"
+    )
+    stragglers: Literal["wait", "expire"] = Field(
+        default="wait",
+        description="whether a batch waits for running groups that the next would find too stale, or lets them expire",
+    )
+    max_token_staleness: int | None = Field(
+        default=None, ge=0, description="weight syncs after which a token is masked out of the loss; default: never"
+    )
+    max_uses: int = Field(default=1, gt=0, description="how many times a group may be trained")
+    reuse_cooldown_steps: int = Field(default=0, ge=0, description="train steps between two uses of a group")
+    keep_window: int = Field(
+        default=256, gt=0, le=10_000, description="finished groups over which the keep rate is measured"
+    )
+    prompt_stats: bool = Field(
+        default=False,
+        description="keep the pass rate, reward and length of every prompt; implied by all orders but shuffle",
+    )
+    pass_reward: float = Field(
+        default=0.5, allow_inf_nan=False, description="lowest reward with which a sample counts as passed"
+    )
+    partial_rollout: bool = Field(
+        default=False, description="continue interrupted samples from the tokens that they already have"
+    )
+    min_valid_samples: int | None = Field(
+        default=None, gt=0, description="samples of a group that must succeed; default: all of group_size"
+    )
+    max_uncheckpointed_steps: int = Field(
+        default=100, gt=0, description="trained batches kept for a restart before a checkpoint is required"
+    )
+    resume: Literal["durable", "fresh"] = Field(
+        default="durable", description="keep trained batches until a checkpoint covers them, or drop them at commit"
+    )
+
+    @property
+    def stale_threshold(self) -> int:
+        """A group is too old when the staleness of one of its tokens reaches this (train steps)."""
+        return stale_threshold(self.max_staleness, self.sync_weights_interval)
+
+    @property
+    def token_threshold(self) -> int:
+        """A token is masked when its staleness reaches this (train steps)."""
+        syncs = self.max_staleness if self.max_token_staleness is None else self.max_token_staleness
+        return stale_threshold(syncs, self.sync_weights_interval)
+
+    @model_validator(mode="after")
+    def _groups_can_be_complete(self) -> Self:
+        if self.min_valid_samples is not None and self.min_valid_samples > self.group_size:
+            raise ValueError(
+                f"min_valid_samples = {self.min_valid_samples}: must not exceed group_size = {self.group_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _expiry_is_consistent(self) -> Self:
+        if self.tail_batch_trigger_size == -1 and self.tail_batch_max_tries is not None:
+            raise ValueError(
+                "tail_batch_max_tries applies to groups that are sampled again, but tail_batch_trigger_size = -1 drops "
+                "expired groups; leave one of them out"
+            )
+        if self.max_token_staleness is not None and self.max_token_staleness > self.max_staleness:
+            raise ValueError(
+                f"max_token_staleness = {self.max_token_staleness}: tokens never get older than max_staleness = "
+                f"{self.max_staleness}; lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_are_sampled(self) -> Self:
+        if self.offline and self.kind == "eval":
+            raise ValueError("offline = true: the groups of an evaluation are sampled; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _batches_take_groups(self) -> Self:
+        if [step for step, _ in self.schedule] != sorted({step for step, _ in self.schedule} - {0}):
+            raise ValueError("schedule: steps must increase, from 1")
+        if any(not 0 <= groups <= MAX_BATCH_GROUPS for _, groups in self.schedule):
+            raise ValueError(f"schedule: a batch holds 0 to {MAX_BATCH_GROUPS} groups of a task")
+        if self.weight and not self.batch_groups and not any(groups for _, groups in self.schedule):
+            raise ValueError("batch_groups = 0: no batch ever takes a group of this task; leave the task out")
+        return self
+
+
+FIXED_RULES: Mapping[str, str] = {
+    "group_size": "groups that are under way have that many samples",
+    "kind": "groups are trained, or evaluated, by it from their admission on",
+    "lease_s": "workers renew their leases by it from their start on",
+    "max_token_staleness": "samples in the buffer have been aged by it",
+    "min_valid_samples": "workers judge groups by it from their start on",
+    "offline": "its groups are sampled, or inserted, by it from the first one on",
+    "order": "groups in the buffer are sorted by it",
+    "partial_rollout": "workers resume samples by it from their start on",
+    "resume": "trained batches are kept, or were dropped, by it",
+    "sync_weights_interval": "the trainer publishes by it from its start on",
+}
+"""Rules that stay as they are for the whole run, and why."""
+CHANGEABLE_RULES = tuple(name for name in TaskRules.model_fields if name not in FIXED_RULES)
+"""Rules that may change while the run is alive."""

@@ -1,0 +1,118 @@
+"""A task with `shards = n` is n tasks of the buffer: `math.1of3`, `math.2of3` and `math.3of3`. Pure.
+
+On a cluster, all that a task's functions touch is on one primary; shards are in different slots, so several primaries
+share the work. Where settings become tasks of the buffer, the batch and the bounds are split. From there on shards are
+tasks like all others, until a result is shown by task.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from rollq.buffer.errors import ConfigError, RunMismatch
+from rollq.buffer.rules.names import check_name
+
+MAX_SHARDS = 64
+
+Number = TypeVar("Number", int, float)
+
+_SHARD: Final = re.compile(r"(.+)\.([1-9]\d*)of([1-9]\d*)")
+
+
+class Shard(NamedTuple):
+    """Shard `number` (from 1) of the `total` shards of `task`."""
+
+    task: str
+    number: int
+    total: int
+
+
+def shard_names(task: str, count: int) -> list[str]:
+    """Names of a task's shards; the task itself where `count` is 1. Raises `ConfigError` for too long a name."""
+    if count == 1:
+        return [task]
+    return [check_name("task", f"{task}.{number}of{count}") for number in range(1, count + 1)]
+
+
+def shard_of(name: str) -> Shard:
+    """Which shard of which task a task of the buffer is: the only one, unless its name says otherwise."""
+    found = _SHARD.fullmatch(name)
+    if found is None:
+        return Shard(name, 1, 1)
+    task, number, total = found.groups()
+    return Shard(task, int(number), int(total))
+
+
+def task_of(name: str) -> str:
+    """The task of `rollq.toml` that a task of the buffer belongs to."""
+    return shard_of(name).task
+
+
+def shards_among(known: Iterable[str], task: str) -> list[str]:
+    """The names among `known` that are `task`, or shards of it."""
+    return [name for name in known if task in (name, task_of(name))]
+
+
+def check_task_name(name: str) -> str:
+    """Return the name of a task of `rollq.toml`, or raise `ConfigError` if keys cannot have it, or shards may."""
+    check_name("task", name)
+    if task_of(name) != name:
+        raise ConfigError(f"task name {name!r}: names of this form are those of shards; choose another")
+    return name
+
+
+def split(groups: int, count: int) -> list[int]:
+    """`groups` split into `count` parts, as evenly as they can be; the first ones get what is left over."""
+    each, left_over = divmod(groups, count)
+    return [each + (index < left_over) for index in range(count)]
+
+
+def _split_schedule(schedule: Sequence[tuple[int, int]], count: int) -> list[tuple[tuple[int, int], ...]]:
+    parts = [(step, split(groups, count)) for step, groups in schedule]
+    return [tuple((step, groups[index]) for step, groups in parts) for index in range(count)]
+
+
+def _split_window(groups: int, count: int) -> list[int]:
+    """Rounded up, so that no shard gets none; 0 and -1 have a meaning and stay."""
+    return [math.ceil(groups / count) if groups > 0 else groups] * count
+
+
+SHARED: Final[Mapping[str, Callable[[Any, int], Sequence[Any]]]] = {
+    "audit_groups": split,
+    "batch_groups": split,
+    "keep_window": _split_window,
+    "schedule": _split_schedule,
+    "tail_batch_trigger_size": _split_window,
+}
+"""Rules of a task that are numbers of groups, and how its shards share them."""
+
+
+def split_rules(rules: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Some rules of a task (name -> value) as those of its `count` shards."""
+    parts = {name: SHARED[name](value, count) if name in SHARED else [value] * count for name, value in rules.items()}
+    return [{name: values[index] for name, values in parts.items()} for index in range(count)]
+
+
+def add_up(shards: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+    """Numbers by name, each that of all shards together."""
+    total: dict[str, Number] = {}
+    for shard in shards:
+        for name, number in shard.items():
+            total[name] = total[name] + number if name in total else number
+    return total
+
+
+def check_shards(known: Iterable[str], wanted: Iterable[str]) -> None:
+    """Compare the tasks that a run or a snapshot has, `known`, with those of the settings, `wanted`.
+
+    Raises `RunMismatch` naming the setting when a task has another number of shards.
+    """
+    asked = {shard.task: shard.total for shard in map(shard_of, wanted)}
+    for name in known:
+        task, _, total = shard_of(name)
+        if asked.get(task, total) != total:
+            raise RunMismatch(
+                f"task {task!r} was created with shards = {total}, the settings ask for shards = {asked[task]}: the "
+                "settings of a run stay; change it back, or begin a new run"
+            )

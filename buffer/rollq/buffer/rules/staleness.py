@@ -1,0 +1,77 @@
+"""Staleness: how old tokens, samples and groups are, and what is too old to be trained. Pure arithmetic.
+
+Versions count train steps: version v are the weights published after step v. A token of version v that is trained at
+step t has staleness t - v - 1: how many steps its weights are behind. After a rewind, tokens of a dead epoch count as
+if made by `min(version, floor)`, see `Floors`; other callers pass versions that are counted so already.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rollq.buffer.values.rollouts import BoolArray, Int32Array, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The versions that tokens of dead epochs count as, at most.
+
+    `caps` are pairs (epoch, floor) in ascending order: a pair holds for its epoch and for those before it that no
+    earlier pair covers. Tokens of later epochs are of the live one, and count as they are.
+    """
+
+    caps: tuple[tuple[int, int], ...] = ()
+
+    def encode(self) -> str:
+        """As `decode` reads it."""
+        return ",".join(f"{epoch}:{floor}" for epoch, floor in self.caps)
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The floors from `epoch:floor,...`, as the functions write them."""
+        pairs = (entry.split(":") for entry in text.split(",") if entry)
+        return cls(tuple((int(epoch), int(floor)) for epoch, floor in pairs))
+
+    def counted(self, epoch: int, version: int) -> int:
+        """The version that a token of `version`, made in `epoch`, counts as."""
+        return next((min(version, floor) for last, floor in self.caps if epoch <= last), version)
+
+
+def stale_threshold(syncs: int, sync_weights_interval: int) -> int:
+    """Train steps of staleness from which on something is too old that may be `syncs` synchronisations old.
+
+    Raises `ValueError` for a negative number of syncs or an interval below 1.
+    """
+    if syncs < 0:
+        raise ValueError(f"max_staleness = {syncs}: must be 0 or more")
+    if sync_weights_interval <= 0:
+        raise ValueError(f"sync_weights_interval = {sync_weights_interval}: must be 1 or more")
+    return (syncs + 1) * sync_weights_interval
+
+
+def staleness(step: int, versions: Iterable[int]) -> int:
+    """Staleness at train step `step` of what holds tokens of these versions: its oldest token's; 0 without tokens."""
+    oldest = min(versions, default=None)
+    return 0 if oldest is None else step - oldest - 1
+
+
+def counted_version(oldest: int, newest_trainable: int, threshold: int, token_threshold: int) -> int:
+    """The one version that a sample counts as, so that a single comparison decides when it is too old.
+
+    It is too old when its oldest token is (`threshold`), or when the newest of those that the loss counts is, so that
+    all would be masked (`token_threshold` <= `threshold`). May be negative.
+    """
+    return min(oldest, newest_trainable + token_threshold - threshold)
+
+
+def token_mask(step: int, versions: Int32Array | npt.NDArray[np.int64], token_threshold: int) -> BoolArray:
+    """Bool [T]: the tokens of int [T] `versions` that are young enough to count in the loss at `step`."""
+    return np.asarray(step - versions - 1 < token_threshold)
+
+
+def brings_labels(segments: Iterable[Segment]) -> bool:
+    """Whether a sample brings its own labels (an agent's): then its tokens are not masked by age."""
+    return any("labels" in segment.arrays for segment in segments)

@@ -1,0 +1,1 @@
+"""Plain values that travel between the parts of rollq. They know no server."""

@@ -1,0 +1,75 @@
+"""The samples of a group, field by field: what training reads of them, without an object for each."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import overload
+
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(Sequence[Sample]):
+    """The samples of a group. Each field has an entry per sample; `reasons` are why they ended.
+
+    As a sequence, it makes the `Sample` objects when they are first asked for, by `make`.
+    """
+
+    statuses: tuple[SampleStatus, ...]
+    rewards: tuple[float | None, ...]
+    reasons: tuple[FinishReason | None, ...]
+    temperatures: tuple[float, ...]
+    segments: tuple[tuple[Segment, ...], ...]
+    make: "Callable[[Samples], tuple[Sample, ...]]"
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> "Samples":
+        """The fields of `samples`. Raises `InvalidGroup` as `temperature_of` does."""
+        if isinstance(samples, Samples):
+            return samples
+        return cls(
+            statuses=tuple([sample.status for sample in samples]),
+            rewards=tuple([None if sample.reward is None else float(sample.reward) for sample in samples]),
+            reasons=tuple([sample.finish_reason for sample in samples]),
+            temperatures=tuple(map(temperature_of, samples)),
+            segments=tuple([sample.segments for sample in samples]),
+            make=partial(_given, tuple(samples)),
+        )
+
+    @cached_property
+    def objects(self) -> tuple[Sample, ...]:
+        """The samples themselves."""
+        return self.make(self)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Sample, ...]: ...
+    def __getitem__(self, index: int | slice) -> Sample | tuple[Sample, ...]:
+        return self.objects[index]
+
+    def __len__(self) -> int:
+        return len(self.statuses)
+
+
+def _given(objects: tuple[Sample, ...], _: Samples) -> tuple[Sample, ...]:
+    return objects
+
+
+def temperature_of(sample: Sample) -> float:
+    """The temperature that the sample was drawn with: 1 unless `sampling` says otherwise.
+
+    Raises `InvalidGroup` where it is not a finite number, or `sampling` is not a mapping.
+    """
+    if not isinstance(sample.sampling, Mapping):
+        raise InvalidGroup(f"sampling is {sample.sampling!r}, a mapping is needed")
+    temperature = sample.sampling.get("temperature")
+    try:
+        found = 1.0 if temperature is None else float(temperature)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise InvalidGroup(f"sampling['temperature'] is {temperature!r}, a finite number is needed")
+    return found

@@ -1,0 +1,52 @@
+"""The numbers of single samples that are averaged over a step or an evaluation: reward parts, and what loops count."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from rollq.buffer.values.rollouts import Sample, SampleStatus
+
+Numbers = Mapping[str, tuple[float | None, ...]]
+"""Name -> a number per sample, None where a sample has none."""
+
+MOST_NAMES: Final = 16
+MOST_CHARACTERS: Final = 64
+"""More names, those of reward parts first, and longer ones are left out: all numbers of a group travel with a claim."""
+MOST: Final = 1e300
+"""Larger numbers, which a sum might not hold, are left out."""
+OWN: Final = frozenset({"judge_s"})
+"""Numbers of rollq, which workers report."""
+
+
+def sample_numbers(samples: Sequence[Sample]) -> Numbers:
+    """The numbers of the trained samples by name: `reward_parts`, and numbers in `extra`. A boolean is 0 or 1."""
+    by_sample = [_numbers_of(sample) for sample in samples]
+    parts = {name for sample in samples for name in sample.reward_parts}
+    names = sorted({name for numbers in by_sample for name in numbers}, key=lambda name: (name not in parts, name))
+    return {name: tuple([numbers.get(name) for numbers in by_sample]) for name in names[:MOST_NAMES]}
+
+
+def together(groups: Iterable[Numbers]) -> dict[str, tuple[float | None, ...]]:
+    """The numbers of several groups as those of one; samples of groups without a name are left out of it."""
+    found: dict[str, tuple[float | None, ...]] = {}
+    for numbers in groups:
+        for name, values in numbers.items():
+            found[name] = found.get(name, ()) + values
+    return found
+
+
+def means(numbers: Numbers) -> dict[str, float]:
+    """The mean of each number over the samples that have it."""
+    present = {name: [value for value in values if value is not None] for name, values in numbers.items()}
+    return {name: sum(values) / len(values) for name, values in present.items() if values}
+
+
+def _numbers_of(sample: Sample) -> dict[str, float]:
+    if sample.status is not SampleStatus.COMPLETED or sample.reward is None:
+        return {}
+    given: dict[str, Any] = {**{name: sample.extra[name] for name in sample.extra.keys() - OWN}, **sample.reward_parts}
+    return {name: float(value) for name, value in given.items() if len(name) <= MOST_CHARACTERS and _is_usable(value)}
+
+
+def _is_usable(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < MOST and math.isfinite(value)
