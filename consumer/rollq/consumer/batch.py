@@ -18,8 +18,7 @@ from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
 from rollq.consumer.batch_content import BatchContent, HeldGroups, Reader
 from rollq.consumer.credit import group_credit
-from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness
-from rollq.consumer.settings import Reduction
+from rollq.consumer.sequences import BatchCounts, Reduction, TokenSequence, TokenStaleness
 
 if TYPE_CHECKING:
     from rollq.consumer.micro_batch import MicroBatch

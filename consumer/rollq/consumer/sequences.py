@@ -7,7 +7,7 @@ False on prompts, on tokens that the environment wrote, and on the first token o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,6 +61,10 @@ class TokenSequence:
     images: tuple[ImageRef, ...] = ()
     image_options: Mapping[str, Any] = field(default_factory=dict)
     is_masked: bool = False
+
+
+Reduction = Literal["sum", "mean"]
+"""How the ranks of a trainer put their gradients together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from rollq.buffer.rewards.advantages import AdvantageSettings
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.weights.chain import MAX_DELTAS
 from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.sequences import Reduction
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, TrackerName, WandbSettings
 
 OnReplayMismatch = Literal["warn", "regenerate", "fail"]
-Reduction = Literal["sum", "mean"]
 Transport = Literal["redis", "path", "s3", "nccl"]
 
 MAX_FILE_BYTES = 5 << 30
