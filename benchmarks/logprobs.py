@@ -53,7 +53,7 @@ def main() -> None:
 
     from rollq.buffer.values.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
     from rollq.consumer import Batch
-    from rollq.consumer.token_logprobs import token_logprobs
+    from rollq.consumer.objective.token_logprobs import token_logprobs
 
     chunk, vocabulary = int(sys.argv[1]), int(sys.argv[2])
     torch.manual_seed(0)

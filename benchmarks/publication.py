@@ -72,7 +72,7 @@ def main() -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from rollq.consumer.settings import MAX_FILE_BYTES
-    from rollq.consumer.sharding import shard
+    from rollq.consumer.trainer.sharding import shard
     from rollq.consumer.weights.safetensors import write_model
     from rollq.consumer.weights.tensor_stream import model_stream
 

@@ -10,8 +10,8 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Shortfall
 from rollq.buffer.errors import ClaimTimeout
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
-from rollq.consumer import trainer_lease
-from rollq.consumer.activity import Activity
+from rollq.consumer.claims import trainer_lease
+from rollq.consumer.claims.activity import Activity
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings
 from support.buffer_run import World

@@ -16,10 +16,10 @@ from rollq.buffer.archive.reading import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArchiveError
 from rollq.consumer.annotations import MOST_WAITING, Annotator
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 from rollq.consumer.consumer import Consumer
-from rollq.consumer.recorded import RecordedRun
 from rollq.consumer.settings import ConsumerSettings
+from rollq.consumer.trainer.recorded_run import RecordedRun
 from support.any_server import AnyServer
 from support.buffer_run import World
 from support.waiting import wait_until

@@ -12,7 +12,7 @@ from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.values.rollouts import Group, SampleStatus, Segment, VersionSpan
 from rollq.consumer import AdvantageSettings, Batch, BatchCounts
-from rollq.consumer.sequences import TokenStaleness
+from rollq.consumer.batches.sequences import TokenStaleness
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 
 

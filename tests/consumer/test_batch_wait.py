@@ -10,7 +10,7 @@ from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
-from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
+from rollq.consumer.claims.outlook import Outlook, explain_wait, outlook
 
 
 def counts(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.consumer.checkpoints import adopt_weights, newest_checkpoint, save_checkpoint
-from rollq.consumer.learner import start_learner
-from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import LoraSettings, TrainerSettings
+from rollq.consumer.trainer.checkpoints import adopt_weights, newest_checkpoint, save_checkpoint
+from rollq.consumer.trainer.learner import start_learner
+from rollq.consumer.trainer.ranks import Ranks
 from support.tiny_qwen3 import tiny_qwen3
 
 

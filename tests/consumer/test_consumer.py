@@ -31,7 +31,8 @@ from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.weights.loading import load_weights
-from rollq.consumer import Batch, Consumer, ConsumerSettings, claimer
+from rollq.consumer import Batch, Consumer, ConsumerSettings
+from rollq.consumer.claims import claimer
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.tensor_stream import tensor_stream
@@ -246,7 +247,7 @@ def take_production_for(consumer: Consumer, seconds: float) -> None:
 def test_the_renewing_thread_learns_that_the_trainer_was_replaced(
     connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.02)
+    monkeypatch.setattr("rollq.consumer.claims.trainer_lease.RENEW_S", 0.02)
     with connect() as first:
         with connect(takeover=True) as second:
             with pytest.raises(FencedError):
@@ -263,8 +264,8 @@ def test_the_renewing_thread_warns_of_a_server_that_evicts_by_now(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.02)
-    monkeypatch.setattr("rollq.consumer.trainer_lease.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("rollq.consumer.claims.trainer_lease.RENEW_S", 0.02)
+    monkeypatch.setattr("rollq.consumer.claims.trainer_lease.HEARTBEAT_S", 0.02)
     with connect() as consumer:
         buffer.client.config_set("maxmemory-policy", "allkeys-lru")
         try:

@@ -16,11 +16,11 @@ from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.values.rollouts import Float32Array, Group, PipelineOutput, Prompt, Sample
 from rollq.buffer.wire.arrays import store_array
 from rollq.consumer import AdvantageSettings, Batch, policy_loss
-from rollq.consumer.learner import Learner
-from rollq.consumer.metrics_files import METRICS_FILE
-from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer import train
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.metrics_files import METRICS_FILE
+from rollq.consumer.trainer.ranks import Ranks
+from rollq.consumer.trainer.trainer import train
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 from support.fed_trainer import fed
 from support.finished_groups import finished_sample

@@ -17,7 +17,7 @@ from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment
 from rollq.buffer.values.routed_experts import ROUTED_EXPERTS, number_experts
 from rollq.consumer import Batch, MicroBatch, replay_experts
-from rollq.consumer.token_logprobs import token_logprobs
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from support.consumer_groups import make_group, make_sample, make_segment

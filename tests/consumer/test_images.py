@@ -15,12 +15,12 @@ from rollq.buffer.images.processor import ImageProcessor, Images, model_class
 from rollq.buffer.values.rollouts import Group, ImageRef, Prompt
 from rollq.buffer.wire.images import digest_of_image, inline_image
 from rollq.consumer import Batch, ImageInputs
-from rollq.consumer.learner import start_learner
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.micro_batch import MicroBatch
-from rollq.consumer.ranks import join_ranks
+from rollq.consumer.batches.micro_batch import MicroBatch
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.token_logprobs import token_logprobs
+from rollq.consumer.trainer.learner import start_learner
+from rollq.consumer.trainer.ranks import join_ranks
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.forked_ranks import run_in_ranks
 from support.pictures import picture

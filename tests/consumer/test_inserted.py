@@ -21,20 +21,20 @@ from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.values.rollouts import Group, Prompt
 from rollq.consumer import AdvantageSettings, Batch
 from rollq.consumer.annotations import rows_of
-from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
-from rollq.consumer.batch_warnings import find_idle_tasks
-from rollq.consumer.learner import Learner
-from rollq.consumer.loss import policy_loss
+from rollq.consumer.batches.sequences import TokenStaleness
+from rollq.consumer.batches.worker_shares import INSERTED
+from rollq.consumer.claims.outlook import Outlook, explain_wait, outlook
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.metrics_files import METRICS_FILE
-from rollq.consumer.ranks import Ranks
-from rollq.consumer.sequences import TokenStaleness
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.policy_loss import policy_loss
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.step_metrics import StepMetrics
-from rollq.consumer.token_logprobs import token_logprobs
-from rollq.consumer.trainer import train
-from rollq.consumer.worker_shares import INSERTED
+from rollq.consumer.trainer.batch_warnings import find_idle_tasks
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.metrics_files import METRICS_FILE
+from rollq.consumer.trainer.ranks import Ranks
+from rollq.consumer.trainer.step_metrics import StepMetrics
+from rollq.consumer.trainer.trainer import train
 from support.buffer_run import World
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.finished_groups import finished_groups, finished_sample

@@ -14,11 +14,11 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import ADAPTER_FILE
 from rollq.buffer.weights.store import read_probe
-from rollq.consumer.checkpoints import newest_checkpoint
-from rollq.consumer.learner import Learner
-from rollq.consumer.lora import add_adapter, load_adapter, save_adapter, without_adapter
-from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import LoraSettings, TrainerSettings
+from rollq.consumer.trainer.checkpoints import newest_checkpoint
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.lora import add_adapter, load_adapter, save_adapter, without_adapter
+from rollq.consumer.trainer.ranks import Ranks
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.tensors import read_tensors
 from rollq.workers.engines.vllm.adapter_files import check_adapter

@@ -9,10 +9,10 @@ import torch
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import AdvantageSettings, Batch
-from rollq.consumer.loss import policy_loss
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.token_logprobs import token_logprobs
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.policy_loss import policy_loss
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 from support.forks import FORKS
 from support.gloo_rank import MAX_TOKENS, train_share

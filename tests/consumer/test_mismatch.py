@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from rollq.buffer.values.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.consumer.batch import Batch
-from rollq.consumer.mismatch import LabelledMismatch, Mismatch, MismatchGauge
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.objective.mismatch import LabelledMismatch, Mismatch, MismatchGauge
 
 
 def group(number: int, task: str, worker: str, version: int) -> Group:

@@ -10,9 +10,9 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, TrainerHeld
-from rollq.consumer.output_lock import LOCK_FILE, locked
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer import train
+from rollq.consumer.trainer.output_lock import LOCK_FILE, locked
+from rollq.consumer.trainer.trainer import train
 from support.forks import FORKS
 from support.manual_worker import make_run
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.consumer.packing import balance, groups_of_share, plan_micro_batches, share_out
+from rollq.consumer.batches.packing import balance, groups_of_share, plan_micro_batches, share_out
 
 LENGTHS = np.random.default_rng(3).integers(1, 200, 150).tolist()
 SAMPLES = list(range(150))

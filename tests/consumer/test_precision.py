@@ -15,15 +15,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rollq.consumer import Batch
-from rollq.consumer.checkpoints import newest_checkpoint
-from rollq.consumer.learner import Learner, start_learner
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.metrics_files import METRICS_FILE
-from rollq.consumer.precision import computing_in
-from rollq.consumer.ranks import Ranks
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.precision import computing_in
 from rollq.consumer.settings import LoraSettings, TrainerSettings
 from rollq.consumer.trackers.trackers import Trackers
-from rollq.consumer.trainer import Trainer
+from rollq.consumer.trainer.checkpoints import newest_checkpoint
+from rollq.consumer.trainer.learner import Learner, start_learner
+from rollq.consumer.trainer.metrics_files import METRICS_FILE
+from rollq.consumer.trainer.ranks import Ranks
+from rollq.consumer.trainer.trainer import Trainer
 from support.consumer_groups import VOCABULARY, make_group, make_sample, make_segment
 from support.tiny_qwen3 import tiny_qwen3
 

@@ -13,7 +13,8 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import ClaimedGroup
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE
-from rollq.consumer import Consumer, ConsumerSettings, prefetch
+from rollq.consumer import Consumer, ConsumerSettings
+from rollq.consumer.claims import prefetch
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import wait_until

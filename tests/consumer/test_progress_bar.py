@@ -3,13 +3,13 @@
 import subprocess
 import sys
 
-from rollq.consumer.progress_bar import progress_bar
+from rollq.consumer.trainer.progress_bar import progress_bar
 from support.terminal import terminal
 
 TRAINER = """
 import logging, sys
 from rollq.cli.logs import set_up_logs
-from rollq.consumer.progress_bar import progress_bar
+from rollq.consumer.trainer.progress_bar import progress_bar
 set_up_logs("info", "text")
 with progress_bar(40, 10, is_shown=True) as show:
     show(12, 0.5, 1234.5)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import ADAPTER_FILE, INDEX_FILE, WEIGHTS_FILE, weight_files
 from rollq.buffer.weights.store import read_probe
-from rollq.consumer.checkpoints import newest_checkpoint
+from rollq.consumer.trainer.checkpoints import newest_checkpoint
 from rollq.workers.engines.transformers.weights import read_weights
 from support.tiny_qwen3 import tiny_qwen3
 from support.trainer_rank import filled, metrics, run_ranks, short_training

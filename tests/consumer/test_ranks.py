@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from rollq.buffer.errors import ConfigError
-from rollq.consumer.checkpoints import OPTIMIZER_FILE, newest_checkpoint
-from rollq.consumer.learner import start_learner
-from rollq.consumer.ranks import Ranks, check_same
 from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer.checkpoints import OPTIMIZER_FILE, newest_checkpoint
+from rollq.consumer.trainer.learner import start_learner
+from rollq.consumer.trainer.ranks import Ranks, check_same
 from support.trainer_rank import MOMENTS, Kill, filled, metrics, run_ranks, short_training
 
 FILES = ("model.safetensors", OPTIMIZER_FILE)

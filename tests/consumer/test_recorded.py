@@ -16,10 +16,10 @@ from rollq.buffer.errors import ArchiveError, InvalidGroup
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.buffer.wire.samples import encode_samples
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 from rollq.consumer.consumer import Consumer
-from rollq.consumer.recorded import RecordedRun
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+from rollq.consumer.trainer.recorded_run import RecordedRun
 from support.any_server import AnyServer
 from support.buffer_run import World
 
@@ -215,7 +215,7 @@ def test_the_archives_of_two_runs_are_not_mixed(recorded: list[Batch], folder: P
 def test_the_reference_trainer_trains_on_an_archive(
     recorded: list[Batch], folder: Path, tmp_path: Path, model_folder: Path
 ) -> None:
-    from rollq.consumer.archive_trainer import train_from_archive
+    from rollq.consumer.trainer.from_archive import train_from_archive
 
     settings = TrainerSettings(
         model=model_folder, output=tmp_path / "out", steps=3, checkpoint_every=2, max_mismatch=None

@@ -16,7 +16,7 @@ from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE
 from rollq.consumer import Batch, Consumer, ConsumerSettings
-from rollq.consumer.micro_batch import assemble
+from rollq.consumer.batches.micro_batch import assemble
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 

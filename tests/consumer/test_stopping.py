@@ -297,7 +297,7 @@ def test_tc05_an_evaluation_tolerates_a_timeout(
         return PATIENCE_S * readings[-1] if len(readings) > 1 else 0.0
 
     readings: list[int] = []
-    monkeypatch.setattr("rollq.consumer.evaluation.Waiter", partial(Waiter, now=now_s))
+    monkeypatch.setattr("rollq.consumer.claims.evaluation.Waiter", partial(Waiter, now=now_s))
     with connect() as consumer:
         found = consumer.evaluate(timeout_s=PATIENCE_S)
     assert found == {
@@ -327,7 +327,7 @@ def test_a_trainer_that_lost_the_run_does_not_wait_for_its_evaluation(
     connect: Connect, buffer: Buffer, answering: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering += [-1.0]
-    monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.05)
+    monkeypatch.setattr("rollq.consumer.claims.trainer_lease.RENEW_S", 0.05)
     with connect(trainer_id="old") as old, connect(trainer_id="new", takeover=True), pytest.raises(FencedError):
         old.evaluate(timeout_s=PATIENCE_S)
 

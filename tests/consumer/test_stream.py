@@ -14,9 +14,9 @@ from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, FencedError, NotClaimed
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import AdvantageSettings, Batch, Consumer, ConsumerSettings, LossSettings, MicroBatch, policy_loss
+from rollq.consumer.batches.sequences import BatchCounts
+from rollq.consumer.claims.stream import BatchStream, expected_counts, gradient_scale
 from rollq.consumer.losses.presets import PRESETS
-from rollq.consumer.sequences import BatchCounts
-from rollq.consumer.stream import BatchStream, expected_counts, gradient_scale
 from support.manual_worker import StepwiseWorker, make_run
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.waiting import PATIENCE_S, wait_until

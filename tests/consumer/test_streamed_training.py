@@ -14,10 +14,10 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import CorruptGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
 from rollq.buffer.store.connection import Patience
 from rollq.consumer import Batch, BatchStream
-from rollq.consumer.checkpoints import OPTIMIZER_FILE, newest_checkpoint
-from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.taking import LEAST_S, BatchTaker, StepTimes, is_worth_streaming, may_stream
+from rollq.consumer.trainer.checkpoints import OPTIMIZER_FILE, newest_checkpoint
+from rollq.consumer.trainer.ranks import Ranks
+from rollq.consumer.trainer.taking import LEAST_S, BatchTaker, StepTimes, is_worth_streaming, may_stream
 from support.consumer_groups import random_groups
 from support.manual_worker import StepwiseWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import Batch
-from rollq.consumer.token_logprobs import check_chunks, token_logprobs
+from rollq.consumer.objective.token_logprobs import check_chunks, token_logprobs
 from support.consumer_groups import random_groups
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.untrained_models import FAMILIES, make_model

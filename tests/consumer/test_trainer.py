@@ -23,11 +23,11 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import describe_folder, digest_of
 from rollq.cli.main import main
-from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
-from rollq.consumer.learner import Learner
-from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer import Trainer, train
+from rollq.consumer.trainer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
+from rollq.consumer.trainer.trainer import Trainer, train
 from support.manual_worker import TEMPERATURE, HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S
@@ -272,7 +272,7 @@ def test_a_batch_without_a_finite_loss_is_quarantined_and_replaced(
         return save_checkpoint(output, step, *rest, **options)
 
     monkeypatch.setattr(Learner, "gradients", spoil_once)
-    monkeypatch.setattr("rollq.consumer.trainer.save_checkpoint", save)
+    monkeypatch.setattr("rollq.consumer.trainer.trainer.save_checkpoint", save)
     with working(server_url, run_name, tmp_path) as buffer:
         assert train(server_url, run_name, settings(steps=3, checkpoint_every=1)) == 3
         assert saved == [1, 2, 3], "a batch that was not trained calls for no checkpoint"
@@ -438,5 +438,5 @@ def train_without_a_checkpoint(url: str, run: str, settings: TrainerSettings) ->
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr("rollq.consumer.trainer.save_checkpoint", die)
+        patch.setattr("rollq.consumer.trainer.trainer.save_checkpoint", die)
         train(url, run, settings)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rollq.consumer.batch import Batch
-from rollq.consumer.batch_warnings import find_truncation
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.trainer.batch_warnings import find_truncation
 from support.consumer_groups import make_group, make_sample, make_segment
 
 

@@ -1,6 +1,6 @@
 """How many samples of a batch each worker made, for metrics and monitors."""
 
-from rollq.consumer.worker_shares import INSERTED, MOST_NAMED, described
+from rollq.consumer.batches.worker_shares import INSERTED, MOST_NAMED, described
 
 
 def test_the_workers_of_a_batch_are_named_with_their_samples() -> None:

@@ -13,10 +13,10 @@ from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.wire.samples import encode_samples
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Batch, Consumer
-from rollq.consumer.learner import Learner
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.ranks import Ranks
+from rollq.consumer.objective.metrics import LossMetrics
 from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.ranks import Ranks
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.forked_roles import role
 from support.model_families import make_model

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.consumer.checkpoints import newest_checkpoint
-from rollq.consumer.metrics_files import METRICS_FILE
+from rollq.consumer.trainer.checkpoints import newest_checkpoint
+from rollq.consumer.trainer.metrics_files import METRICS_FILE
 from support.forked_roles import role
 from support.waiting import PATIENCE_S, wait_until
 

@@ -13,7 +13,7 @@ from rollq.cli.run_location import open_run
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.production import describe_production
-from rollq.consumer.step_metrics import describe_batch
+from rollq.consumer.trainer.step_metrics import describe_batch
 from rollq.monitor.reading import take_reading
 from rollq.producer.run import open_prompts
 from support.any_server import AnyServer

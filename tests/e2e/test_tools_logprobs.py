@@ -19,8 +19,8 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.values.rollouts import Group, Prompt, SampleStatus, Status
 from rollq.buffer.weights.store import locate_weights
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
-from rollq.consumer.batch import Batch
-from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.batches.micro_batch import MicroBatch
 from rollq.workers.agents.built_in_tools import calculator
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

@@ -19,7 +19,7 @@ from rollq.buffer.values.rollouts import Int32Array, Segment
 from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.weights.probe import Probe, tolerance_of
 from rollq.consumer import Batch, MicroBatch, replay_experts
-from rollq.consumer.token_logprobs import token_logprobs
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.probe import probe_of

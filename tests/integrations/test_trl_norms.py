@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.values.rollouts import Group
 from rollq.consumer import Batch, Consumer
-from rollq.consumer.learner import Learner
-from rollq.consumer.loss import policy_loss
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.ranks import Ranks
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.policy_loss import policy_loss
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.token_logprobs import token_logprobs
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.ranks import Ranks
 from rollq.integrations.trl import RollqGRPOTrainer
 from rollq.integrations.trl.inputs import grpo_inputs
 from support.consumer_groups import random_groups

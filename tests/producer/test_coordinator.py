@@ -18,7 +18,7 @@ from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigErr
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import GroupResult, Lease, Prompt, Sample, SampleStatus
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 from rollq.producer.batches import BatchResult, OverRollout, Stage
 from rollq.producer.coordinator import BatchCoordinator
 from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised

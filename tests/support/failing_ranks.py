@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from rollq.buffer.errors import WeightsError
-from rollq.consumer.checkpoints import save_checkpoint
-from rollq.consumer.recorder import record_weights
+from rollq.consumer.trainer.checkpoints import save_checkpoint
+from rollq.consumer.trainer.recorder import record_weights
 from rollq.consumer.weights import safetensors
 from rollq.consumer.weights.checkpoint_format import Part
 from rollq.consumer.weights.tensor_stream import gathering, model_stream

@@ -25,7 +25,7 @@ ROLES = [
 MODELS = [
     "accelerate",
     "peft",
-    "rollq.consumer.trainer",
+    "rollq.consumer.trainer.trainer",
     "rollq.integrations.trl.trainer",
     "rollq.workers.engines.transformers.engine",
     "rollq.workers.weight_follower",

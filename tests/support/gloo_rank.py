@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rollq.consumer import Batch
-from rollq.consumer.loss import policy_loss, sum_gradients
-from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.policy_loss import policy_loss, sum_gradients
 from support.consumer_groups import random_groups
 from support.tiny_qwen3 import tiny_qwen3
 

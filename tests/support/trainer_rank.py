@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from rollq.buffer.buffer import Buffer
-from rollq.consumer import checkpoints, taking, trainer
 from rollq.consumer.consumer import Consumer
-from rollq.consumer.learner import Learner
-from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.metrics_files import METRICS_FILE
+from rollq.consumer.trainer.trainer import checkpoints, taking, trainer
 from rollq.consumer.weights import tensor_stream
 from support.forked_ranks import start_ranks
 from support.manual_worker import HandWorker, make_run

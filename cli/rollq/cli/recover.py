@@ -45,8 +45,8 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
     """
     from rollq.cli.run_location import RunLocation, fingerprints
     from rollq.cli.settings_file import load_settings
-    from rollq.consumer.checkpoints import adopt_weights
-    from rollq.consumer.output_lock import locked
+    from rollq.consumer.trainer.checkpoints import adopt_weights
+    from rollq.consumer.trainer.output_lock import locked
 
     settings = load_settings(file)
     trainer = settings.trainer
@@ -113,7 +113,7 @@ def _recorded(buffer: "Buffer", weights: Path) -> _Recorded | None:
     """The step that is recorded for the weights in a folder: beside them, or by the run that published them."""
     from rollq.buffer.errors import WeightsError
     from rollq.buffer.weights.manifest import describe_folder, digest_of
-    from rollq.consumer.checkpoints import STATE_FILE, recorded_checkpoint
+    from rollq.consumer.trainer.checkpoints import STATE_FILE, recorded_checkpoint
 
     if (found := recorded_checkpoint(weights)) is not None:
         of = "" if found.lineage is None or buffer.knows_lineage(found.lineage) else " of another run"

@@ -124,8 +124,8 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
     if os.environ.get("RANK", "0") != "0":
         logging.getLogger("rollq").setLevel(logging.WARNING)  # the ranks do the same, and rank 0 says it
     try:
-        from rollq.consumer.archive_trainer import train_from_archive
-        from rollq.consumer.trainer import train as run_trainer
+        from rollq.consumer.trainer.from_archive import train_from_archive
+        from rollq.consumer.trainer.trainer import train as run_trainer
     except ModuleNotFoundError as error:
         raise ConfigError(f"`rollq train` needs the package {error.name!r}: pip install 'rollq[torch]'") from error
     stop = stop_on_signals()

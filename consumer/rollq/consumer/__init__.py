@@ -1,7 +1,7 @@
 """Groups to batches: what a trainer imports.
 
 `Consumer` takes each step's batch from the replay buffer, hands weights to the workers and records how far the trainer
-has come; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and `rollq.consumer.trainer` the
+has come; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and `rollq.consumer.trainer.trainer` the
 reference trainer. Names are imported when they are used: only what needs gradients imports torch.
 """
 
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from rollq.buffer.images.processor import ImageProcessor
     from rollq.buffer.rewards.advantages import AdvantageSettings
     from rollq.buffer.rewards.credit import token_advantages
-    from rollq.consumer.batch import Batch
+    from rollq.consumer.batches.batch import Batch
+    from rollq.consumer.batches.image_inputs import ImageInputs
+    from rollq.consumer.batches.micro_batch import MicroBatch
+    from rollq.consumer.batches.sequences import BatchCounts, TokenSequence
+    from rollq.consumer.claims.stream import BatchStream
     from rollq.consumer.consumer import Consumer
-    from rollq.consumer.expert_replay import replay_experts
-    from rollq.consumer.images import ImageInputs
-    from rollq.consumer.loss import policy_loss
     from rollq.consumer.losses.settings import LossSettings
-    from rollq.consumer.micro_batch import MicroBatch
-    from rollq.consumer.recorded import RecordedRun
-    from rollq.consumer.sequences import BatchCounts, TokenSequence
+    from rollq.consumer.objective.policy_loss import policy_loss
+    from rollq.consumer.objective.teacher import teacher_logprobs, teacher_top_logprobs
     from rollq.consumer.settings import ConsumerSettings
-    from rollq.consumer.stream import BatchStream
-    from rollq.consumer.teacher import teacher_logprobs, teacher_top_logprobs
+    from rollq.consumer.trainer.expert_replay import replay_experts
+    from rollq.consumer.trainer.recorded_run import RecordedRun
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
     from rollq.consumer.weights.probe import probe_of
 else:
@@ -59,18 +59,18 @@ else:
             "rollq.buffer.archive.reading": "Archive",
             "rollq.buffer.rewards.credit": "token_advantages",
             "rollq.buffer.images.processor": "ImageProcessor",
-            "rollq.consumer.batch": "Batch",
+            "rollq.consumer.batches.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
-            "rollq.consumer.expert_replay": "replay_experts",
-            "rollq.consumer.images": "ImageInputs",
-            "rollq.consumer.loss": "policy_loss",
+            "rollq.consumer.trainer.expert_replay": "replay_experts",
+            "rollq.consumer.batches.image_inputs": "ImageInputs",
+            "rollq.consumer.objective.policy_loss": "policy_loss",
             "rollq.consumer.losses.settings": "LossSettings",
-            "rollq.consumer.micro_batch": "MicroBatch",
-            "rollq.consumer.recorded": "RecordedRun",
-            "rollq.consumer.sequences": "BatchCounts TokenSequence",
+            "rollq.consumer.batches.micro_batch": "MicroBatch",
+            "rollq.consumer.trainer.recorded_run": "RecordedRun",
+            "rollq.consumer.batches.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings",
-            "rollq.consumer.stream": "BatchStream",
-            "rollq.consumer.teacher": "teacher_logprobs teacher_top_logprobs",
+            "rollq.consumer.claims.stream": "BatchStream",
+            "rollq.consumer.objective.teacher": "teacher_logprobs teacher_top_logprobs",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
             "rollq.consumer.weights.probe": "probe_of",
         },

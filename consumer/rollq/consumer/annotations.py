@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rollq.buffer.archive.archiver import MARKER, open_archive
 from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSION_KEY, parquet
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 
 log = logging.getLogger(__name__)
 

@@ -24,27 +24,27 @@ from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.buffer.weights.probe import Probe
-from rollq.consumer.activity import Activity
 from rollq.consumer.annotations import Annotator
-from rollq.consumer.batch import Batch
-from rollq.consumer.batch_builder import BatchBuilder
-from rollq.consumer.claimer import BatchClaimer, BatchSizes
-from rollq.consumer.colocation import ColocatedEngines
-from rollq.consumer.epoch_start import begin_epoch
-from rollq.consumer.evaluation import evaluate
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.claims.activity import Activity
+from rollq.consumer.claims.batch_builder import BatchBuilder
+from rollq.consumer.claims.claimer import BatchClaimer, BatchSizes
+from rollq.consumer.claims.colocation import ColocatedEngines
+from rollq.consumer.claims.epoch_start import begin_epoch
+from rollq.consumer.claims.evaluation import evaluate
+from rollq.consumer.claims.prefetch import Prefetch
+from rollq.consumer.claims.replay_check import Replay
+from rollq.consumer.claims.stream import BatchStream, expected_counts, why_whole
+from rollq.consumer.claims.trainer_lease import TrainerLease
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.prefetch import Prefetch
 from rollq.consumer.production import together
-from rollq.consumer.replay import Replay
 from rollq.consumer.settings import ConsumerSettings
-from rollq.consumer.stream import BatchStream, expected_counts, why_whole
-from rollq.consumer.trainer_lease import TrainerLease
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
 from rollq.consumer.weights.tensor_stream import Content, gathering
 
 if TYPE_CHECKING:
-    from rollq.consumer.micro_batch import MicroBatch
+    from rollq.consumer.batches.micro_batch import MicroBatch
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from rollq.buffer.common.s3 import URL
 from rollq.buffer.rewards.advantages import AdvantageSettings
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.weights.chain import MAX_DELTAS
+from rollq.consumer.batches.sequences import Reduction
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.sequences import Reduction
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, TrackerName, WandbSettings
 
 OnReplayMismatch = Literal["warn", "regenerate", "fail"]

@@ -14,15 +14,15 @@ import torch
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.values.rollouts import Group
 from rollq.consumer import Batch
-from rollq.consumer.learner import Learner
-from rollq.consumer.loss import leave_out_absent, policy_loss
+from rollq.consumer.batches.micro_batch import MicroBatch
 from rollq.consumer.losses import PRESETS, LossSettings, distillation, second_moment_mask
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.micro_batch import MicroBatch
-from rollq.consumer.ranks import Ranks
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss
+from rollq.consumer.objective.teacher import teacher_logprobs
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.teacher import teacher_logprobs
-from rollq.consumer.token_logprobs import token_logprobs
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.ranks import Ranks
 from support.consumer_groups import VOCABULARY, make_group, make_sample, make_segment, random_groups
 
 LOSSES: dict[str, dict[str, Any]] = {

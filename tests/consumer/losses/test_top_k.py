@@ -11,15 +11,15 @@ import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.values.rollouts import Group, absent_logprobs
-from rollq.consumer.batch import Batch
-from rollq.consumer.learner import Learner
-from rollq.consumer.loss import leave_out_absent, policy_loss
+from rollq.consumer.batches.batch import Batch
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.ranks import Ranks
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss
+from rollq.consumer.objective.teacher import teacher_top_logprobs
+from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.teacher import teacher_top_logprobs
-from rollq.consumer.token_logprobs import token_logprobs
+from rollq.consumer.trainer.learner import Learner
+from rollq.consumer.trainer.ranks import Ranks
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.tiny_qwen3 import tiny_qwen3
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from rollq.buffer.values.rollouts import Prompt
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 from rollq.consumer.trackers.rollouts import MOST_CHARACTERS, sampled_rollouts
 from rollq.consumer.trackers.tracker import scalars
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups

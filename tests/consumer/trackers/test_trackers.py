@@ -9,12 +9,12 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers import trackers
 from rollq.consumer.trackers.host import MOST_WAITING, TrackerHost
 from rollq.consumer.trackers.tracker import Entry
-from rollq.consumer.trainer import train
+from rollq.consumer.trainer.metrics_files import METRICS_FILE
+from rollq.consumer.trainer.trainer import train
 from support.fed_trainer import fed
 from support.waiting import PATIENCE_S
 

@@ -15,8 +15,8 @@ from rollq.buffer.weights.broadcast_log import BroadcastLog
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer import Consumer, to_checkpoint_format
-from rollq.consumer.checkpoints import save_checkpoint
-from rollq.consumer.recorder import record_weights
+from rollq.consumer.trainer.checkpoints import save_checkpoint
+from rollq.consumer.trainer.recorder import record_weights
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.sender import Sender
 from support.gloo_group import ADDRESS, GlooRendezvous

@@ -68,7 +68,7 @@ class DemoFolder:
     @property
     def trained_model(self) -> Path:
         """The newest checkpoint, or the initial model before there is one."""
-        from rollq.consumer.checkpoints import newest_checkpoint  # needs torch
+        from rollq.consumer.trainer.checkpoints import newest_checkpoint  # needs torch
 
         checkpoint = newest_checkpoint(self.trainer)
         return self.model if checkpoint is None else checkpoint.folder

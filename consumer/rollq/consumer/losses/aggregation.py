@@ -6,8 +6,8 @@ Tokens that a correction or a mask leaves out are counted.
 
 import torch
 
+from rollq.consumer.batches.sequences import BatchCounts
 from rollq.consumer.losses.kinds import Aggregation
-from rollq.consumer.sequences import BatchCounts
 
 
 def token_weights(

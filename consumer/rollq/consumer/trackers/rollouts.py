@@ -8,7 +8,7 @@ import numpy as np
 from rollq.buffer.common import exact_json
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.rollouts import Prompt
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 from rollq.consumer.trackers.tracker import Rollout
 
 MOST_CHARACTERS = 20_000

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers.host import TrackerHost
 from rollq.consumer.trackers.rollouts import sampled_rollouts

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.consumer import Consumer, ConsumerSettings
-from rollq.consumer.ranks import Ranks
+from rollq.consumer.trainer.ranks import Ranks
 from rollq.integrations.trl.checkpoints import newest_checkpoint
 from rollq.integrations.trl.installed import check_installed
 

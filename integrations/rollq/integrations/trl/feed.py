@@ -13,7 +13,7 @@ import torch
 
 from rollq.buffer.errors import ConfigError, ProductionStalled, ProductionStopped, SyncFirst
 from rollq.consumer import Batch, Consumer, MicroBatch
-from rollq.consumer.ranks import Ranks
+from rollq.consumer.trainer.ranks import Ranks
 from rollq.integrations.trl.inputs import grpo_inputs
 from rollq.integrations.trl.limits import check_batch
 

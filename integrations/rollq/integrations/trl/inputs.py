@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.batches.micro_batch import MicroBatch
 from rollq.integrations.trl.limits import BY_SAMPLES
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.consumer.batch import Batch
+from rollq.consumer.batches.batch import Batch
 
 if TYPE_CHECKING:
     from trl import GRPOConfig

@@ -16,8 +16,8 @@ import torch
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import Consumer
-from rollq.consumer.step_metrics import describe_batch
-from rollq.consumer.worker_shares import described, samples_by_worker
+from rollq.consumer.batches.worker_shares import described, samples_by_worker
+from rollq.consumer.trainer.step_metrics import describe_batch
 from rollq.integrations.trl.checkpoints import begin, finish, folder_of
 from rollq.integrations.trl.connecting import ranks_of
 from rollq.integrations.trl.feed import Feed

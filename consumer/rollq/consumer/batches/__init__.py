@@ -1,0 +1,1 @@
+"""A step's batch: its groups, their token sequences, and the micro-batches of each rank."""

@@ -1,0 +1,370 @@
+"""The batch of one train step: identical on every rank; each rank trains its share of it."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rewards.advantages import AdvantageSettings, advantages
+from rollq.buffer.rewards.credit import StepKind
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
+from rollq.buffer.values.sample_numbers import Numbers
+from rollq.buffer.wire.rows import SampleRows
+from rollq.consumer.batches import packing
+from rollq.consumer.batches.content import BatchContent, HeldGroups, Reader
+from rollq.consumer.batches.group_credit import group_credit
+from rollq.consumer.batches.sequences import BatchCounts, Reduction, TokenSequence, TokenStaleness
+
+if TYPE_CHECKING:
+    from rollq.consumer.batches.micro_batch import MicroBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The groups of train step `step` and their token sequences, for all ranks.
+
+    The flat samples are those of all groups in order, failed ones included, S in total: `samples`, `rewards` float32
+    [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32 [S].
+    `sequences` are the segments of the valid samples, n of all ranks: `lengths` int64 [n], their tokens, and
+    `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
+    are the task, or the shard of one, and the id of each group. `claim_round` names this batch when it is released.
+
+    `numbers` are those of the samples of each group, see `rollq.buffer.values.sample_numbers`.
+
+    `group_counts` are the counts of each group, and `part` the indices of the groups that are trained: all of them,
+    except in what `split` returns. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
+
+    `reduction` is how the ranks combine their gradients, see `loss_scale`.
+
+    A rank has read its share. Other items of `groups`, `samples` and `sequences` are read when they are asked for,
+    which raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.
+    `prefetched` is the part of the share's groups that were read before the batch was claimed. `unreadable` are groups
+    of the share that could not be read: their sequences are masked.
+
+    A batch that was trained while it filled has several parts, whose groups end before the indices `ends`: each is
+    shared out among the ranks by itself. `expected_counts`, in such a part, are what its micro-batches have in place of
+    the counts of the batch, which nobody knew yet: see `BatchStream.finish`.
+    """
+
+    step: int
+    group_ids: tuple[tuple[str, int], ...]
+    content: BatchContent = field(repr=False)
+    lengths: npt.NDArray[np.int64]
+    rewards: Float32Array
+    valid: BoolArray
+    advantages: Float32Array
+    group_counts: tuple[BatchCounts, ...]
+    part: tuple[int, ...]
+    advantage_settings: AdvantageSettings
+    ends: tuple[int, ...]
+    token_advantages: Mapping[int, Float32Array] = field(default_factory=dict)
+    rank: int = 0
+    world_size: int = 1
+    reduction: Reduction = "sum"
+    claim_round: int = 0
+    prefetched: float = 0.0
+    unreadable: tuple[tuple[str, int], ...] = ()
+    expected_counts: Mapping[str, BatchCounts] | None = None
+    numbers: tuple[Numbers, ...] = ()
+
+    @classmethod
+    def build(
+        cls,
+        step: int,
+        groups: Sequence[Group | ClaimedGroup],
+        *,
+        reader: Reader | None = None,
+        staleness: Sequence[TokenStaleness] | None = None,
+        settings: AdvantageSettings | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        reduction: Reduction = "sum",
+        claim_round: int = 0,
+        ends: Sequence[int] = (),
+        before: BatchContent | None = None,
+    ) -> Self:
+        """Build the batch of `step` from groups in memory, or from claimed ones, which `reader` reads when needed.
+
+        `staleness` says of each group how old its tokens are, and which are masked out of the loss (default: no token
+        is of a dead epoch, and none is masked). `ends`, of a batch that is trained while it fills, are the numbers of
+        groups up to the end of each part, and `before` the content of its first groups. Raises `InvalidGroup` for a
+        segment of a group in memory that `check_group` would refuse, and what `reader` raises.
+        """
+        source = reader or HeldGroups(cast("Sequence[Group]", groups))
+        rows = source.rows()
+        settings = settings or AdvantageSettings()
+        staleness = [TokenStaleness(step)] * len(groups) if staleness is None else staleness
+        valid = np.array([reward is not None for mine in rows for reward in mine.rewards], dtype=np.bool_)
+        rewards = [reward or 0.0 for group, mine in zip(groups, rows, strict=True) for reward in _rewards(group, mine)]
+        trained = np.where(valid, np.array(rewards, dtype=np.float32), np.float32(0))
+        content = BatchContent(rows, valid, staleness, source.read, before)
+        if reader is None:
+            content.make_sequences(range(len(groups)))
+        group_ids = tuple([(group.task, group.group_id) for group in groups])
+        tasks = _task_numbers(group_ids)[content.sample_groups]
+        computed = advantages(trained, content.sample_groups, valid, settings, tasks=tasks)
+        return cls(
+            step=step,
+            group_ids=group_ids,
+            content=content,
+            lengths=np.array([length for mine in rows for one in mine.lengths for length in one], dtype=np.int64),
+            rewards=trained,
+            valid=valid,
+            advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
+            group_counts=tuple([_counts(mine, ages) for mine, ages in zip(rows, staleness, strict=True)]),
+            part=tuple(range(len(groups))),
+            advantage_settings=settings,
+            ends=(*[end for end in ends if end < len(groups)], len(groups)),
+            rank=rank,
+            world_size=world_size,
+            reduction=reduction,
+            claim_round=claim_round,
+            numbers=tuple([mine.numbers for mine in rows]),
+        )
+
+    @property
+    def mean_reward(self) -> float:
+        """The mean reward of the valid samples; NaN if there is none. In `rewards`, those that failed have 0."""
+        return float(self.rewards[self.valid].mean()) if self.valid.any() else float("nan")
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups."""
+        return self.content.groups
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """The flat samples of all groups, S in total."""
+        return self.content.samples
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]:
+        """The segments of the valid samples, n in total."""
+        return self.content.sequences
+
+    @property
+    def sample_groups(self) -> npt.NDArray[np.int64]:
+        """The index into `groups` of each flat sample, int64 [S]."""
+        return self.content.sample_groups
+
+    @property
+    def sequence_groups(self) -> npt.NDArray[np.int64]:
+        """The index into `groups` of each sequence, int64 [n]."""
+        return self.content.sequence_groups
+
+    @property
+    def counts(self) -> BatchCounts:
+        """The counts of what is trained, over all ranks."""
+        return sum([self.group_counts[index] for index in self.part], BatchCounts())
+
+    @property
+    def task_counts(self) -> dict[str, BatchCounts]:
+        """The counts by task, in the order of their names: the denominators where tasks have different losses."""
+        found: dict[str, BatchCounts] = {}
+        for index in self.part:
+            task = task_of(self.group_ids[index][0])
+            found[task] = found.get(task, BatchCounts()) + self.group_counts[index]
+        return dict(sorted(found.items()))
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss with which the gradients of all ranks, combined by `reduction`, are those of the
+        whole batch: 1 where they are summed, `world_size` where they are averaged."""
+        return float(self.world_size) if self.reduction == "mean" else 1.0
+
+    @property
+    def share_samples(self) -> Iterator[Sample]:
+        """The samples of the groups that this rank reads."""
+        return (sample for index in self.share_groups for sample in self.groups[index].samples)
+
+    @property
+    def share(self) -> tuple[int, ...]:
+        """Indices into `sequences` of this rank's share: whole groups, balanced by tokens (see `share_out`)."""
+        return tuple(self._shares()[self.rank])
+
+    @property
+    def share_groups(self) -> tuple[int, ...]:
+        """Indices into `groups` of those that this rank reads: what is trained, or its share of that."""
+        if self.world_size == 1:
+            return self.part
+        return tuple(np.unique(self.sequence_groups[list(self.share)]).tolist())
+
+    def _shares(self) -> list[list[int]]:
+        shares = packing.share_out_parts(
+            self.lengths.tolist(),
+            self.content.sequence_samples.tolist(),
+            self.sequence_groups.tolist(),
+            self.ends,
+            self.world_size,
+        )
+        if len(self.part) == len(self.group_ids):
+            return shares
+        trained, owners = set(self.part), self.sequence_groups.tolist()
+        return [[sequence for sequence in share if owners[sequence] in trained] for share in shares]
+
+    def split(self, parts: int) -> "list[Batch]":
+        """Divide the batch for several optimizer steps: `parts` batches that train a part of the groups each.
+
+        Part k trains the groups k, k + parts, ..., with the counts of these groups and the advantages of the whole
+        batch. A rank has the same groups as before. All are the batch of this step: compute the old logprobs of all
+        parts before the first update, publish and commit once, after the last. Indices are those of the whole batch.
+
+        Raises `ConfigError` for fewer groups than parts.
+        """
+        if not 1 <= parts <= len(self.part):
+            raise ConfigError(
+                f"split({parts!r}): the batch of step {self.step} has {len(self.part)} groups, and every part needs one"
+            )
+        return [replace(self, part=self.part[first::parts]) for first in range(parts)]
+
+    def with_token_advantages(self, advantages: Mapping[int, npt.ArrayLike]) -> "Batch":
+        """A copy in which each token of these sequences has an advantage; others keep those of their samples.
+
+        `advantages` maps an index into `sequences` to one advantage per token of the sequence, prompt included,
+        float32 [L]. Raises `ValueError` for another shape, and for one that is not finite.
+        """
+        added = {index: np.asarray(values, dtype=np.float32) for index, values in advantages.items()}
+        for index, values in added.items():
+            if values.shape != (self.lengths[index],) or not np.isfinite(values).all():
+                raise ValueError(
+                    f"sequence {index} needs {self.lengths[index]} finite advantages, one per token of prompt and "
+                    f"response, not an array of shape {values.shape}"
+                )
+        return replace(self, token_advantages={**self.token_advantages, **added})
+
+    def with_credit(self, kind: StepKind = "turns", *, discount: float = 1.0, without: Collection[str] = ()) -> "Batch":
+        """A copy in which tokens have the advantages that follow from the named array `token_rewards`.
+
+        `kind` says what has a return, and `discount` what the next one counts: see
+        `rollq.consumer.token_advantages`, which compares the samples of each group. Groups of the tasks in `without`
+        keep the advantages of their samples. Only sequences of groups in this rank's share are changed.
+
+        Raises `InvalidGroup`, naming the task, for a sample without the array or with a misshapen one, and for rewards
+        of a pipeline; `ConfigError` if `advantage_settings` take means of the batch; `ArrayError` for a reference that
+        cannot be loaded.
+        """
+        found: dict[int, npt.ArrayLike] = {}
+        for index in self.share_groups:
+            if task_of(self.group_ids[index][0]) not in without:
+                valid = self.valid[self.sample_groups == index]
+                credit = group_credit(self.groups[index], valid, self.advantage_settings, kind, discount)
+                found.update(zip(np.flatnonzero(self.sequence_groups == index).tolist(), credit, strict=True))
+        return self.with_token_advantages(found)
+
+    def with_rewards(self, rewards: npt.ArrayLike) -> "Batch":
+        """A copy with other `rewards` [S] and the advantages that follow from them, the same for all tokens."""
+        changed = np.asarray(rewards, dtype=np.float32)
+        return replace(
+            self,
+            rewards=changed,
+            token_advantages={},
+            advantages=advantages(
+                changed,
+                self.sample_groups,
+                self.valid,
+                self.advantage_settings,
+                tasks=_task_numbers(self.group_ids)[self.sample_groups],
+            ),
+        )
+
+    def micro_batches(
+        self,
+        max_tokens: int,
+        *,
+        count: int | None = None,
+        padded: bool = False,
+        arrays: Sequence[str] = (),
+        whole_samples: bool = False,
+    ) -> "list[MicroBatch]":
+        """Split this rank's share into micro-batches of at most `max_tokens` tokens, equally many on every rank.
+
+        With `count`, there are exactly `count`, for trainers that accumulate gradients a fixed number of times.
+
+        Packed, all sequences of a micro-batch share one row; with `padded`, each has a row, and the number of rows
+        times the longest sequence is at most `max_tokens`. `arrays` names the named arrays that hold one value per
+        token, see `MicroBatch.arrays`; references among them are loaded. A rank that runs out of sequences gets
+        micro-batches of a single masked token.
+
+        The segments of a sample are in one micro-batch if they fit. Ratios of whole samples need that: `whole_samples`
+        refuses a sample that does not fit.
+
+        Raises `ConfigError` for a sequence, or a sample, longer than `max_tokens`, and if `count` is too small;
+        `InvalidGroup` for a missing or misshapen array, `ArrayError` for a reference whose file is missing or was
+        changed.
+        """
+        plan = packing.plan_micro_batches(
+            self.lengths.tolist(),
+            self.content.sequence_samples.tolist(),
+            self._shares(),
+            max_tokens,
+            padded=padded,
+            count=count,
+            whole_samples=whole_samples,
+        )
+        return [self._assemble(chosen, padded=padded, arrays=arrays) for chosen in plan[self.rank]]
+
+    def to_torch(self, *, arrays: Sequence[str] = ()) -> "MicroBatch":
+        """This rank's whole share as one padded micro-batch, one sequence per row, [B, T]."""
+        return self._assemble(self.share, padded=True, arrays=arrays)
+
+    def _assemble(self, chosen: Sequence[int], *, padded: bool, arrays: Sequence[str]) -> "MicroBatch":
+        from rollq.consumer.batches.micro_batch import assemble  # needs torch
+
+        return assemble(
+            self.sequences,
+            chosen,
+            [self._advantages_of(index) for index in chosen],
+            self.task_counts if self.expected_counts is None else self.expected_counts,
+            padded=padded,
+            arrays=arrays,
+            loss_scale=self.loss_scale,
+        )
+
+    def _advantages_of(self, sequence: int) -> Float32Array:
+        """The advantages of the tokens of a sequence, float32 [L]."""
+        if (found := self.token_advantages.get(sequence)) is not None:
+            return found
+        return np.full(self.lengths[sequence], self.advantages[self.content.sequence_samples[sequence]], np.float32)
+
+
+def _task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:
+    """A number for each group's task, the same for all of its shards."""
+    return np.unique([task_of(name) for name, _ in group_ids], return_inverse=True)[1].astype(np.int64)
+
+
+def _rewards(group: Group | ClaimedGroup, rows: SampleRows) -> Sequence[float | None]:
+    """The rewards of a group's samples: the pipeline's if it set any, otherwise the judge's."""
+    return group.shaped.rewards if group.shaped else rows.rewards
+
+
+def _counts(rows: SampleRows, staleness: TokenStaleness) -> BatchCounts:
+    samples = sum(reward is not None for reward in rows.rewards)
+    return BatchCounts(_loss_tokens(rows, staleness), samples, int(samples > 0))
+
+
+def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:
+    """Tokens of a group that the loss counts: those that are young enough, or belong to a sample with labels."""
+    young = staleness.mask([VersionSpan(*weights, 1) for weights in rows.loss_tokens])
+    return sum(
+        n
+        for is_young, tokens in zip(young, rows.loss_tokens.values(), strict=True)
+        for n, is_labelled in zip(tokens, rows.labelled, strict=True)
+        if is_young or is_labelled
+    )
+
+
+def _pipeline_advantages(
+    computed: Float32Array, groups: Sequence[Group | ClaimedGroup], owners: npt.NDArray[np.int64], valid: BoolArray
+) -> Float32Array:
+    """The `computed` advantages [S] of samples of the groups `owners` [S], replaced where a pipeline has set them."""
+    chosen = computed.copy()
+    for index, group in enumerate(groups):
+        if group.shaped and group.shaped.advantages is not None:
+            mine = owners == index
+            chosen[mine] = np.where(valid[mine], group.shaped.advantages, 0.0)
+    return chosen

@@ -1,0 +1,38 @@
+"""Which worker made how many samples of a batch, for metrics and monitors.
+
+Each sample names its worker in `extra`, which training has read already, for the mismatch by worker.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from rollq.consumer.batches.batch import Batch
+
+MOST_NAMED = 20
+"""At most this number of workers are named, those with the most samples; the others are counted together."""
+INSERTED = ""
+"""In place of a worker's name: samples that no worker made."""
+
+
+def samples_by_worker(batch: Batch) -> Counter[str]:
+    """How many trained samples of this rank's share each worker made."""
+    mine = sorted({batch.sequences[index].sample for index in batch.share})  # a group may be shared by ranks
+    samples = [batch.samples[index] for index in mine]
+    return Counter(INSERTED if sample.is_inserted else str(sample.extra.get("worker", "?")) for sample in samples)
+
+
+def described(samples: Mapping[str, int]) -> dict[str, Any]:
+    """The counts of all ranks as facts about a step.
+
+    `workers` maps workers to samples; `other_samples` counts those of workers that are not named, and
+    `inserted_samples` those of no worker, where there are any.
+    """
+    made = Counter({name: count for name, count in samples.items() if name != INSERTED})
+    named = dict(made.most_common(MOST_NAMED))
+    others, inserted = made.total() - sum(named.values()), samples.get(INSERTED, 0)
+    return {
+        "workers": named,
+        **({"other_samples": others} if others else {}),
+        **({"inserted_samples": inserted} if inserted else {}),
+    }

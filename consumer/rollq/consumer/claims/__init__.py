@@ -1,0 +1,1 @@
+"""A step's batch from the buffer: the trainer's lease, claims, waits, reads and replays."""

@@ -1,0 +1,258 @@
+"""Claims the batch of a step: waits while it is short, and gives up when it can never fill."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+from rollq.buffer.calls.replies import Claimed, Shortfall
+from rollq.buffer.errors import (
+    ClaimTimeout,
+    ConfigError,
+    NotClaimed,
+    ProductionStalled,
+    ProductionStopped,
+    ServerError,
+    SyncFirst,
+)
+from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.rules.batch_sizes import groups_at
+from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.shards import shard_of, shards_among, split, task_of
+from rollq.buffer.store.waiter import Waiter, WakeUps
+from rollq.consumer.claims.outlook import Outlook, explain_wait, outlook
+from rollq.consumer.claims.prefetch import tokens_of
+from rollq.consumer.claims.trainer_lease import TrainerLease
+
+log = logging.getLogger(__name__)
+
+RELEASE_S = 300.0
+"""How long the other ranks wait for a release by rank 0."""
+
+
+class BatchSizes:
+    """Groups per task in a batch: `fixed`, or else what each task's rules say for the step.
+
+    `rules` are those of the tasks as they were read last, see `refresh`.
+    """
+
+    def __init__(self, rules: Mapping[str, TaskRules], fixed: Mapping[str, int]) -> None:
+        self.rules = dict(rules)
+        self._fixed = dict(fixed)
+
+    @classmethod
+    def from_run(cls, buffer: TrainerBuffer, fixed: Mapping[str, int] | None) -> Self:
+        """Read the rules of the run's tasks. Of a task with shards, `fixed` has the groups of all of them together.
+
+        Raises `ConfigError` for a run without tasks or without some of a task's shards, for an unknown task in `fixed`,
+        and for more groups than are produced for a step.
+        """
+        clocks = buffer.clocks(buffer.train_tasks())
+        rules = {task: clock.rules for task, clock in clocks.items()}
+        next_step = max((clock.claimed_step for clock in clocks.values()), default=0) + 1
+        shards = {task: shards_among(rules, task) for task in fixed or map(task_of, rules)}
+        if not rules or not all(shards.values()):
+            raise ConfigError(
+                f"batch {dict(fixed or {})!r}: run {buffer.run!r} has the tasks {list(rules)!r}; a producer registers "
+                "them"
+            )
+        for name in rules:
+            task, _, count = shard_of(name)
+            if (known := len(shards_among(rules, task))) < count:
+                raise ConfigError(
+                    f"task {task!r}: {known} of its {count} shards exist; a producer registers them: try again"
+                )
+        for task, size in (fixed or {}).items():
+            produced = _fewest_groups([rules[shard] for shard in shards[task]], next_step)
+            if size > produced:
+                raise ConfigError(
+                    f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are "
+                    "produced for each step"
+                )
+        return cls(
+            rules,
+            {
+                shard: part
+                for task, size in (fixed or {}).items()
+                for shard, part in zip(shards[task], split(size, len(shards[task])), strict=True)
+            },
+        )
+
+    def refresh(self, buffer: TrainerBuffer) -> None:
+        """Read the rules again: they may have changed, and tasks may have been added, as soon as all shards exist."""
+        tasks = buffer.train_tasks()
+        for name, clock in buffer.clocks(tasks).items():
+            task, _, count = shard_of(name)
+            if len(shards_among(tasks, task)) == count:
+                self.rules[name] = clock.rules
+
+    def at(self, step: int) -> dict[str, int]:
+        """Groups per task in the batch of `step`."""
+        return self._fixed or {
+            task: groups_at(rules.batch_groups, rules.schedule, step) for task, rules in self.rules.items()
+        }
+
+
+def _fewest_groups(shards: Sequence[TaskRules], next_step: int) -> int:
+    """The fewest groups of all shards of a task together that are produced for a step from `next_step` on."""
+    changes = {step for rules in shards for step, _ in rules.schedule if step > next_step}
+    return min(
+        sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards) for step in {next_step, *changes}
+    )
+
+
+def _round(claimed: Claimed) -> tuple[int, int]:
+    return claimed.claim_round, claimed.plan_round
+
+
+class BatchClaimer:
+    """Claims batches for the trainer that holds `lease`. After every claim that is short, `short` and then `meanwhile`
+    are called."""
+
+    def __init__(
+        self,
+        lease: TrainerLease,
+        sizes: BatchSizes,
+        events: WakeUps,
+        stop: threading.Event,
+        *,
+        rank: int,
+        timeout_s: float | None,
+        short: Callable[[Shortfall], None],
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self._rank = rank
+        self._lease = lease
+        self._sizes = sizes
+        self._events = events
+        self._stop = stop
+        self._timeout_s = timeout_s
+        self._short = short
+        self._meanwhile = meanwhile
+        self._given_up = (0, 0)  # a step, and how often it was released
+
+    def give_up(self, step: int) -> None:
+        """Do not return the present batch of `step` again; every rank calls it when rank 0 releases the batch."""
+        self._given_up = (step, self._releases(step) + 1)
+
+    def _releases(self, step: int) -> int:
+        return self._given_up[1] if self._given_up[0] == step else 0
+
+    def claim(self, step: int) -> Claimed | None:
+        """Wait for the batch of `step`; None when stopped, or when every task's own hook has ended production.
+
+        Raises what `Consumer.__next__` documents.
+        """
+        return self._wait_for(step, lambda: self._try_claim(step))
+
+    def claim_part(self, step: int, before: Claimed | None, done: int, least_tokens: int) -> Claimed | None:
+        """Wait for another part of the batch of `step`, after its first `done` groups; None as `claim` returns it.
+
+        `before` is what the last such call has returned. Without the rest of the batch, a part has at least
+        `least_tokens` tokens. All ranks get the same parts. A batch that is whole may have no further part.
+
+        Raises what `Consumer.__next__` documents, and `NotClaimed` when the batch was released since `before`.
+        """
+        return self._wait_for(step, lambda: self._try_part(step, before, done, least_tokens))
+
+    def _wait_for(self, step: int, ask: Callable[[], Claimed | Shortfall]) -> Claimed | None:
+        try:
+            self._sizes.refresh(self._lease.buffer)
+            return self._wait(step, ask)
+        except ServerError:
+            if self._stop.is_set():
+                return None
+            raise
+
+    def _wait(self, step: int, ask: Callable[[], Claimed | Shortfall]) -> Claimed | None:
+        shortfall = Shortfall(step, {}, {})
+        waiter = Waiter(
+            self._events, stop=self._stop, timeout_s=self._timeout_s, explain=lambda: self._explain(shortfall)
+        )
+        deadline_s = time.monotonic() + RELEASE_S
+        for _ in waiter:
+            outcome = ask()
+            if isinstance(outcome, Claimed):
+                return outcome
+            shortfall = outcome
+            self._short(shortfall)
+            if self._is_planned_otherwise(shortfall):
+                continue
+            if not shortfall.wanted and time.monotonic() > deadline_s:
+                raise ClaimTimeout(
+                    f"this rank has given up the batch of step {step}, and rank 0 has not for {RELEASE_S:g} s: restart "
+                    "all ranks. Only this rank has called release(), or the server has lost what rank 0 had read before"
+                )
+            if (expected := self._outlook(shortfall)) is not Outlook.WAIT:
+                # the last running groups may have been filed between the claim and the counts
+                outcome = ask()
+                if isinstance(outcome, Claimed):
+                    return outcome
+                self._give_up(expected, outcome)
+                return None
+            self._meanwhile()
+        if waiter.timed_out:
+            raise ClaimTimeout(waiter.reason)
+        return None
+
+    def _is_planned_otherwise(self, shortfall: Shortfall) -> bool:
+        """Read the rules again. If they want another size of a task that is short, rank 0 has the step planned anew."""
+        self._sizes.refresh(self._lease.buffer)
+        wanted = self._sizes.at(shortfall.step)
+        is_so = all(wanted.get(task, groups) == groups for task, groups in shortfall.wanted.items())
+        if is_so or self._rank != 0:
+            return False
+        return self._lease.buffer.plan_anew(self._lease.epoch, shortfall.step, wanted)
+
+    def _try_part(self, step: int, before: Claimed | None, done: int, least_tokens: int) -> Claimed | Shortfall:
+        known = before
+        while True:
+            outcome = self._try_claim(step, so_far=True, known=known)
+            if not isinstance(outcome, Claimed):
+                return outcome
+            if before is not None and _round(before) != _round(outcome):
+                raise NotClaimed(f"the batch of step {step} was released while it was trained: drop its gradients")
+            known = outcome
+            is_over = outcome.lack is None and len(outcome.groups) == done
+            if is_over or any(end > done for end in outcome.parts):
+                return outcome
+            if outcome.lack is not None and sum(map(tokens_of, outcome.groups[done:])) < least_tokens:
+                return outcome.lack
+            self._lease.buffer.divide(self._lease.epoch, outcome)  # another rank may have been first
+
+    def _try_claim(self, step: int, *, so_far: bool = False, known: Claimed | None = None) -> Claimed | Shortfall:
+        outcome = self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step), so_far=so_far, known=known)
+        if not isinstance(outcome, Claimed) or outcome.releases >= self._releases(step):
+            return outcome
+        if self._rank == 0:
+            raise NotClaimed(
+                f"the server no longer knows that the batch of step {step} was released: it has lost what it had "
+                "answered, as after a failover. Resume from the newest checkpoint"
+            )
+        return Shortfall(step, {}, {})  # rank 0 has not released it yet
+
+    def _outlook(self, shortfall: Shortfall) -> Outlook:
+        buffer = self._lease.buffer
+        counts = [buffer.counts(task) for task in shortfall.wanted]
+        return outlook(shortfall, counts, buffer.fullness())
+
+    def _give_up(self, expected: Outlook, shortfall: Shortfall) -> None:
+        """Raise why the batch cannot fill; return if production has ended because a task's hook ended it."""
+        match expected:
+            case Outlook.SYNC_FIRST:
+                raise SyncFirst(
+                    f"the live weights are too old for step {shortfall.step}; publish those of step "
+                    f"{shortfall.step - 1}, then ask for it again"
+                )
+            case Outlook.STALLED:
+                raise ProductionStalled(self._explain(shortfall))
+            case Outlook.STOPPED:
+                raise ProductionStopped(self._explain(shortfall))
+            case _:
+                log.info("production has ended: %s", self._explain(shortfall))
+
+    def _explain(self, shortfall: Shortfall) -> str:
+        buffer = self._lease.buffer
+        counts = [buffer.counts(task) for task in self._sizes.at(shortfall.step)]
+        return explain_wait(shortfall, counts, buffer.workers(), buffer.fullness())

@@ -1,0 +1,95 @@
+"""Evaluation by a trainer: it opens evaluations, producers and workers carry them out, and it reads the results."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from rollq.buffer.calls.evaluations import Evaluations, evaluation_metrics
+from rollq.buffer.calls.replies import BatchState
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.store.waiter import Waiter, WakeUps
+from rollq.consumer.claims.trainer_lease import TrainerLease
+
+log = logging.getLogger(__name__)
+
+MOST_FAILED = 0.1
+"""The share of prompts that have failed from which on an evaluation warns."""
+
+
+def evaluate(
+    lease: TrainerLease,
+    names: Sequence[str] | None,
+    *,
+    timeout_s: float | None,
+    detailed: bool,
+    events: WakeUps,
+    stop: threading.Event,
+    meanwhile: Callable[[], None],
+) -> dict[str, float]:
+    """Run the evaluations `names` (None: all) and return their metrics; see `Consumer.evaluate`.
+
+    An unfinished evaluation of an earlier trainer is closed first. `meanwhile` is called between two checks.
+    """
+    buffer = lease.buffer
+    opened = {task: _open(buffer, task) for task in _selected(buffer, names)}
+    waiter = Waiter(events, stop=stop, timeout_s=timeout_s, explain=lambda: _explain(lease.buffer, opened))
+    try:
+        for _ in waiter:
+            if not _unfinished(lease.buffer, opened):
+                break
+            meanwhile()
+        if waiter.timed_out:
+            log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
+        metrics: dict[str, float] = {}
+        for task, state in opened.items():
+            found = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
+            _warn_of_failures(task, found)
+            metrics |= found
+    finally:
+        for task, state in opened.items():
+            buffer.close_evaluation(task, state.handle)
+    return metrics
+
+
+def _warn_of_failures(task: str, metrics: Mapping[str, float]) -> None:
+    count, failed = (int(metrics[f"eval/{task}/{name}"]) for name in ("count", "failed"))
+    if failed > MOST_FAILED * (count + failed):
+        log.warning(
+            "evaluation %s: %d of %d prompts have failed, so the reward is that of the others: `rollq status` has the "
+            "last error",
+            task,
+            failed,
+            count + failed,
+        )
+
+
+def _selected(buffer: Evaluations, names: Sequence[str] | None) -> Sequence[str]:
+    known = [task for task in buffer.tasks() if buffer.rules(task).kind == "eval"]
+    if unknown := sorted(set(names or ()) - set(known)):
+        raise ConfigError(f"evaluation {unknown[0]!r}: run {buffer.run!r} has the evaluations {known!r}")
+    return known if names is None else names
+
+
+def _open(buffer: Evaluations, task: str) -> BatchState:
+    for left in buffer.running_batches(task):
+        log.info("evaluation %s: the unfinished one of version %d is dropped", task, left.version)
+        buffer.close_evaluation(task, left.handle)
+    version = max(buffer.clock(task).version, 0)
+    return buffer.open_batch(task, f"{version}/{task}", "eval", step=version)
+
+
+def _unfinished(buffer: Evaluations, opened: Mapping[str, BatchState]) -> dict[str, BatchState]:
+    """The present states of the evaluations that are not complete."""
+    states = {task: buffer.batch_by_handle(task, state.handle) for task, state in opened.items()}
+    return {task: state for task, state in states.items() if not state.complete}
+
+
+def _explain(buffer: Evaluations, opened: Mapping[str, BatchState]) -> str:
+    return "; ".join(f"evaluation {task}: {_progress(state)}" for task, state in _unfinished(buffer, opened).items())
+
+
+def _progress(state: BatchState) -> str:
+    if not state.closed:
+        return f"{state.size} prompts so far: is a producer for it running (`rollq produce`)?"
+    done = state.gathered + state.filtered + state.failed
+    return f"{done} of {state.size} prompts are finished"

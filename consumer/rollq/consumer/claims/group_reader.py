@@ -1,0 +1,110 @@
+"""Reads the groups of a claimed batch, and their rows."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.errors import CorruptGroup
+from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.values.rollouts import Group, Prompt, Sample, SampleStatus, Segment
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire.rows import SampleRows
+from rollq.consumer.claims.prefetch import Prefetch, decode_rows
+
+log = logging.getLogger(__name__)
+
+
+class GroupReader:
+    """Reads groups of one batch, from those that were read ahead where it can.
+
+    `unreadable` are the groups that `read_share` has masked.
+    """
+
+    def __init__(self, groups: Sequence[ClaimedGroup], buffer: TrainerBuffer, prefetch: Prefetch) -> None:
+        self._groups = list(groups)
+        self._buffer = buffer
+        self._prefetch = prefetch
+        self._rows: list[SampleRows] = []
+        self._present = 0  # of the groups, how many were found to be there
+        self._old: dict[int, Group] = {}  # groups of an older rollq
+        self._asked = self._hits = 0
+        self.unreadable: list[tuple[str, int]] = []
+
+    @property
+    def prefetched(self) -> float:
+        """The part of the groups read so far that had been read ahead."""
+        return self._hits / self._asked if self._asked else 0.0
+
+    def add(self, groups: Sequence[ClaimedGroup]) -> None:
+        """Add groups of the batch, after those that it has."""
+        self._groups += groups
+
+    def rows(self) -> list[SampleRows]:
+        """The rows of all groups. Raises `CorruptGroup`."""
+        new = range(len(self._rows), len(self._groups))
+        old = [index for index in new if not self._groups[index].rows]
+        found = self._buffer.fetch([self._groups[index] for index in old])
+        self._old.update(zip(old, found, strict=True))
+        self._rows += [self._rows_of(index) for index in new]
+        return self._rows
+
+    def read(self, indices: Sequence[int]) -> list[Group]:
+        """The groups at these indices. Raises `CorruptGroup`."""
+        wanted = [index for index in indices if index not in self._old]
+        found, hits = self._prefetch.read([self._groups[index] for index in wanted])
+        self._asked += len(wanted)
+        self._hits += hits
+        by_index = {**self._old, **dict(zip(wanted, found, strict=True))}
+        return [by_index[index] for index in indices]
+
+    def read_share(self, indices: Sequence[int]) -> list[Group]:
+        """The groups at these indices, one rank's share. Raises `CorruptGroup` when any group of the batch is gone.
+
+        A group that only its rank finds to be unreadable cannot be replaced: the others train the batch already. It
+        gets masked sequences of the lengths in its rows, so all counts stay those that the other ranks have.
+        """
+        self._check_present()
+        try:
+            return self.read(indices)
+        except CorruptGroup:
+            return [self._read_or_mask(index) for index in indices]
+
+    def _check_present(self) -> None:
+        # those without rows were read as a whole
+        groups = [group for group in self._groups[self._present :] if group.rows]
+        for group, size_bytes in zip(groups, self._buffer.sizes_bytes(groups), strict=True):
+            if size_bytes == 0:
+                raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")
+        self._present = len(self._groups)
+
+    def _rows_of(self, index: int) -> SampleRows:
+        if index in self._old:
+            return SampleRows.of(Samples.of(self._old[index].samples))
+        return decode_rows(self._groups[index])
+
+    def _read_or_mask(self, index: int) -> Group:
+        claimed = self._groups[index]
+        try:
+            (group,) = self.read([index])
+        except CorruptGroup as error:
+            log.error("%s; other ranks train the batch already, so its samples are masked", error)
+            self.unreadable.append((claimed.task, claimed.group_id))
+            return _masked(claimed, self._rows[index])
+        return group
+
+
+def _masked(claimed: ClaimedGroup, rows: SampleRows) -> Group:
+    """A group with sequences of the same lengths, of which no token counts."""
+    samples = [
+        Sample(tuple([_masked_segment(length) for length in lengths]), SampleStatus.FAILED, error="it cannot be read")
+        for lengths in rows.lengths
+    ]
+    facts = (claimed.oldest_version, claimed.arrival, claimed.tries, claimed.shaped)
+    return Group(claimed.task, claimed.group_id, Prompt(""), samples, *facts)
+
+
+def _masked_segment(length: int) -> Segment:
+    ids = np.zeros(length, np.int32)
+    return Segment(ids, ids[:0], np.zeros(0, np.float32), ())

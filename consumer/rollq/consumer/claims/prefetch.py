@@ -1,0 +1,227 @@
+"""Reads groups of the next batch while the present one is trained.
+
+A claim is not changed by it: it takes what it would have taken. Groups that were guessed wrongly are read again.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.errors import CorruptFrame, CorruptGroup, RollqError, ServerError
+from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.values.rollouts import Group
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire.rows import SampleRows
+from rollq.consumer.batches import packing
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+LEAST_OFTEN_S = 10.0
+"""A look costs the server up to some milliseconds, so looks that find nothing new become rarer."""
+GROUPS_PER_READ = 8
+"""A claim waits for one read at most."""
+
+_Key = tuple[str, int, str]
+"""Task, group id, and the nonce of the lease that made its samples: they never change."""
+
+
+class _Wanted(NamedTuple):
+    group: ClaimedGroup
+    size_bytes: int  # of its frame
+
+
+class _Kept(NamedTuple):
+    group: Group
+    size_bytes: int  # of its frame, which its arrays keep in memory
+
+
+class Prefetch:
+    """Keeps up to `limit_bytes` of groups that the claim of a step is likely to take, for one rank."""
+
+    def __init__(
+        self,
+        buffer: Callable[[], TrainerBuffer],
+        sizes: Callable[[int], Mapping[str, int]],
+        *,
+        limit_bytes: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        """`buffer` gives the buffer, or raises why there is none any more; `sizes` the groups per task of a step."""
+        self._buffer = buffer
+        self._sizes = sizes
+        self._limit_bytes = limit_bytes
+        self._rank = rank
+        self._world_size = world_size
+        self._kept: dict[_Key, _Kept] = {}
+        self._corrupt: set[tuple[str, int]] = set()
+        self._in_flight: set[_Key] = set()  # what the thread reads now
+        self._step: int | None = None
+        self._closed = False
+        self._changed = threading.Condition()  # guards all of these
+        self._thread = threading.Thread(target=self._run, name="rollq-prefetch", daemon=True)
+
+    def begin(self, step: int) -> None:
+        """Read groups for `step` from now on."""
+        if self._limit_bytes == 0:
+            return
+        with self._changed:
+            self._step = step
+            self._changed.notify_all()
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Begin no more reads."""
+        with self._changed:
+            self._step = None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop."""
+        with self._changed:
+            self._step, self._closed = None, True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def read(self, groups: Sequence[ClaimedGroup]) -> tuple[list[Group], int]:
+        """The groups, in order, and how many of them were here already. Raises CorruptGroup."""
+        keys = [_key(group) for group in groups]
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_flight.isdisjoint(keys))  # rather than read it twice
+            kept = [self._kept.pop(key, None) for key in keys]
+        missing = [group for group, at_hand in zip(groups, kept, strict=True) if at_hand is None]
+        late = iter(_fetch(self._buffer(), missing))
+        found = [
+            next(late) if at_hand is None else _as_claimed(at_hand.group, group)
+            for group, at_hand in zip(groups, kept, strict=True)
+        ]
+        return found, sum(at_hand is not None for at_hand in kept)
+
+    def _run(self) -> None:
+        before, wait_s = None, LOOK_EVERY_S
+        while (step := self._next_step()) is not None:
+            has_read = self._look(step)
+            wait_s = LOOK_EVERY_S if has_read or step != before else min(2 * wait_s, LEAST_OFTEN_S)
+            before = step
+            self._wait_while(step, wait_s)
+
+    def _next_step(self) -> int | None:
+        """Wait for a step to read ahead for; None when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._step is not None)
+            return None if self._closed else self._step
+
+    def _wait_while(self, step: int, wait_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._step != step, wait_s)
+
+    def _look(self, step: int) -> bool:
+        """Read what a claim of `step` would take, and drop what it would not. Returns whether anything was read."""
+        try:
+            wanted = {key: group for group in self._likely(step) if (key := _key(group))[:2] not in self._corrupt}
+            with self._changed:
+                self._kept = {key: kept for key, kept in self._kept.items() if key in wanted}
+                missing = [group for key, group in wanted.items() if key not in self._kept]
+            sizes_bytes = self._buffer().sizes_bytes(missing)
+            return self._read_ahead(step, [_Wanted(*one) for one in zip(missing, sizes_bytes, strict=True)])
+        except CorruptGroup as error:  # the claim meets it again
+            self._corrupt.add((error.task, error.group_id))
+            return True
+        except ServerError as error:
+            log.debug("no groups are read ahead for now: %s", error)
+        except RollqError as error:
+            log.debug("no groups are read ahead any more: %s", error)
+            self.pause()
+        except Exception:  # a claim must not depend on this thread
+            log.exception("no groups are read ahead for step %d", step)
+            self.pause()
+        return False
+
+    def _read_ahead(self, step: int, missing: Sequence[_Wanted]) -> bool:
+        """Read these groups in order, as long as they fit. Returns whether anything was read."""
+        start = 0
+        while chosen := self._choose(step, missing[start : start + GROUPS_PER_READ]):
+            self._keep(chosen)
+            start += len(chosen)
+        return start > 0
+
+    def _choose(self, step: int, missing: Sequence[_Wanted]) -> list[_Wanted]:
+        """The first ones of these groups that fit; they are in flight from now on."""
+        with self._changed:
+            if self._step != step:
+                return []
+            held_bytes = sum(kept.size_bytes for kept in self._kept.values())
+            totals_bytes = list(accumulate([one.size_bytes for one in missing], initial=held_bytes))[1:]
+            chosen = [one for one, total in zip(missing, totals_bytes, strict=True) if total <= self._limit_bytes]
+            self._in_flight = {_key(one.group) for one in chosen}
+            return chosen
+
+    def _keep(self, chosen: Sequence[_Wanted]) -> None:
+        """Read groups that are in flight, and keep them."""
+        new: dict[_Key, _Kept] = {}
+        try:
+            found = _fetch(self._buffer(), [one.group for one in chosen])
+            new = {_key(one.group): _Kept(group, one.size_bytes) for one, group in zip(chosen, found, strict=True)}
+        finally:
+            with self._changed:
+                self._kept |= new
+                self._in_flight = set()
+                self._changed.notify_all()
+
+    def _likely(self, step: int) -> list[ClaimedGroup]:
+        """The groups of this rank's share, if the batch of `step` were claimed now."""
+        sizes = self._sizes(step)
+        groups = self._buffer().preview(step, sizes)
+        if self._world_size == 1:
+            return [group for group in groups if group.rows]
+        if len(groups) < sum(sizes.values()) or not all(group.rows for group in groups):
+            return []  # the shares would be others
+        lengths = [mine.lengths for mine in map(decode_rows, groups)]
+        return [groups[index] for index in packing.groups_of_share(lengths, self._rank, self._world_size)]
+
+
+def _key(group: ClaimedGroup) -> _Key:
+    return group.task, group.group_id, group.nonce
+
+
+def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]:
+    """The groups, from the store. Raises `CorruptGroup`, also where samples are not those that their rows describe."""
+    found = buffer.fetch(groups)
+    for group, claimed in zip(found, groups, strict=True):
+        if claimed.rows and SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
+            raise CorruptGroup(group.task, group.group_id, "its samples are not those that its rows describe")
+    return found
+
+
+def decode_rows(group: ClaimedGroup) -> SampleRows:
+    """The rows of a group that has some. Raises `CorruptGroup`."""
+    try:
+        return SampleRows.decode(group.rows)
+    except CorruptFrame as error:
+        raise CorruptGroup(group.task, group.group_id, str(error)) from error
+
+
+def tokens_of(group: ClaimedGroup) -> int:
+    """The tokens of a group's sequences; without readable rows, those of its responses."""
+    try:
+        return sum(map(sum, decode_rows(group).lengths)) if group.rows else group.tokens
+    except CorruptGroup:
+        return group.tokens
+
+
+def _as_claimed(group: Group, claimed: ClaimedGroup) -> Group:
+    """The group, with what the claim says of it."""
+    return replace(
+        group,
+        oldest_version=claimed.oldest_version,
+        arrival=claimed.arrival,
+        tries=claimed.tries,
+        shaped=claimed.shaped,
+    )

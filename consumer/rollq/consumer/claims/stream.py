@@ -1,0 +1,134 @@
+"""`BatchStream`: the micro-batches of a step while its batch fills.
+
+Invariant: every rank, and every trainer that takes over, gets the same parts of the batch in the same order, and so as
+many micro-batches as the others. Counts that the loss divides by are those of the whole batch, which nobody knows
+before its end: micro-batches have expected ones, and `finish` corrects the gradients.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.shards import task_of
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.batches.sequences import BatchCounts
+from rollq.consumer.losses.kinds import Aggregation
+from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.settings import ConsumerSettings
+
+if TYPE_CHECKING:
+    from rollq.consumer.batches.micro_batch import MicroBatch
+
+
+class BatchStream(Iterator["MicroBatch"]):
+    """Iterate over it for this rank's micro-batches; each waits until there is enough for one on every rank.
+
+    `part` is the part of the batch that the last micro-batch is from: the groups that came since the one before, with
+    the whole batch's indices. `batch` is the whole batch, once all its micro-batches were taken; until then None. It
+    stays None when the iteration ends because the consumer was stopped, or because production has ended: then there is
+    nothing to train, and the gradients are to be dropped.
+
+    Leaving the loop early keeps the step's groups: a trainer that asks for the step again, also after a crash, gets the
+    same parts from the first one on. `Consumer.release` of `part` gives them up.
+    """
+
+    def __init__(
+        self,
+        parts: Iterator[tuple[Batch | None, Batch | None]],
+        aggregation: Aggregation,
+        micro_batches: "Callable[[Batch], Sequence[MicroBatch]]",
+    ) -> None:
+        """Use `Consumer.stream`. `parts` are parts of a batch; the whole batch comes with the last one, or after it."""
+        self._source = parts
+        self._aggregation = aggregation
+        self._micro_batches = micro_batches
+        self._iterator = self._unfold()
+        self._expected: Mapping[str, BatchCounts] = {}
+        self.part: Batch | None = None
+        self.batch: Batch | None = None
+
+    def __next__(self) -> "MicroBatch":
+        return next(self._iterator)
+
+    def _unfold(self) -> "Iterator[MicroBatch]":
+        for part in self.parts():
+            yield from self._micro_batches(part)
+
+    def parts(self) -> Iterator[Batch]:
+        """The parts instead of their micro-batches, for loops that make these themselves: `part.micro_batches(...)`.
+
+        Each part is a batch whose `micro_batches` are those of its groups alone.
+        """
+        for part, whole in self._source:
+            if part is not None:
+                self.part, self._expected = part, part.expected_counts or {}
+                yield part
+            self.batch = whole
+
+    @property
+    def gradient_scale(self) -> float:
+        """The factor that turns the accumulated gradients into those of the whole batch.
+
+        Raises `ConfigError` before the end of the stream.
+        """
+        if self.batch is None:
+            raise ConfigError("the batch is not whole: iterate over the stream to its end, or drop the gradients")
+        return gradient_scale(self._expected, self.batch.task_counts, self._aggregation)
+
+    def finish(self, parameters: Iterable[Any]) -> float:
+        """Turn the accumulated gradients of these torch parameters into those of the whole batch, in place.
+
+        Call it once, after the last micro-batch, and before the gradients are clipped. Returns the factor, by which a
+        sum of losses is multiplied too. Raises `ConfigError` before the end of the stream.
+        """
+        scale = self.gradient_scale
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        return scale
+
+
+def why_whole(settings: ConsumerSettings, loss: LossSettings) -> str | None:
+    """Why batches cannot be trained while they fill, as a sentence; None if they can. Pure."""
+    if "batch" in (settings.advantages.baseline, settings.advantages.scale):
+        return (
+            'advantages with baseline or scale = "batch" are of the whole batch, which a stream does not have: take '
+            'whole batches, or compare within groups (baseline = "group")'
+        )
+    if settings.colocated:
+        return "colocated engines sleep while the trainer trains, so no batch fills meanwhile: take whole batches"
+    if loss.components:
+        return (
+            f"the loss has other denominators for the tasks {sorted(loss.components)!r} (sft, distillation), which are "
+            "known only at the end of a batch: take whole batches"
+        )
+    return None
+
+
+def expected_counts(
+    first: Mapping[str, BatchCounts], groups: int, planned: Mapping[str, int]
+) -> dict[str, BatchCounts]:
+    """Estimated counts of a batch of `planned` groups per task, if all are like its `first` part of that many `groups`.
+
+    Pure: the same on every rank, and exact for a part that is the whole batch.
+    """
+    factor = sum(planned.values()) / groups
+    found = {}
+    for task in sorted({task_of(name) for name in planned}):
+        counts = first.get(task, BatchCounts())
+        found[task] = BatchCounts(
+            round(factor * counts.loss_tokens), round(factor * counts.samples), round(factor * counts.groups)
+        )
+    return found
+
+
+def gradient_scale(
+    expected: Mapping[str, BatchCounts], counted: Mapping[str, BatchCounts], aggregation: Aggregation
+) -> float:
+    """The factor from a loss that was divided by the `expected` counts to one divided by those that were `counted`."""
+    return _denominator(expected, aggregation) / _denominator(counted, aggregation)
+
+
+def _denominator(counts: Mapping[str, BatchCounts], aggregation: Aggregation) -> int:
+    total = sum(counts.values(), BatchCounts())
+    return max(total.loss_tokens if aggregation == "token" else total.samples, 1)

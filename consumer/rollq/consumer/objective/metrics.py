@@ -1,0 +1,189 @@
+"""Metrics of a step's loss, summed over its micro-batches: how far off policy it was, and how much was clipped."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rollq.buffer.values.rollouts import NO_VERSION
+from rollq.consumer.objective.mismatch import MismatchGauge
+
+_INSERTED = -1
+"""In place of the staleness of tokens that no weights of the run have made."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSums:
+    """Sums over loss tokens. w = exp(new - behaviour): the trainer's weights before the update against the engine's."""
+
+    tokens: float = 0.0
+    w: float = 0.0
+    w_squared: float = 0.0
+    mismatch_kl: float = 0.0  # k3 estimator of KL(behaviour || new): w - log w - 1 (Schulman 2020)
+    ratio: float = 0.0
+    clipped: float = 0.0
+    entropy: float = 0.0
+    masked: float = 0.0
+    importance: float = 0.0
+    importance_squared: float = 0.0
+
+    def __add__(self, other: "TokenSums") -> "TokenSums":
+        return TokenSums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def effective_sample_size(self) -> float:
+        """(sum w)^2 / (n sum w^2), in (0, 1] (Kong 1992); NaN when the weights are too large or small for a float64."""
+        return _effective_sample_size(self.tokens, self.w, self.w_squared)
+
+    @property
+    def importance_sample_size(self) -> float:
+        """The effective sample size of the importance weights that the loss multiplied by."""
+        return _effective_sample_size(self.tokens, self.importance, self.importance_squared)
+
+
+def _effective_sample_size(tokens: float, total: float, total_squared: float) -> float:
+    if not 0 < total_squared < math.inf:
+        return math.nan
+    return total / tokens * (total / total_squared)
+
+
+class LossMetrics:
+    """Sums over the loss tokens of a step; `result` turns them into means."""
+
+    def __init__(self) -> None:
+        self.mismatch = MismatchGauge()
+        self._tokens: list[tuple[npt.NDArray[Any], ...]] = []
+        self.loss = 0.0  # so far
+        self._on_policy_error = 0.0
+        self._has_entropy = False
+        self._has_importance = False
+        self._by_staleness: dict[int, TokenSums] = defaultdict(TokenSums)
+        self.left_out = Counter[str]()  # loss tokens by task, of samples without logprobs
+
+    def leave_out(self, tokens: Mapping[str, int]) -> None:
+        """Count loss tokens, by task, that were left out for want of logprobs."""
+        self.left_out.update(tokens)
+
+    def add(
+        self,
+        *,
+        loss: torch.Tensor,
+        ratio: torch.Tensor,
+        was_clipped: torch.Tensor,
+        mismatch: torch.Tensor,
+        staleness: torch.Tensor,
+        entropy: torch.Tensor | None,
+        sequences: torch.Tensor,
+        versions: torch.Tensor,
+        was_masked: torch.Tensor | None = None,
+        importance: torch.Tensor | None = None,
+    ) -> None:
+        """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
+        `sequences` are indices into `Batch.sequences`; `importance` are the weights of a correction, if the loss has
+        one. The mismatch of inserted tokens is that to no engine: it is in no sum."""
+        self.loss += float(loss)
+        self._has_entropy = entropy is not None
+        self._has_importance = importance is not None
+        inserted = versions == NO_VERSION
+        self.mismatch.add(mismatch[~inserted], sequences[~inserted], versions[~inserted])
+        self._tokens.append(tuple([value.cpu().numpy() for value in (mismatch, ratio, was_clipped, sequences)]))
+        w = mismatch.double().exp()
+        per_token = {
+            "tokens": torch.ones_like(w),
+            "w": w,
+            "w_squared": w**2,
+            "mismatch_kl": w - mismatch - 1,
+            "ratio": ratio.double(),
+            "clipped": was_clipped.double(),
+            "entropy": torch.zeros_like(w) if entropy is None else entropy.double(),
+            "masked": torch.zeros_like(w) if was_masked is None else was_masked.double(),
+            "importance": torch.zeros_like(w) if importance is None else importance.double(),
+            "importance_squared": torch.zeros_like(w) if importance is None else importance.double() ** 2,
+        }
+        # one transfer from the device
+        values, ages = torch.stack(list(per_token.values())).cpu(), staleness.masked_fill(inserted, _INSERTED).cpu()
+        for age in sorted(set(ages.tolist())):
+            sums = values[:, ages == age].sum(1).tolist()
+            self._by_staleness[age] += TokenSums(**dict(zip(per_token, sums, strict=True)))
+        on_policy = mismatch[(staleness == 0) & ~inserted]
+        if len(on_policy):
+            self._on_policy_error = max(self._on_policy_error, float(on_policy.abs().max()))
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the loss so far by a factor."""
+        self.loss *= factor
+
+    def sums(self) -> dict[str, Any]:
+        """The sums as JSON, for `add_sums` of another rank."""
+        return {
+            "loss": self.loss,
+            "on_policy_error": self._on_policy_error,
+            "has_entropy": self._has_entropy,
+            "has_importance": self._has_importance,
+            "by_staleness": [[age, *astuple(sums)] for age, sums in self._by_staleness.items()],
+            "left_out": self.left_out,
+        }
+
+    def add_sums(self, sums: Mapping[str, Any]) -> None:
+        """Add the sums of another rank. What is not finite has become None on the way."""
+        self.loss += sums["loss"]
+        error = sums["on_policy_error"]
+        self._on_policy_error = max(self._on_policy_error, math.inf if error is None else error)
+        self._has_entropy |= sums["has_entropy"]
+        self._has_importance |= sums["has_importance"]
+        self.left_out.update(sums["left_out"])
+        for age, *values in sums["by_staleness"]:
+            self._by_staleness[age] += TokenSums(*(math.nan if value is None else value for value in values))
+
+    def of_tokens(self) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[Any]]:
+        """`mismatch`, `ratio` and `clipped` of each loss token, [n] each, and its index into `Batch.sequences`."""
+        if not self._tokens:
+            return {}, np.zeros(0, np.int64)
+        mismatch, ratio, clipped, sequences = (np.concatenate(parts) for parts in zip(*self._tokens, strict=True))
+        return {"mismatch": mismatch, "ratio": ratio, "clipped": clipped}, sequences
+
+    @property
+    def on_policy_error(self) -> float:
+        """Largest |new - behaviour| logprob of a token of staleness 0, in nats; only rounding should make it differ."""
+        return self._on_policy_error
+
+    def result(self) -> dict[str, Any]:
+        """Plain numbers: means over the loss tokens; tokens and effective sample size also by staleness.
+
+        There is no `entropy` where it was not measured, and no `importance`, the weights of a correction, where the
+        loss has none. `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among
+        `tokens`, but not in `mismatch_kl`, nor by staleness; there is no such number where none were inserted.
+        `without_logprobs` are tokens by task that were left out for want of logprobs, and are in no other number.
+        """
+        by_staleness = sorted((age, sums) for age, sums in self._by_staleness.items() if age != _INSERTED)
+        sampled = sum((sums for _, sums in by_staleness), TokenSums())
+        inserted = self._by_staleness.get(_INSERTED, TokenSums())
+        total = sampled + inserted
+        tokens = max(total.tokens, 1.0)
+        return {
+            "loss": self.loss,
+            "tokens": int(total.tokens),
+            **({"inserted_tokens": int(inserted.tokens)} if inserted.tokens else {}),
+            **({"without_logprobs": dict(self.left_out)} if self.left_out else {}),
+            "mismatch_kl": sampled.mismatch_kl / max(sampled.tokens, 1.0),
+            "ratio": total.ratio / tokens,
+            "clip_fraction": total.clipped / tokens,
+            "masked_fraction": total.masked / tokens,
+            **(
+                {
+                    "importance": total.importance / tokens,
+                    "importance_effective_sample_size": total.importance_sample_size,
+                }
+                if self._has_importance and total.tokens
+                else {}
+            ),
+            **({"entropy": total.entropy / tokens} if self._has_entropy else {}),
+            "on_policy_error": self._on_policy_error,
+            "staleness_tokens": {str(age): int(sums.tokens) for age, sums in by_staleness},
+            "effective_sample_size": {str(age): sums.effective_sample_size for age, sums in by_staleness},
+        }

@@ -1,0 +1,131 @@
+"""How far the trainer's logprobs of a batch are from the engine's: by task, worker and version of the weights.
+
+Without faults only rounding, and the updates since a token's version, set them apart. The tokens of a worker
+that serves other weights than it says are much further apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import torch
+from safetensors.numpy import load, save
+
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import Float32Array
+from rollq.consumer.batches.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Of n tokens with difference d = trainer's logprob - engine's, in nats, and w = exp(d).
+
+    `mean`, `p99` and `max` are those of |d|. `kl` is the k3 estimator of KL(engine || trainer), the mean of w - d - 1
+    (Schulman 2020, "Approximating KL divergence"). `effective_sample_size` is (sum w)^2 / (n sum w^2), in (0, 1] (Kong
+    1992); NaN when the w are too large or small for a float64.
+    """
+
+    tokens: int
+    mean: float
+    p99: float
+    max: float
+    kl: float
+    effective_sample_size: float
+
+    @classmethod
+    def of(cls, differences: Float32Array) -> "Mismatch":
+        """Of differences float32 [n], n > 0."""
+        d = differences.astype(np.float64)
+        with np.errstate(over="ignore"):
+            w = np.exp(d)
+            squares = float((w**2).sum())
+        distance = np.abs(d)
+        return cls(
+            tokens=len(d),
+            mean=float(distance.mean()),
+            p99=float(np.quantile(distance, 0.99)),
+            max=float(distance.max()),
+            kl=float((w - d - 1).mean()),
+            effective_sample_size=float(w.mean() * (w.sum() / squares)) if 0 < squares < np.inf else np.nan,
+        )
+
+
+class MismatchGauge:
+    """Gathers the differences of a batch's loss tokens, micro-batch by micro-batch."""
+
+    def __init__(self) -> None:
+        self._differences: list[Float32Array] = []
+        self._sequences: list[npt.NDArray[np.integer]] = []
+        self._versions: list[npt.NDArray[np.integer]] = []
+
+    def add(self, differences: torch.Tensor, sequences: torch.Tensor, versions: torch.Tensor) -> None:
+        """Add the loss tokens of a micro-batch, each [n]: trainer's - engine's logprob in nats, index into
+        `Batch.sequences`, and version of the weights."""
+        self._differences.append(differences.float().cpu().numpy())
+        self._sequences.append(sequences.cpu().numpy())
+        self._versions.append(versions.cpu().numpy())
+
+    def labelled(self, batch: Batch) -> "LabelledMismatch":
+        """The differences with the task, the worker and the version of each token of the batch that was gauged."""
+        differences = np.concatenate([*self._differences, np.zeros(0, np.float32)])
+        sequences = np.concatenate([*self._sequences, np.zeros(0, np.int64)])
+        versions = np.concatenate([*self._versions, np.zeros(0, np.int64)])
+        gauged, index = np.unique(sequences, return_inverse=True)  # those of this rank
+        rows = [batch.sequences[int(one)] for one in gauged]
+        workers = [str(batch.samples[row.sample].extra.get("worker", "?")) for row in rows]
+        labels = {
+            "task": np.array([task_of(row.task) for row in rows], np.str_)[index],
+            "worker": np.array(workers, np.str_)[index],
+            "version": versions.astype(np.str_),
+        }
+        return LabelledMismatch(differences, labels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledMismatch:
+    """Differences float32 [n] of loss tokens, in nats, and their labels: arrays of strings [n] by kind."""
+
+    differences: Float32Array
+    labels: Mapping[str, npt.NDArray[np.str_]]
+
+    @classmethod
+    def together(cls, parts: Sequence[Self]) -> Self:
+        """Those of several ranks as one."""
+        return cls(
+            np.concatenate([part.differences for part in parts]),
+            {kind: np.concatenate([part.labels[kind] for part in parts]) for kind in parts[0].labels},
+        )
+
+    def encode(self) -> bytes:
+        """The bytes that `decode` reads."""
+        arrays, names = {"differences": self.differences}, {}
+        for kind, labels in self.labels.items():
+            found, index = np.unique(labels, return_inverse=True)
+            arrays[kind] = index.astype(np.int32)
+            names[kind] = orjson.dumps(found.tolist()).decode()
+        return save(arrays, names)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read what `encode` wrote."""
+        header = orjson.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        arrays = load(data)
+        names = header["__metadata__"]
+        return cls(
+            arrays.pop("differences"),
+            {kind: np.array(orjson.loads(names[kind]), np.str_)[index] for kind, index in arrays.items()},
+        )
+
+    def total(self) -> Mismatch | None:
+        """Of all tokens; None without any."""
+        return Mismatch.of(self.differences) if len(self.differences) else None
+
+    def by(self) -> Mapping[str, Mapping[str, Mismatch]]:
+        """Of the tokens of each `task`, `worker` and `version`."""
+        return {
+            kind: {str(name): Mismatch.of(self.differences[labels == name]) for name in np.unique(labels)}
+            for kind, labels in self.labels.items()
+        }

@@ -1,0 +1,234 @@
+"""The policy loss of a micro-batch. Needs torch.
+
+Invariant: each token's weight depends on the counts of the whole batch, so the gradient does not depend on how the
+batch was split into micro-batches and among ranks. Ranks combine theirs as `ConsumerSettings.reduction` says: they sum
+them (`sum_gradients`), or average them, as DDP and FSDP do.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rollq.buffer.errors import ConfigError, InvalidGroup
+from rollq.buffer.rules.shards import task_of
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.batches.micro_batch import MicroBatch
+from rollq.consumer.batches.sequences import BatchCounts, TokenSequence
+from rollq.consumer.losses.aggregation import token_weights
+from rollq.consumer.losses.components import distillation, distillation_top_k, imitation
+from rollq.consumer.losses.compose import policy_terms
+from rollq.consumer.losses.samples import sample_sums
+from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.teacher import ABSENT, TopLogprobs
+from rollq.consumer.objective.token_logprobs import token_logprobs
+
+
+def policy_loss(
+    model: Any,
+    micro: MicroBatch,
+    settings: LossSettings | None = None,
+    *,
+    old_logprobs: torch.Tensor | None = None,
+    reference_logprobs: torch.Tensor | None = None,
+    teacher_logprobs: torch.Tensor | None = None,
+    teacher_top: TopLogprobs | None = None,
+    keep: torch.Tensor | None = None,
+    chunk: int = 0,
+    metrics: LossMetrics | None = None,
+) -> torch.Tensor:
+    """Compute the micro-batch's part of the batch's loss, a scalar, times `micro.loss_scale`.
+
+    The parts of all micro-batches of a rank add up. Those of the ranks do, too, or have the batch's loss as their mean,
+    as the consumer's `reduction` says. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose;
+    tokens of the tasks in `settings.sft` are imitated instead, and those of the tasks in `settings.distillation` follow
+    a teacher, with a denominator for each of these tasks.
+
+    `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
+    update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
+    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. Tokens of the tasks in
+    `settings.distillation` need `teacher_logprobs` float32 [n] of `rollq.consumer.teacher_logprobs`, or with
+    `distilled_tokens = "top_k"` the `teacher_top` of `rollq.consumer.teacher_top_logprobs`. `keep` bool [n] are the
+    tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the others stay in the
+    denominators. All are ordered as in `token_logprobs`, which explains `chunk`. `metrics` is updated, if given.
+
+    Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if segments of a sample are in
+    other micro-batches and the loss needs all (`Batch.micro_batches(whole_samples=True)` keeps them together), and
+    `InvalidGroup` if inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
+    """
+    settings = settings or LossSettings()
+    mask = micro.loss_mask
+    top_ids = None if teacher_top is None else teacher_top.ids
+    new, entropy, new_top = token_logprobs(model, micro, entropy=settings.entropy, others=top_ids, chunk=chunk)
+    is_imitated, is_distilled = _is_of(micro, settings.sft), _is_of(micro, settings.distillation)
+    behaviour = _behaviour_logprobs(micro, new, settings)
+    samples = micro.sample_index[mask]
+    if settings.needs_whole_samples:
+        _check_whole(micro, samples)
+    terms, ratio, was_clipped, was_masked, importance = policy_terms(
+        settings,
+        new=new,
+        behaviour=behaviour,
+        advantages=micro.advantages[mask],
+        samples=samples,
+        old=old_logprobs,
+        reference=reference_logprobs,
+        keep=keep,
+    )
+    weights = _weights(micro, settings)
+    if is_imitated is not None:
+        terms = torch.where(is_imitated, imitation(new), terms)
+    if is_distilled is not None:
+        if settings.distilled_tokens == "sampled":
+            teacher = _taught(teacher_logprobs, is_distilled)
+            terms = torch.where(is_distilled, distillation(new, behaviour, teacher), terms)
+        else:
+            terms = terms.masked_scatter(is_distilled, _distilled_top_k(new_top, teacher_top, is_distilled))
+    if (is_other := _is_of(micro, settings.components)) is not None:
+        weights = torch.where(is_other, _component_weights(micro, settings.components), weights)
+        was_clipped, was_masked = was_clipped & ~is_other, was_masked & ~is_other
+    # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that backward() works
+    loss = (terms * weights).sum() * micro.loss_scale + new.sum() * 0
+    if metrics is not None:
+        metrics.add(
+            loss=loss.detach() / micro.loss_scale,
+            ratio=ratio,
+            was_clipped=was_clipped,
+            was_masked=was_masked,
+            importance=importance if settings.is_corrected else None,
+            mismatch=(new.detach() if old_logprobs is None else old_logprobs) - behaviour,
+            staleness=micro.staleness[mask],
+            entropy=entropy,
+            sequences=micro.sequence_index[mask],
+            versions=micro.versions[mask],
+        )
+    return loss
+
+
+def leave_out_absent(
+    batch: Batch, micro_batches: Sequence[MicroBatch], settings: LossSettings
+) -> list[tuple[MicroBatch, Counter[str]]]:
+    """Mask the samples that were inserted without logprobs which the loss needs; they stay in the denominators.
+
+    `micro_batches` are those of this rank's share of `batch`. A sample is left out as a whole, also where only one of
+    its segments lacks logprobs. Returns each micro-batch without them, and how many loss tokens it lost, by task.
+    """
+    share = [batch.sequences[index] for index in batch.share]
+    absent = {sequence.sample for sequence in share if _lacks(sequence, settings)}
+    return [_without(micro, absent) for micro in micro_batches]
+
+
+def _lacks(sequence: TokenSequence, settings: LossSettings) -> bool:
+    """Whether loss tokens of a sequence lack a logprob that the loss needs."""
+    if settings.absent_logprobs == "current" or task_of(sequence.task) in settings.need_no_logprobs:
+        return False
+    return bool(np.isnan(sequence.logprobs[sequence.loss_mask]).any())
+
+
+def _without(micro: MicroBatch, samples: Collection[int]) -> tuple[MicroBatch, Counter[str]]:
+    """A micro-batch without the loss tokens of these samples, and how many they were, by task."""
+    masked = micro.loss_mask & torch.isin(micro.sample_index, micro.sample_index.new_tensor(list(samples)))
+    if not masked.any():
+        return micro, Counter()
+    tasks = list(micro.task_counts)
+    left_out = Counter(tasks[index] for index in micro.task_index[masked].tolist())
+    return replace(micro, loss_mask=micro.loss_mask & ~masked), left_out
+
+
+ABSENT_REMEDY = (
+    'set absent_logprobs = "current" in [trainer.loss] for ratios of 1, name the task in sft there to imitate it, or '
+    "insert samples that have some"
+)
+
+
+def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSettings) -> torch.Tensor:
+    """The behaviour logprobs of the loss tokens, float32 [n]; where they are absent, the detached `new` ones."""
+    behaviour = micro.behaviour_logprobs[micro.loss_mask]
+    absent = behaviour.isnan()
+    if settings.absent_logprobs == "refuse":
+        spared = _is_of(micro, settings.need_no_logprobs)
+        if (absent if spared is None else absent & ~spared).any():
+            raise InvalidGroup(
+                "the micro-batch has samples that were inserted without logprobs, and the loss compares with them: "
+                f"{ABSENT_REMEDY}; rollq.consumer.objective.policy_loss.leave_out_absent(batch, micro_batches, settings) leaves them out"
+            )
+    return torch.where(absent, new.detach(), behaviour)
+
+
+def _check_whole(micro: MicroBatch, samples: torch.Tensor) -> None:
+    """Raise `ConfigError` if loss tokens of a sample are not in the micro-batch; `samples` [n] are those of its
+    tokens."""
+    expected = micro.sample_loss_tokens[micro.loss_mask]
+    if len(samples) and (sample_sums(torch.ones_like(expected), samples) != expected).any():
+        raise ConfigError(
+            "the loss compares whole samples, and segments of some are in other micro-batches: make these with "
+            "Batch.micro_batches(..., whole_samples=True)"
+        )
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Add up the gradients of all ranks in place (all-reduce over the default process group), for reduction `sum`."""
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:  # every rank must take part
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+
+
+def _is_of(micro: MicroBatch, tasks: Collection[str]) -> torch.Tensor | None:
+    """Whether the loss tokens belong to these `tasks`, bool [n]; None if there are no such tasks."""
+    if not tasks:
+        return None
+    return _of_tasks(micro, [float(task in tasks) for task in micro.task_counts]) > 0
+
+
+def _taught(teacher: torch.Tensor | None, is_distilled: torch.Tensor) -> torch.Tensor:
+    if teacher is not None:
+        return teacher
+    if is_distilled.any():
+        raise ConfigError(
+            "distillation needs teacher_logprobs: those of rollq.consumer.teacher_logprobs(batch, micro, tasks)"
+        )
+    return torch.zeros_like(is_distilled, dtype=torch.float32)
+
+
+def _distilled_top_k(new: torch.Tensor | None, teacher: TopLogprobs | None, is_distilled: torch.Tensor) -> torch.Tensor:
+    """The terms of the tokens that are distilled, float32 [m]."""
+    if new is None or teacher is None:
+        raise ConfigError(
+            'distilled_tokens = "top_k" needs teacher_top: '
+            "that of rollq.consumer.teacher_top_logprobs(batch, micro, tasks)"
+        )
+    taught = teacher.logprobs[is_distilled]
+    return distillation_top_k(torch.where(taught > ABSENT, new[is_distilled], taught), taught)
+
+
+def _weights(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
+    """The weight of each loss token in the batch's loss, float32 [n], where tasks with another loss do not count."""
+    components = settings.components
+    counted = [counts for task, counts in micro.task_counts.items() if task not in components]
+    counts = sum(counted, BatchCounts())
+    return token_weights(
+        micro.sample_loss_tokens[micro.loss_mask],
+        settings.aggregation,
+        tokens=counts.loss_tokens,
+        samples=max(counts.samples, 1),
+        constant=settings.constant_tokens,
+    )
+
+
+def _component_weights(micro: MicroBatch, tasks: Mapping[str, float]) -> torch.Tensor:
+    """The weight of each loss token of these `tasks`, float32 [n]: of the mean over the task's tokens."""
+    counts = micro.task_counts
+    return _of_tasks(micro, [tasks.get(task, 0.0) / max(one.loss_tokens, 1) for task, one in counts.items()])
+
+
+def _of_tasks(micro: MicroBatch, values: list[float]) -> torch.Tensor:
+    """For each loss token the value of its task, float32 [n]; `values` are by index into `task_counts`."""
+    table = torch.tensor(values, dtype=torch.float32, device=micro.loss_mask.device)
+    return table[micro.task_index[micro.loss_mask]]

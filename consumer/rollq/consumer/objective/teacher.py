@@ -1,0 +1,134 @@
+"""The logprobs of a teacher in a micro-batch, from named arrays of its samples. Needs torch."""
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.rollouts import Float32Array
+from rollq.buffer.wire.arrays import load_array
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.batches.micro_batch import MicroBatch
+from rollq.consumer.batches.sequences import TokenSequence
+
+TEACHER_LOGPROBS: Final = "teacher_logprobs"
+"""Name of the array in `Segment.arrays`; a pool `teacher` among the task's `scorers` writes it."""
+TEACHER_TOP_IDS: Final = "teacher_top_ids"
+TEACHER_TOP_LOGPROBS: Final = "teacher_top_logprobs"
+"""Names of the arrays that the pool writes as well, if it has `top_k`."""
+ABSENT: Final = -1e9
+"""The logprob in place of a token, where a position has fewer than others."""
+
+
+class TopLogprobs(NamedTuple):
+    """The teacher's likeliest k tokens at each loss token: `ids` int64 [n, k], `logprobs` float32 [n, k] in nats.
+
+    Where a position has fewer, the rest are token 0 with the logprob `ABSENT`.
+    """
+
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+
+
+def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) -> torch.Tensor:
+    """The teacher's logprobs of the loss tokens of `tasks` in a micro-batch of `batch`, 0 for those of other tasks.
+
+    float32 [n] in nats, ordered as in `token_logprobs`, on the micro-batch's device. Raises `InvalidGroup`, naming the
+    task, for a sample without the array or with a misshapen one, `ArrayError` for a reference that cannot be loaded.
+    """
+    found = [np.zeros(0, np.float32)]
+    for sequence in _trained(batch, micro):
+        if task_of(sequence.task) in tasks and sequence.loss_mask.any():
+            found.append(_of(sequence)[sequence.loss_mask])
+        else:
+            found.append(np.zeros(int(sequence.loss_mask.sum()), np.float32))
+    return torch.from_numpy(np.concatenate(found)).to(micro.loss_mask.device)
+
+
+def teacher_top_logprobs(
+    batch: Batch, micro: MicroBatch, tasks: Collection[str], *, vocabulary: int | None = None
+) -> TopLogprobs:
+    """The teacher's likeliest tokens at the loss tokens of `tasks` in a micro-batch of `batch`; none at the others.
+
+    Raises as `teacher_logprobs` does, and `InvalidGroup` for tokens that a `vocabulary` of this size does not have. k
+    is the largest in the micro-batch.
+    """
+    found = []
+    for sequence in _trained(batch, micro):
+        tokens = int(sequence.loss_mask.sum())
+        if task_of(sequence.task) in tasks and tokens:
+            found.append(_top_of(sequence, vocabulary))
+        else:
+            found.append((np.zeros((tokens, 0), np.int64), np.zeros((tokens, 0), np.float32)))
+    most = max((ids.shape[1] for ids, _ in found), default=0)
+    total = sum(len(ids) for ids, _ in found)
+    top = TopLogprobs(torch.zeros(total, most, dtype=torch.int64), torch.full((total, most), ABSENT))
+    row = 0
+    for ids, logprobs in found:
+        rows, columns = ids.shape
+        top.ids[row : row + rows, :columns] = torch.from_numpy(ids)
+        top.logprobs[row : row + rows, :columns] = torch.from_numpy(logprobs)
+        row += rows
+    return TopLogprobs(*(one.to(micro.loss_mask.device) for one in top))
+
+
+def _trained(batch: Batch, micro: MicroBatch) -> Iterator[TokenSequence]:
+    """The sequences of a micro-batch, without those that were left out of the loss."""
+    trained = set(micro.sequence_index[micro.loss_mask].tolist())
+    return (batch.sequences[index] for index in micro.sequences if index in trained)
+
+
+def _of(sequence: TokenSequence) -> Float32Array:
+    """The teacher's logprobs of all tokens, float32 [L], 0 on the prompt."""
+    logprobs = np.asarray(_array(sequence, TEACHER_LOGPROBS), np.float32)
+    response = len(sequence.ids) - sequence.prompt_tokens
+    if logprobs.shape != (response,) or not np.isfinite(logprobs).all():
+        raise InvalidGroup(
+            f"{_name(sequence)} has an array {TEACHER_LOGPROBS!r} of shape {list(logprobs.shape)}; finite numbers of "
+            f"shape [{response}] are needed, one for each response token"
+        )
+    return np.concatenate([np.zeros(sequence.prompt_tokens, np.float32), logprobs])
+
+
+def _top_of(sequence: TokenSequence, vocabulary: int | None) -> tuple[npt.NDArray[np.int64], Float32Array]:
+    """The teacher's likeliest tokens at the loss tokens, [n, k], and their logprobs."""
+    ids = np.asarray(_array(sequence, TEACHER_TOP_IDS, _TOP_K))
+    logprobs = np.asarray(_array(sequence, TEACHER_TOP_LOGPROBS, _TOP_K), np.float32)
+    response = len(sequence.ids) - sequence.prompt_tokens
+    are_tokens = np.issubdtype(ids.dtype, np.integer) and ids.min(initial=0) >= 0
+    if ids.shape != logprobs.shape or ids.shape[:-1] != (response,) or not are_tokens:
+        raise InvalidGroup(
+            f"{_name(sequence)} has arrays {TEACHER_TOP_IDS!r} and {TEACHER_TOP_LOGPROBS!r} of shapes "
+            f"{list(ids.shape)} and {list(logprobs.shape)}; ids and logprobs of shape [{response}, k] are needed, a "
+            "row for each response token"
+        )
+    if not np.isfinite(logprobs).all():
+        raise InvalidGroup(f"{_name(sequence)} has logprobs in {TEACHER_TOP_LOGPROBS!r} that are not finite")
+    if vocabulary is not None and ids.max(initial=0) >= vocabulary:
+        raise InvalidGroup(
+            f"{_name(sequence)} has token {ids.max()} of the teacher in {TEACHER_TOP_IDS!r}, and the model has "
+            f"{vocabulary} tokens: both need the same tokenizer"
+        )
+    kept = sequence.loss_mask[sequence.prompt_tokens :]
+    return ids.astype(np.int64)[kept], logprobs[kept]
+
+
+_TOP_K = ', with top_k as many as the loss may look at: distilled_tokens = "top_k" needs it'
+
+
+def _array(sequence: TokenSequence, name: str, more: str = "") -> npt.NDArray[Any]:
+    array = sequence.arrays.get(name)
+    if array is None:
+        raise InvalidGroup(
+            f"{_name(sequence)} has no array {name!r}, which distillation in [trainer.loss] needs: name a pool "
+            f'"teacher" in scorers of the task, and configure it as [worker.pools.teacher]{more}'
+        )
+    return load_array(array)
+
+
+def _name(sequence: TokenSequence) -> str:
+    return f"group {sequence.group_id} of task {sequence.task!r}"

@@ -1,0 +1,1 @@
+"""The reference trainer: model and optimizer, checkpoints, ranks, and a run from its archive."""

@@ -1,0 +1,94 @@
+"""The warnings of a trainer about its batches, once for each kind."""
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.rules.shards import task_of
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.objective.policy_loss import ABSENT_REMEDY
+from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer.changed_numbers import LEAST_SHARE
+
+log = logging.getLogger(__name__)
+
+
+class BatchWarnings:
+    """Logs faults of batches that do not stop the trainer."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._log_once = LogOnce(log)
+
+    def look_at(self, batch: Batch) -> None:
+        """Warn about samples of which nothing, or something wrong, is learned."""
+        if truncation := find_truncation(batch):
+            self._log_once.warning("truncation", "%s", truncation)
+        idle = find_idle_tasks(batch) if self._settings.credit == "sample" else []
+        for task in set(idle) - set(self._settings.loss.components):
+            self._log_once.warning(
+                f"idle {task}",
+                "step %d: the inserted groups of task %r have equal rewards each, so all their advantages are 0, and "
+                "nothing is learned from them: insert responses of different rewards, or name the task in sft of "
+                "[trainer.loss] to imitate it",
+                batch.step,
+                task,
+            )
+
+    def changed(self, step: int, share: float, *, learning_rate: float, gradient_norm: float) -> None:
+        """Warn about a step that has changed fewer than `LEAST_SHARE` of the numbers that are trained."""
+        if share >= LEAST_SHARE:
+            return
+        cause = (
+            f"updates of about learning_rate = {learning_rate:g} are rounded away: raise it in [trainer]"
+            if gradient_norm
+            else "the gradient is 0: all advantages are, or no token is trained on"
+        )
+        self._log_once.warning(
+            f"changed {not gradient_norm}",
+            "step %d has changed only %.2g %% of the numbers that are trained (changed in the metrics); %s",
+            step,
+            100 * share,
+            cause,
+        )
+
+    def left_out(self, step: int, tokens: Mapping[str, int]) -> None:
+        """Warn about the loss tokens, by task, that a step left out for want of logprobs."""
+        for task, number in sorted(tokens.items()):
+            self._log_once.warning(
+                f"without logprobs {task}",
+                "step %d: samples of task %r were inserted without logprobs, with which the loss compares; these %d "
+                "tokens are left out of it, as such samples of later steps are (without_logprobs in the metrics): %s",
+                step,
+                task,
+                number,
+                ABSENT_REMEDY,
+            )
+
+
+def find_truncation(batch: Batch) -> str | None:
+    """A warning if samples were drawn with top_p or top_k, which the trainer's logprobs do not include."""
+    for sample in batch.share_samples:
+        top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
+        if top_p < 1 or top_k > 0:
+            return (
+                f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour "
+                "logprobs are those of the truncated distribution, the trainer's are not, so importance ratios are too "
+                "small. Use top_p = 1 and top_k = 0 for training, and other values only for evaluations"
+            )
+    return None
+
+
+def find_idle_tasks(batch: Batch) -> list[str]:
+    """Tasks of which the share has inserted groups, none with an advantage: a loss that multiplies by advantages learns
+    nothing from them."""
+    largest: dict[str, float] = {}
+    for index in batch.share_groups:
+        group = batch.groups[index]
+        if any(sample.is_inserted for sample in group.samples):
+            task = task_of(group.task)
+            found = float(np.abs(batch.advantages[batch.sample_groups == index]).max())
+            largest[task] = max(largest.get(task, 0.0), found)
+    return [task for task, found in largest.items() if not found]

@@ -1,0 +1,49 @@
+"""How many of a model's numbers a step has changed: few, where updates are rounded away. Needs torch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rollq.consumer.trainer.ranks import Ranks
+
+LEAST_SHARE = 0.05
+"""Of the numbers that are trained. AdamW moves all that have a gradient; some, such as those of an embedding's rows
+whose tokens did not occur, may have none."""
+LOOKED_AT = 1 << 16
+"""Numbers of one tensor that are compared, spread evenly over it."""
+
+
+class ChangedNumbers:
+    """Remembers numbers of the parameters that are trained, to compare them after the updates of a step."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._before = [numbers.clone() for numbers, _ in self._looked_at()]
+
+    def share(self, ranks: Ranks) -> float:
+        """The share of the numbers that have changed since, in [0, 1], of all ranks together, which all call it.
+
+        In tensors of more than `LOOKED_AT` numbers it is that of a part of them.
+        """
+        changed = total = 0.0
+        for before, (after, size) in zip(self._before, self._looked_at(), strict=True):
+            changed += float((before != after).float().mean()) * size
+            total += size
+        everywhere = ranks.gather([changed, total])
+        share: float = sum(one for one, _ in everywhere) / max(sum(size for _, size in everywhere), 1)
+        return share
+
+    def _looked_at(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Numbers of each tensor, or of this rank's part of it, and how many that has."""
+        for parameter in self._model.parameters():
+            local = _local(parameter.detach())
+            if parameter.requires_grad and local.numel():
+                stride = -(-local.numel() // LOOKED_AT) | 1  # odd, so as not to look at the same columns of all rows
+                yield local.reshape(-1)[::stride], local.numel()
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part

@@ -1,0 +1,184 @@
+"""Checkpoints of the reference trainer: folders that `from_pretrained` loads, with the optimizer's state.
+
+Invariant: a checkpoint contains its step, and appears complete or not at all, so weights and step cannot disagree. The
+buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if its name is that of the
+step that it contains; others, such as copies under other names, are neither resumed from nor removed.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from rollq.buffer.common.atomic_files import atomic_folder
+from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.consumer.settings import KEPT_CHECKPOINTS, MAX_FILE_BYTES
+from rollq.consumer.trainer.lora import adapter_stream, has_adapter, write_adapter
+from rollq.consumer.trainer.sharding import like, reshard
+from rollq.consumer.weights.safetensors import copy_config, write_model, write_tensors
+from rollq.consumer.weights.tensor_stream import model_stream, tensor_stream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+STATE_FILE = "trainer.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+_STEP = re.compile(r"step-\d+")
+
+
+class Checkpoint(NamedTuple):
+    """`folder` holds the weights after train step `step`. `lineage` is that of their `Consumer`, and `initial` the
+    digest of the weights that training began with; None if unknown."""
+
+    step: int
+    folder: Path
+    lineage: str | None
+    initial: str | None = None
+
+    def encode(self) -> bytes:
+        """The content of `STATE_FILE`."""
+        return orjson.dumps({"step": self.step, "lineage": self.lineage, "initial": self.initial})
+
+
+def newest_checkpoint(output: Path) -> Checkpoint | None:
+    """Find the checkpoint of the highest step in a trainer's output folder; None without any.
+
+    Raises `ConfigError` for one whose `STATE_FILE` says no step.
+    """
+    return max(_checkpoints(output), default=None, key=lambda one: one.step)
+
+
+def save_checkpoint(
+    output: Path,
+    step: int,
+    lineage: str,
+    model: "PreTrainedModel",
+    optimizer: torch.optim.Optimizer,
+    config_from: Path,
+    *,
+    initial: str | None = None,
+    kept: int = KEPT_CHECKPOINTS,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    rank: int = 0,
+) -> Checkpoint:
+    """Write the checkpoint of `step`, with the configuration files of `config_from`; of it and those of earlier steps,
+    only the last `kept` stay.
+
+    The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
+    """
+    made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
+    reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer does not know
+    lora = has_adapter(model)  # then the checkpoint has the adapter alone
+    moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)))
+    weights = adapter_stream(model) if lora else model_stream(model)
+    with moments, weights:  # which ends first
+        if rank != 0:
+            return made
+        with atomic_folder(made.folder) as unfinished:
+            copy_config(config_from, unfinished)
+            if lora:
+                write_adapter(unfinished, model, weights)
+            else:
+                write_model(unfinished, weights, max_file_bytes=max_file_bytes)
+            write_tensors(unfinished / OPTIMIZER_FILE, moments)
+            (unfinished / STATE_FILE).write_bytes(made.encode())
+    earlier = sorted((one for one in _checkpoints(output) if one.step <= step), key=lambda one: one.step)
+    for old in earlier[:-kept]:
+        shutil.rmtree(old.folder)
+    return made
+
+
+def recorded_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint in `folder`, by the file that a trainer has written there; None without that file.
+
+    Raises `ConfigError` for a file of that name which says no step.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    try:
+        state = orjson.loads(path.read_bytes())
+        return Checkpoint(int(state["step"]), folder, state.get("lineage"), state.get("initial"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{str(path)!r} says no step of the weights beside it: {error!r}") from error
+
+
+def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> Checkpoint:
+    """Make a checkpoint of `step` of the weights in the folder `weights`, without a state of the optimizer.
+
+    It gets the configuration files of `config_from`. Raises `ConfigError` for a folder without safetensors, and when
+    there is a checkpoint of that step or of a later one.
+    """
+    newest = newest_checkpoint(output)
+    if newest is not None and newest.step >= step:
+        raise ConfigError(
+            f"{str(newest.folder)!r} is a checkpoint of step {newest.step}: `rollq train` resumes from it. To go back "
+            f"to step {step}, move it elsewhere first"
+        )
+    files = [path for path in sorted(weights.glob("*.safetensors*")) if not path.name.startswith("optimizer")]
+    if not files:
+        raise ConfigError(f"--weights {str(weights)!r}: there are no weights, *.safetensors, in this folder")
+    recorded = recorded_checkpoint(weights)
+    made = Checkpoint(step, _folders(output) / step_name(step), None, recorded and recorded.initial)
+    with atomic_folder(made.folder) as unfinished:
+        copy_config(config_from, unfinished)
+        for path in files:
+            shutil.copyfile(path, unfinished / path.name)
+        (unfinished / OPTIMIZER_FILE).write_bytes(save({}))
+        (unfinished / STATE_FILE).write_bytes(made.encode())
+    return made
+
+
+def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore the optimizer's state for each parameter of `model`, or this rank's part of it.
+
+    Raises `WeightsError` if the checkpoint has parameters that the model lacks, or of other shapes, or no such state.
+    """
+    parameters = dict(model.named_parameters())
+    path = folder / OPTIMIZER_FILE
+    if not path.exists():
+        raise WeightsError(
+            f"checkpoint {str(folder)!r} has no {OPTIMIZER_FILE}: move it elsewhere, and make a checkpoint of its "
+            "weights with `rollq recover --weights`"
+        )
+    with safe_open(path, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 - not a mapping
+            name, _, slot = key.rpartition(".")
+            tensor = file.get_tensor(key)
+            parameter = parameters.get(name)
+            if parameter is None or (tensor.ndim and tensor.shape != parameter.shape):
+                raise WeightsError(
+                    f"checkpoint {str(folder)!r} is of another model: it has optimizer state for {name!r} of shape "
+                    f"{tuple(tensor.shape)}"
+                )
+            # scalars (the count of updates) stay on the CPU, where the optimizer keeps them
+            moment = like(tensor.to(parameter.dtype), parameter) if tensor.ndim else tensor
+            optimizer.state[parameter][slot] = moment
+
+
+def step_name(step: int) -> str:
+    """The name of the folder of a step."""
+    return f"step-{step:08d}"
+
+
+def _folders(output: Path) -> Path:
+    return output / "checkpoints"
+
+
+def _checkpoints(output: Path) -> list[Checkpoint]:
+    """The checkpoints in a trainer's output folder, in no order. Raises `ConfigError` as `recorded_checkpoint` does."""
+    found = (recorded_checkpoint(folder) for folder in _folders(output).glob("step-*") if _STEP.fullmatch(folder.name))
+    return [one for one in found if one is not None and one.folder.name == step_name(one.step)]
+
+
+def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield f"{name}.{key}", value.contiguous()

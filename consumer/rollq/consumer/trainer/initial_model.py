@@ -1,0 +1,59 @@
+"""Which model a training began with: the base of its adapter, and the reference of its KL.
+
+A checkpoint has the digest of that model's weights, so that a resumed training cannot use another one unnoticed.
+"""
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.weights.manifest import ADAPTER_FILE, describe_folder, digest_of
+from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer.checkpoints import Checkpoint
+from rollq.consumer.trainer.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+
+def initial_digest(folder: Path, ranks: Ranks) -> str | None:
+    """The digest of the weights in `folder`, None if they are in no safetensors files. All ranks call it.
+
+    One rank of each machine reads them. Raises `ConfigError` where a machine has others than that of rank 0.
+    """
+    mine = None
+    if ranks.local_rank == 0:
+        with suppress(WeightsError):
+            mine = digest_of(describe_folder(folder).encode())
+    first: str | None = ranks.gather(mine)[0]
+    if ranks.local_rank == 0 and mine != first:
+        raise ConfigError(
+            f"[trainer] model = {str(folder)!r}: rank {ranks.rank} finds other weights there than rank 0: copy the "
+            "model to this machine again"
+        )
+    return first
+
+
+def check_kind(checkpoint: Checkpoint, settings: TrainerSettings) -> None:
+    """Raise `WeightsError` if a checkpoint has only an adapter, and the settings train none."""
+    if settings.lora is None and (checkpoint.folder / ADAPTER_FILE).exists():
+        raise WeightsError(
+            f"checkpoint {str(checkpoint.folder)!r} has an adapter and no model: it was saved with [trainer.lora]; set "
+            "that as it was, or name another output folder"
+        )
+
+
+def check_initial(checkpoint: Checkpoint, found: str | None, settings: TrainerSettings, ranks: Ranks) -> None:
+    """Raise `ConfigError` if a checkpoint needs the model that its training began with, and this one, `found`, is
+    another; warn if it does not. One that does not know its own is left alone.
+    """
+    if checkpoint.initial is None or found == checkpoint.initial:
+        return
+    where = f"[trainer] model = {str(settings.model)!r}: checkpoint {str(checkpoint.folder)!r} was trained from other"
+    remedy = "name the model that training began with, or another output folder"
+    if settings.lora is not None:
+        raise ConfigError(f"{where} weights, and has only an adapter on them: {remedy}")
+    if settings.loss.kl_coefficient > 0:
+        raise ConfigError(f"{where} weights, and kl_coefficient would compare with these from now on: {remedy}")
+    if ranks.is_first:
+        log.warning("%s weights; training continues with those of the checkpoint, and these have no effect", where)

@@ -1,0 +1,298 @@
+"""The learner of the reference trainer: a model, its optimizer, and the gradients of a batch."""
+
+import math
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint as run_again
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.images.processor import ImageProcessor, model_class
+from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.batches.image_inputs import ImageInputs
+from rollq.consumer.batches.micro_batch import MicroBatch
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss
+from rollq.consumer.objective.precision import computing_in
+from rollq.consumer.objective.teacher import teacher_logprobs, teacher_top_logprobs
+from rollq.consumer.objective.token_logprobs import check_chunks, token_logprobs
+from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, step_name
+from rollq.consumer.trainer.expert_replay import check_recorded, replay_experts, routers_of
+from rollq.consumer.trainer.initial_model import check_initial, check_kind, initial_digest
+from rollq.consumer.trainer.learning_rate import learning_rate
+from rollq.consumer.trainer.lora import add_adapter, load_adapter, save_adapter, without_adapter
+from rollq.consumer.trainer.ranks import Ranks
+from rollq.consumer.trainer.sharding import decoder_layers, reshard, shard, whole_number
+from rollq.consumer.weights.checkpoint_format import Weights
+
+OldLogprobs = Sequence[torch.Tensor]
+"""Of each micro-batch of a batch, those of its loss tokens, float32 [n], in nats."""
+
+
+class Learner:
+    """The model and its optimizer: computes gradients of batches and applies them. All ranks call the same."""
+
+    def __init__(
+        self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks, *, initial: str | None = None
+    ) -> None:
+        """`initial`: the digest of the weights of `settings.model`, for checkpoints."""
+        self.initial = initial
+        self._settings = settings
+        self._ranks = ranks
+        newest = settings.model if checkpoint is None or settings.lora else checkpoint.folder
+        self.model = _load(newest, settings, ranks, is_trained=True)
+        compute = settings.compute_in
+        self._compute_dtype = None if compute == "float32" or ranks.are_several else getattr(torch, compute)
+        if settings.replay_experts:
+            routers_of(self.model)  # raises if it has none
+        if settings.logprob_chunk:
+            check_chunks(self.model)
+            reshard(self.model)
+        self.optimizer = torch.optim.AdamW(
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+        )
+        if checkpoint is not None:
+            if settings.lora:
+                load_adapter(checkpoint.folder, self.model)
+            load_optimizer(checkpoint.folder, self.model, self.optimizer)
+        needs_reference = settings.loss.kl_coefficient > 0
+        needs_other = needs_reference and not settings.lora
+        self._reference = _load(settings.model, settings, ranks, is_trained=False) if needs_other else None
+
+    def start_weights(self, checkpoint: Checkpoint | None) -> Weights:
+        """The weights that training starts from: a folder, or the model where it is rounded. All ranks call it."""
+        if self._settings.lora or self._settings.consumer().publish_dtype:
+            return self.weights(0 if checkpoint is None else checkpoint.step)
+        return self._settings.model if checkpoint is None else checkpoint.folder
+
+    def weights(self, step: int) -> Weights:
+        """The weights that are published after `step`: the model, or the folder of its adapter.
+
+        All ranks call it. Folders of adapters that are old enough are removed.
+        """
+        if self._settings.lora is None:
+            model: Weights = self.model
+            return model
+        adapters = self._settings.output / "adapters"
+        folder = adapters / step_name(step)
+        save_adapter(folder, self.model, rank=self._ranks.rank, dtype=self._settings.dtype)
+        if self._ranks.is_first:
+            found = sorted(adapters.glob("step-" + "[0-9]" * 8))  # not copies under other names
+            undone = [one for one in found if one > folder]  # of steps after the checkpoint that training resumed from
+            for old in undone + [one for one in found if one <= folder][: -self._settings.keep_versions - 1]:
+                shutil.rmtree(old)
+        return folder
+
+    def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
+        """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
+
+        These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates, and what
+        `Batch.with_credit` raises, with `credit` in the settings.
+        """
+        self._check_images(batch)
+        settings = self._settings
+        if settings.credit != "sample":
+            batch = batch.with_credit(settings.credit, discount=settings.discount, without=settings.loss.components)
+        parts = batch.split(settings.updates_per_batch)
+        if len(parts) == 1 or self._settings.loss.old_logprobs == "behaviour":
+            return [(part, None) for part in parts]
+        return [(part, self._old_logprobs(part)) for part in parts]
+
+    def begin(self) -> None:
+        """Drop the gradients so far."""
+        self.optimizer.zero_grad()
+
+    def gradients(
+        self, batch: Batch, metrics: LossMetrics, old_logprobs: OldLogprobs | None, stop: threading.Event
+    ) -> bool:
+        """Add the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
+
+        Inserted samples without logprobs that the loss needs are left out of it, and counted. Raises `InvalidGroup` for
+        samples without those of a teacher that it needs; `ConfigError` for images on several ranks.
+        """
+        self._check_images(batch)
+        for index, (micro, left_out) in enumerate(self._micro_batches(batch)):
+            metrics.leave_out(left_out)
+            if self._ranks.any(stop.is_set()):
+                return False
+            micro = self._on_device(micro, batch)
+            with computing_in(self.model, self._compute_dtype), self._routing(micro):
+                loss = policy_loss(
+                    self.model,
+                    micro,
+                    self._settings.loss,
+                    old_logprobs=None if old_logprobs is None else old_logprobs[index],
+                    reference_logprobs=self._reference_logprobs(micro),
+                    **self._taught(batch, micro),
+                    chunk=self._settings.logprob_chunk,
+                    metrics=metrics,
+                )
+                loss.backward()  # type: ignore[no-untyped-call]
+        return True
+
+    def update(self, step: int) -> float | None:
+        """Apply the clipped gradient with the learning rate of `step`; returns its norm before clipping.
+
+        Returns None, without an update, if the norm is not finite.
+        """
+        norm = whole_number(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip))
+        if not math.isfinite(norm):
+            return None
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        self.optimizer.step()
+        return norm
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of `step`."""
+        settings = self._settings
+        return learning_rate(
+            step,
+            largest=settings.learning_rate,
+            schedule=settings.schedule,
+            warmup_steps=settings.warmup_steps,
+            steps=settings.steps,
+        )
+
+    def _micro_batches(self, batch: Batch) -> list[tuple[MicroBatch, Counter[str]]]:
+        """The micro-batches, without samples that lack logprobs, and how many tokens of these each had, by task."""
+        arrays = [ROUTED_EXPERTS] if self._settings.replay_experts else []
+        if arrays:
+            check_recorded(batch)
+        found = batch.micro_batches(
+            self._settings.micro_batch_tokens,
+            padded=self._settings.layout == "padded",
+            arrays=arrays,
+            whole_samples=self._settings.loss.needs_whole_samples,
+        )
+        return leave_out_absent(batch, found, self._settings.loss)
+
+    def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
+        return (self._images.add(micro, batch) if _has_images(batch) else micro).to(self._settings.device)
+
+    def _check_images(self, batch: Batch) -> None:
+        """Raise `ConfigError` on all ranks if a part of the batch has images and there are several.
+
+        A rank without any would not run the layers that read them, and the others would wait for their gradients.
+        """
+        if self._ranks.are_several and self._ranks.any(_has_images(batch)):
+            raise ConfigError(
+                f"step {batch.step} has images in its prompts, which `rollq train` trains on in one process only: "
+                "start it without --ranks; the batch stays claimed"
+            )
+
+    @cached_property
+    def _images(self) -> ImageInputs:
+        return ImageInputs(ImageProcessor(self._settings.model))
+
+    def _routing(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        return replay_experts(self.model, micro) if self._settings.replay_experts else nullcontext()
+
+    def _old_logprobs(self, batch: Batch) -> OldLogprobs:
+        found = []
+        for micro, _ in self._micro_batches(batch):
+            micro = self._on_device(micro, batch)
+            with computing_in(self.model, self._compute_dtype), self._routing(micro):
+                found.append(self._logprobs(self.model, micro))
+        reshard(self.model)
+        return found
+
+    def _taught(self, batch: Batch, micro: MicroBatch) -> dict[str, Any]:
+        """The arguments of the loss that come from a teacher."""
+        loss = self._settings.loss
+        if not loss.distillation:
+            return {}
+        if loss.distilled_tokens == "top_k":
+            vocabulary = self.model.config.get_text_config().vocab_size
+            return {"teacher_top": teacher_top_logprobs(batch, micro, loss.distillation, vocabulary=vocabulary)}
+        return {"teacher_logprobs": teacher_logprobs(batch, micro, loss.distillation)}
+
+    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
+        """The logprobs of the initial model, which an adapter has left as it was; None if the loss needs none."""
+        if self._settings.loss.kl_coefficient == 0:
+            return None
+        if self._reference is not None:
+            found = self._logprobs(self._reference, micro)
+            reshard(self._reference)
+            return found
+        with without_adapter(self.model):
+            return self._logprobs(self.model, micro)
+
+    @torch.no_grad()
+    def _logprobs(self, model: Any, micro: MicroBatch) -> torch.Tensor:
+        return token_logprobs(model, micro, chunk=self._settings.logprob_chunk).logprobs
+
+
+def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[Checkpoint | None, Learner]:
+    """The newest checkpoint, and a learner that starts from it, or from the model.
+
+    Raises `ConfigError` where ranks find different checkpoints, and for a model other than that which the checkpoint
+    needs; `WeightsError` for a checkpoint of another model.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(seed)
+    newest = newest_checkpoint(settings.output)
+    everywhere = ranks.gather(None if newest is None else [newest.step, newest.lineage])
+    if everywhere[ranks.rank] != everywhere[0]:
+        raise ConfigError(
+            f"[trainer] output = {str(settings.output)!r}: rank {ranks.rank} finds another newest checkpoint there "
+            "than rank 0: all machines must share this folder"
+        )
+    initial = initial_digest(settings.model, ranks)
+    if newest is not None:
+        check_kind(newest, settings)
+        check_initial(newest, initial, settings, ranks)
+        initial = newest.initial or initial
+    return newest, Learner(settings, newest, ranks, initial=initial)
+
+
+def _has_images(batch: Batch) -> bool:
+    """Whether the groups of this rank have images in their prompts."""
+    return any(batch.groups[index].prompt.images for index in batch.share_groups)
+
+
+def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: bool) -> Any:
+    """The model of a folder in `eval` mode: without dropout, its forward pass is that of the engines.
+
+    If it is trained, its parameters are float32, or with `lora` in the settings those of its new adapter. With several
+    ranks it is sharded, layer by layer on its way to the device, and those of one machine load it one after the other.
+    """
+    if not ranks.are_several:
+        return _moved(_read(folder, settings, is_trained=is_trained), settings)
+    compute = None if settings.compute_in == "float32" else getattr(torch, settings.compute_in)
+    for mine in ranks.take_turns():
+        if mine:
+            model = _read(folder, settings, is_trained=is_trained)
+            shard(model, world_size=ranks.world_size, device=settings.device, compute_dtype=compute)
+    return model
+
+
+def _read(folder: Path, settings: TrainerSettings, *, is_trained: bool) -> Any:
+    is_frozen = not is_trained or settings.lora is not None
+    dtype = getattr(torch, settings.dtype if is_trained else settings.compute_in) if is_frozen else torch.float32
+    model: Any = model_class(folder).from_pretrained(folder, dtype=dtype)
+    if is_trained and settings.lora is not None:
+        add_adapter(model, settings.lora)
+    if settings.checkpoint_activations:
+        for layer in decoder_layers(model):
+            layer.forward = partial(run_again, layer.forward, use_reentrant=False)
+    return model.eval()
+
+
+def _moved(model: Any, settings: TrainerSettings) -> Any:
+    try:
+        return model.to(settings.device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
+        raise ConfigError(f"trainer.device = {settings.device!r}: the model cannot be moved there: {error}") from error

@@ -1,0 +1,396 @@
+"""The reference GRPO trainer, in one process or in several ranks that share the model. Copy it and change it.
+
+A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if it is due. After an interruption, training
+resumes from the last checkpoint and repeats the steps after it on the same batches.
+
+All ranks run the same steps, and all call what gathers the model or sums gradients. Rank 0 leads: the others follow the
+answer of `Ranks.lead`, such as that weights are due before a batch can come. A failure of any rank ends its process,
+and the launcher ends the others.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import InvalidGroup, ServerError
+from rollq.buffer.rules.settings import PayloadSettings
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.claims.epoch_start import wait_for_holder
+from rollq.consumer.claims.stream import BatchStream
+from rollq.consumer.consumer import Consumer
+from rollq.consumer.losses.aggregation import averaged_over
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.production import describe_production
+from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trackers.trackers import Trackers, check_packages
+from rollq.consumer.trainer.batch_warnings import BatchWarnings
+from rollq.consumer.trainer.changed_numbers import ChangedNumbers
+from rollq.consumer.trainer.checkpoints import save_checkpoint
+from rollq.consumer.trainer.learner import Learner, start_learner
+from rollq.consumer.trainer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
+from rollq.consumer.trainer.output_lock import locked
+from rollq.consumer.trainer.progress_bar import progress_bar
+from rollq.consumer.trainer.ranks import Ranks, check_same, join_ranks
+from rollq.consumer.trainer.recorded_run import BatchSource
+from rollq.consumer.trainer.recorder import record_batch, record_weights
+from rollq.consumer.trainer.step_metrics import StepMetrics, describe_batch
+from rollq.consumer.trainer.taking import BatchTaker, Taken
+from rollq.consumer.weights.probe import probe_of
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    url: str,
+    run: str,
+    settings: TrainerSettings,
+    *,
+    password: str | None = None,
+    payloads: PayloadSettings | None = None,
+    archive: str | None = None,
+    seed: int = 0,
+    stop: threading.Event | None = None,
+) -> int:
+    """Train from the newest checkpoint in `settings.output`, or from `settings.model`; returns the last trained step.
+
+    Setting `stop` ends training between two micro-batches, with a checkpoint. Raises `TrainerHeld` while another
+    trainer holds the run, `FencedError` if one has taken over, `ClaimTimeout`, `HistoryGone`, `StoreLost`,
+    `InvalidGroup` for unusable batches or logprobs, `ConfigError` if `settings.output` cannot be created or another
+    trainer uses it.
+    """
+    stop = stop or threading.Event()
+    check_packages(settings)
+    with join_ranks(settings.device) as ranks:
+        check_same(ranks, {**settings.model_dump(mode="json"), "run": run, "seed": seed})
+        with locked(settings.output) if ranks.is_first else nullcontext():
+            if ranks.is_first:
+                with Buffer.connect(url, run, password=password) as buffer:
+                    wait_for_holder(buffer, settings.consumer(), stop)  # before the model is loaded, which takes long
+            ranks.gather(None)
+            return _train(
+                url,
+                run,
+                settings,
+                ranks,
+                password=password,
+                payloads=payloads,
+                archive=archive,
+                seed=seed,
+                stop=stop,
+            )
+
+
+def _train(
+    url: str,
+    run: str,
+    settings: TrainerSettings,
+    ranks: Ranks,
+    *,
+    password: str | None,
+    payloads: PayloadSettings | None,
+    archive: str | None,
+    seed: int,
+    stop: threading.Event,
+) -> int:
+    checkpoint, learner = start_learner(settings, seed, ranks)
+    if ranks.any(stop.is_set()):
+        return 0 if checkpoint is None else checkpoint.step
+    consumer = Consumer.connect(
+        url,
+        run=run,
+        weights=learner.start_weights(checkpoint),
+        resume_from=0 if checkpoint is None else checkpoint.step,
+        lineage=None if checkpoint is None else checkpoint.lineage,
+        probe=probe_of(learner.model),
+        settings=settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id),
+        password=password,
+        payloads=payloads,
+        archive=archive,
+        stop=stop,
+    )
+    with Trackers(settings, run, consumer.step, seed, on=ranks.is_first) as trackers, consumer:
+        if ranks.is_first:
+            cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the first weights are evaluated again
+        return Trainer(consumer, learner, settings, ranks, seed, stop, trackers, consumer.stream).run()
+
+
+class Trainer:
+    """Trains step after step until the last one."""
+
+    def __init__(
+        self,
+        consumer: BatchSource,
+        learner: Learner,
+        settings: TrainerSettings,
+        ranks: Ranks,
+        seed: int,
+        stop: threading.Event,
+        trackers: Trackers,
+        stream: Callable[..., BatchStream] | None = None,
+    ) -> None:
+        """`stream`: that of a consumer whose batches may be trained while they fill."""
+        self._consumer = consumer
+        self._ranks = ranks
+        self._trackers = trackers
+        self._learner = learner
+        self._settings = settings
+        self._seed = seed
+        self._stop = stop
+        self._bad_batches = 0
+        self._warnings = BatchWarnings(settings)
+        self._trained = self._saved = self._published = consumer.step - 1
+        self._taker = BatchTaker(
+            consumer, learner, settings, ranks, stop, stream=stream, has_unsaved=lambda: self._trained > self._saved
+        )
+
+    def run(self) -> int:
+        """Train until the last step or until stopped; returns the last trained step."""
+        if self._saved:
+            self._consumer.checkpoint(self._saved)  # a crash may have come between saving it and reporting it
+        self._record_weights(self._saved)
+        if self._trained == 0:
+            self._evaluate(0)
+        steps = self._settings.steps
+        with progress_bar(steps, self._trained, is_shown=self._ranks.is_first) as self._show:
+            while self._trained < steps:
+                taken = self._take()
+                if taken is None or not self._train(taken):
+                    break
+                if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
+                    self._checkpoint()
+        self._checkpoint_the_rest()
+        return self._trained
+
+    def _take(self) -> Taken | None:
+        """The batch of the next step, None if stopped. What was trained of it while it filled has its gradients.
+
+        Publishes, or saves a checkpoint, if that is what the batch lacks.
+        """
+        while True:
+            match self._taker.take():
+                case "publish":
+                    self._publish(self._trained)
+                case "checkpoint":
+                    self._checkpoint()
+                case "end":
+                    self._checkpoint_the_rest()
+                    if self._taker.ended is not None:
+                        raise self._taker.ended
+                    return None
+                case "stop":
+                    return None
+                case Taken() as taken:
+                    return taken
+
+    def _checkpoint_the_rest(self) -> None:
+        if self._trained > self._saved:
+            self._checkpoint()
+
+    def _publish(self, step: int) -> int:
+        """Publish the weights; returns the bytes that were stored for them."""
+        weights = self._learner.weights(step)
+        probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # that of a model is computed
+        stored_bytes = self._consumer.publish(weights, step=step, probe=probe)
+        self._published = step
+        self._record_weights(step)
+        return stored_bytes
+
+    def _evaluate(self, step: int) -> None:
+        """Evaluate the live weights if it is time, and append the metrics to `EVALUATIONS_FILE`."""
+        settings = self._settings
+        if not settings.evaluate_every or step % settings.evaluate_every:
+            return
+        metrics = self._consumer.evaluate(timeout_s=settings.evaluation_timeout_s, detailed=True)
+        if metrics:
+            line = {"step": step, "version": self._published, "time_s": time.time(), **metrics}
+            append(settings.output, EVALUATIONS_FILE, line)
+            self._trackers.log_evaluation(line)
+            log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+
+    def _train(self, taken: Taken) -> bool:
+        """Train one step, without its checkpoint. False if stopped: the batch stays claimed and is returned again."""
+        consumer, learner, batch, metrics = self._consumer, self._learner, taken.batch, taken.metrics
+        arrived_s = time.monotonic()
+        self._warnings.look_at(batch)
+        norms = list[float]()
+        if taken.parts:
+            self._apply(batch, metrics, norms)
+        elif not self._update(batch, metrics, norms):
+            return False
+        if not norms:
+            self._quarantine(batch)
+            return True
+        found, changed = StepMetrics.gather(batch, metrics, self._ranks), self._before.share(self._ranks)
+        rate = learner.learning_rate(batch.step)
+        if self._ranks.is_first:
+            self._warnings.left_out(batch.step, found.loss.left_out)
+            self._warnings.changed(batch.step, changed, learning_rate=rate, gradient_norm=norms[0])
+        self._bad_batches = 0
+        trained_s = time.monotonic()
+        if self._settings.record_dir is not None and self._ranks.is_first:
+            record_batch(self._settings.record_dir, batch)
+        consumer.annotate(batch, *metrics.of_tokens())
+        is_due = self._ranks.lead(lambda: batch.step % consumer.sync_weights_interval == 0)
+        weights_bytes = self._publish(batch.step) if is_due else 0
+        consumer.commit(batch)
+        self._trained = batch.step
+        train_s = taken.train_s + trained_s - arrived_s
+        self._taker.note(taken, train_s)
+        seconds = {"wait_s": taken.wait_s, "train_s": train_s, "publish_s": time.monotonic() - trained_s}
+        if self._ranks.is_first:
+            produced = {task: describe_production(made) for task, made in consumer.take_production().items()}
+            self._report(
+                {
+                    **describe_batch(batch),
+                    "replayed": batch.step <= consumer.replayed_through,
+                    **found.result(),
+                    "gradient_norm": sum(norms) / len(norms),
+                    "learning_rate": rate,
+                    "changed": changed,
+                    **({"updates": len(norms)} if self._settings.updates_per_batch > 1 else {}),
+                    **seconds,
+                    "idle": taken.wait_s / sum(seconds.values()),
+                    **({"streamed_parts": taken.parts, "fill_s": taken.fill_s} if taken.parts else {}),
+                    "weights_bytes": weights_bytes,
+                    "produced": produced,
+                },
+                batch,
+            )
+        self._evaluate(batch.step)
+        return True
+
+    def _update(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
+        """Apply the gradients of the batch's parts until one is not finite, and add their norms to `norms`.
+
+        The loss in `metrics` becomes the mean over the updates, each weighted by what it was averaged over. False if
+        stopped before the first update.
+        """
+        total, weights = 0.0, 0
+        for part, old_logprobs in self._learner.parts(self._shuffled(batch)):
+            # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
+            stop = threading.Event() if norms else self._stop
+            self._learner.begin()
+            metrics.loss = 0.0
+            if not self._learner.gradients(part, metrics, old_logprobs, stop):
+                return False
+            if not self._apply(batch, metrics, norms):
+                break
+            weight = averaged_over(part.counts, self._settings.loss.aggregation)
+            total, weights = total + metrics.loss * weight, weights + weight
+        metrics.loss = total / max(weights, 1)
+        return True
+
+    def _apply(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
+        """Apply the gradients, and add their norm to `norms`; False, without an update, if they are not finite."""
+        is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
+        if is_finite and not norms:
+            self._verify(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
+            self._before = ChangedNumbers(self._learner.model)
+        norm = self._learner.update(batch.step) if is_finite else None
+        if norm is None:
+            if norms:
+                log.error("step %d: update %d is not finite, and left out", batch.step, len(norms) + 1)
+            return False
+        norms.append(norm)
+        return True
+
+    def _shuffled(self, batch: Batch) -> Batch:
+        """The batch to learn from; with `shuffle_rewards`, the rewards of its valid samples are permuted."""
+        if not self._settings.shuffle_rewards:
+            return batch
+        rewards = batch.rewards.copy()
+        rewards[batch.valid] = np.random.default_rng([self._seed, batch.step]).permutation(rewards[batch.valid])
+        return batch.with_rewards(rewards)
+
+    def _verify(self, step: int, metrics: StepMetrics) -> None:
+        limit, error = self._settings.verify_logprobs, metrics.loss.on_policy_error
+        if limit is not None and error > limit:
+            raise InvalidGroup(
+                f"step {step}: logprobs of staleness 0 differ by up to {error:.2g} from the "
+                f"engine's, more than verify_logprobs = {limit!r}: weights, temperature or masks differ"
+            )
+        total, most = metrics.mismatch.total(), self._settings.max_mismatch
+        if total is not None and most is not None and total.mean > most:
+            workers = metrics.mismatch.by()["worker"]
+            worst = max(workers, key=lambda name: workers[name].mean)
+            raise InvalidGroup(
+                f"step {step}: logprobs differ from the engines' by {total.mean:.2g} nats in the mean, more than "
+                f"max_mismatch = {most!r}, and those of worker {worst!r} by {workers[worst].mean:.2g}: the engines "
+                "serve other weights than they say, or the learning rate is far too high"
+            )
+
+    def _quarantine(self, batch: Batch) -> None:
+        """Replace a batch whose loss or gradient is not finite; its groups are kept as failed, for audit."""
+        self._bad_batches += 1
+        where = f"step {batch.step}: loss or gradient is not finite"
+        if self._bad_batches >= self._settings.max_bad_batches:
+            raise InvalidGroup(
+                f"{where}, for {self._bad_batches} batches in a row: check the weights and the learning rate; "
+                "the batch stays claimed"
+            )
+        groups = ", ".join(f"{task}:{group_id}" for task, group_id in batch.group_ids)
+        log.error("%s; its groups are quarantined, and the step gets another batch: %s", where, groups)
+        self._consumer.release(batch, "quarantine")
+
+    def _checkpoint(self) -> None:
+        settings, learner = self._settings, self._learner
+        with self._consumer.saving():
+            save_checkpoint(
+                settings.output,
+                self._trained,
+                self._consumer.lineage,
+                learner.model,
+                learner.optimizer,
+                settings.model,
+                initial=learner.initial,
+                kept=settings.keep_checkpoints,
+                max_file_bytes=settings.max_file_bytes,
+                rank=self._ranks.rank,
+            )
+        self._ranks.gather(None)  # no rank may end, and be killed with the launch, before the folder is there
+        self._saved = self._trained
+        try:
+            self._consumer.checkpoint(self._trained)
+        except ServerError as error:
+            if not self._stop.is_set():
+                raise
+            log.warning("the checkpoint of step %d will be reported at the next start: %s", self._saved, error)
+
+    def _record_weights(self, version: int) -> None:
+        if (folder := self._settings.record_dir) is not None:
+            self._ranks.gather(None)  # rank 0 may have waited for the server, and NCCL does not wait for long
+            epoch, learner = self._consumer.epoch, self._learner
+            record_weights(
+                folder,
+                epoch,
+                version,
+                learner.model,
+                self._settings.model,
+                max_file_bytes=self._settings.max_file_bytes,
+                rank=self._ranks.rank,
+                dtype=self._settings.consumer().publish_dtype,
+            )
+
+    def _report(self, line: dict[str, Any], batch: Batch) -> None:
+        if lost := self._trackers.lost:
+            line["trackers"] = lost
+        line["tokens_per_s"] = line["tokens"] / sum(line[name] for name in ("wait_s", "train_s", "publish_s"))
+        append(self._settings.output, METRICS_FILE, line)
+        self._show(line["step"], line["reward"], line["tokens_per_s"])
+        self._consumer.report(line)
+        failed = int((~batch.valid).sum())
+        left_out = f", {failed} of {len(batch.valid)} samples have failed" if failed else ""
+        log.info(
+            "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
+            "trained %(train_s).2f s, published %(publish_s).2f s%(left_out)s",
+            line | {"left_out": left_out},
+        )
+        self._trackers.log_step(line, batch)
