@@ -30,9 +30,9 @@ from rollq.workers.agents.loops import Rollout
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import freeze_heap
 from rollq.workers.engines.protocol import Completion, Request, Sampling
-from rollq.workers.gateway.gateway import Gateway
-from rollq.workers.gateway.server import Server
-from rollq.workers.gateway.session import Session, SessionLimits
+from rollq.workers.gateway.http_server import Server
+from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.gateway.sessions.session import Session, SessionLimits
 from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.salvage import Salvage

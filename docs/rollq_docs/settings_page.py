@@ -27,8 +27,8 @@ from rollq.workers.agents.tool_environment import ToolsSettings
 from rollq.workers.agents.tools import ToolSettings
 from rollq.workers.engines.registry import ENGINES
 from rollq.workers.engines.vllm.settings import VllmSettings
-from rollq.workers.gateway.harness import HarnessSettings
-from rollq.workers.gateway.outside import OutsideSettings
+from rollq.workers.gateway.harnesses.local import HarnessSettings
+from rollq.workers.gateway.harnesses.remote import OutsideSettings
 from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.http.pools import PoolSettings
 from rollq.workers.judging.options import HttpOptions, Part, RegexOptions, WeightedOptions

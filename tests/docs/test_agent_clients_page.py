@@ -11,8 +11,8 @@ import pytest
 
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.agent_loops import make_loop
-from rollq.workers.gateway.gateway import Gateway
-from rollq.workers.gateway.server import Server
+from rollq.workers.gateway.http_server import Server
+from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.gateway.settings import GatewaySettings
 from support.agent_programs import CLIENTS as INSTALLED
 from support.agent_programs import node_modules, programs, python_with

@@ -11,7 +11,7 @@ from rollq.buffer.wire.samples import encode_samples
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call
-from rollq.workers.gateway.session import Session, SessionLimits
+from rollq.workers.gateway.sessions.session import Session, SessionLimits
 from support.chat_engine import Model, rollout
 from support.waiting import PATIENCE_S
 

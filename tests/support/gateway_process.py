@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rollq.workers.gateway.gateway import Gateway
-from rollq.workers.gateway.server import Server
-from rollq.workers.gateway.session import SessionLimits
+from rollq.workers.gateway.http_server import Server
+from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.gateway.sessions.session import SessionLimits
 from rollq.workers.gateway.settings import GatewaySettings
 from support.chat_engine import Model, chat_tokenizer
 from support.gateway_calls import make_session

@@ -19,9 +19,9 @@ from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Sampling
-from rollq.workers.gateway.gateway import Gateway
-from rollq.workers.gateway.server import Server
-from rollq.workers.gateway.session import Session, SessionLimits
+from rollq.workers.gateway.http_server import Server
+from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.gateway.sessions.session import Session, SessionLimits
 from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, PLAIN, chat_tokenizer

@@ -13,7 +13,7 @@ from rollq.buffer.values.rollouts import FinishReason, Int32Array, Sample, Versi
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import Answer, Call
-from rollq.workers.gateway.session import Session
+from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import EOS, FORGETFUL, PLAIN, Model, call, chat_tokenizer
 from support.gateway_calls import CALCULATOR, as_message, as_stored, make_session, run, serve

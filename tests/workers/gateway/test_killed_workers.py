@@ -12,7 +12,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.values.rollouts import Status
-from rollq.workers.gateway.gateway import KEY_VARIABLE
+from rollq.workers.gateway.open_sessions import KEY_VARIABLE
 from support import plain_agent
 from support.calling_engine import CALLS, ENGINE
 from support.chat_engine import chat_tokenizer

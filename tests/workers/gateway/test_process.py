@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollq.workers.gateway import launcher
-from rollq.workers.gateway.process import HarnessFolder, HarnessProcess, remove_left_folders
+from rollq.workers.gateway.harnesses import launcher
+from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
 from support.gateway_calls import run
 from support.waiting import wait_until
 
@@ -36,7 +36,7 @@ os.read(ready, 1)
 WORKER = """
 import asyncio, sys, time
 from pathlib import Path
-from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
+from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess
 
 async def main():
     folder = HarnessFolder.make(None)
@@ -181,7 +181,7 @@ def test_a_process_that_is_just_starting_a_program_ends_with_the_others() -> Non
 
 HOLDS = """
 import sys
-from rollq.workers.gateway.process import HarnessFolder
+from rollq.workers.gateway.harnesses.process import HarnessFolder
 folder = HarnessFolder.make(None, *sys.argv[1:])
 print(folder.root, flush=True)
 sys.stdin.read()

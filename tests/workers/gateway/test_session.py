@@ -13,11 +13,11 @@ import pytest
 from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
-from rollq.workers.gateway import call_tree
-from rollq.workers.gateway import session as session_module
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
-from rollq.workers.gateway.normal_form import after_message
-from rollq.workers.gateway.session import SessionLimits
+from rollq.workers.gateway.sessions import call_tree
+from rollq.workers.gateway.sessions import session as session_module
+from rollq.workers.gateway.sessions.request_digest import after_message
+from rollq.workers.gateway.sessions.session import SessionLimits
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, Model, call, chat_tokenizer
 from support.gateway_calls import (

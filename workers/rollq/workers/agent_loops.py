@@ -15,9 +15,9 @@ from rollq.workers.agents.loops import AgentLoop, SingleTurn
 from rollq.workers.agents.multi_turn import MultiTurn, environment_loop
 from rollq.workers.agents.tool_environment import tools_loop
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.gateway import Gateway
-from rollq.workers.gateway.harness import Harness, harness_loop
-from rollq.workers.gateway.outside import Outside, outside_loop
+from rollq.workers.gateway.harnesses.local import Harness, harness_loop
+from rollq.workers.gateway.harnesses.remote import Outside, outside_loop
+from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.gateway.settings import GatewaySettings
 
 

@@ -28,7 +28,7 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.engines.registry import make_engine
-from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.groups.borrower import Borrower
 from rollq.workers.groups.cut_off import CutOff
 from rollq.workers.groups.fleet_share import FleetShare
@@ -56,7 +56,7 @@ from rollq.workers.wakeups import Wakeups
 from rollq.workers.weight_follower import WeightFollower
 
 if TYPE_CHECKING:
-    from rollq.workers.gateway.server import Server
+    from rollq.workers.gateway.http_server import Server
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Worker:
 
     async def _serve(self) -> None:
         if self.gateway.is_wanted:
-            from rollq.workers.gateway.server import Server  # needs aiohttp
+            from rollq.workers.gateway.http_server import Server  # needs aiohttp
 
             self.gateway_server = Server(self.gateway)
             await self.gateway_server.start()

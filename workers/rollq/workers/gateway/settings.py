@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from rollq.buffer.rules.settings import Settings
-from rollq.workers.gateway.session import SessionLimits
+from rollq.workers.gateway.sessions.session import SessionLimits
 
 
 class GatewaySettings(Settings):

@@ -11,7 +11,7 @@ from rollq.buffer.values.rollouts import Lease
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
 from rollq.workers.engines.protocol import Sampling
-from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.groups.filters import Filter
 from rollq.workers.groups.read_prompts import ReadPrompt
 from rollq.workers.groups.salvage import SHORT_TOKENS

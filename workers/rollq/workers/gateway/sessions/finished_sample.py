@@ -6,8 +6,8 @@ from typing import Any
 
 from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.loops import Rollout, failed, finish
-from rollq.workers.gateway.call_tree import CallTree, Node, as_facts
-from rollq.workers.gateway.normal_form import shown_content
+from rollq.workers.gateway.sessions.call_tree import CallTree, Node, as_facts
+from rollq.workers.gateway.sessions.request_digest import shown_content
 
 Chooser = Callable[[Mapping[str, Any]], bool]
 """Says whether a call is trained, by its facts (see `as_facts`) and its `messages`."""

@@ -25,10 +25,10 @@ from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.gateway import Gateway
-from rollq.workers.gateway.outcome import Chooser
-from rollq.workers.gateway.process import HarnessFolder, HarnessProcess, remove_left_folders
-from rollq.workers.gateway.session import SETTLE_S, Session
+from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
+from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.gateway.sessions.finished_sample import Chooser
+from rollq.workers.gateway.sessions.session import SETTLE_S, Session
 from rollq.workers.gateway.settings import SessionSettings
 
 LOOK_S = 0.2

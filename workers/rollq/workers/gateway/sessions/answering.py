@@ -21,10 +21,10 @@ from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import ChatFormat, Turn
 from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling, parse_reason
-from rollq.workers.gateway.call_tree import CallTree, Located, Node, Placement
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id, context_full
-from rollq.workers.gateway.normal_form import shown_calls, shown_content
-from rollq.workers.gateway.records import RecordedCall
+from rollq.workers.gateway.sessions.call_records import RecordedCall
+from rollq.workers.gateway.sessions.call_tree import CallTree, Located, Node, Placement
+from rollq.workers.gateway.sessions.request_digest import shown_calls, shown_content
 
 MOST_BYTES: Final = 128
 """Bytes of a token, at most: a request with more of them for each token that fits is not tokenised."""

@@ -17,7 +17,7 @@ from rollq.workers.agents.conversation import Conversation, ConversationEnd, Mes
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
 from rollq.workers.engines.protocol import Completion, Tokenizer
 from rollq.workers.gateway.calls import Call, call_id
-from rollq.workers.gateway.normal_form import (
+from rollq.workers.gateway.sessions.request_digest import (
     OPENING,
     after_answer,
     after_message,
@@ -26,7 +26,7 @@ from rollq.workers.gateway.normal_form import (
     repeats_turn,
     request_digest,
 )
-from rollq.workers.gateway.system_messages import fold_system_messages, keeps_system_messages
+from rollq.workers.gateway.sessions.system_messages import fold_system_messages, keeps_system_messages
 
 
 @dataclass(slots=True, eq=False)

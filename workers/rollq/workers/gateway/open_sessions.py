@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from rollq.buffer.errors import ConfigError
-from rollq.workers.gateway.answering import session_over
 from rollq.workers.gateway.calls import CallRefused
-from rollq.workers.gateway.session import Session
+from rollq.workers.gateway.sessions.answering import session_over
+from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.gateway.settings import GatewaySettings
 
 SESSION_PATH: Final = "/s/"

@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from typing import Final
 
 from rollq.workers.engines.vllm import watchdog
-from rollq.workers.gateway import launcher
+from rollq.workers.gateway.harnesses import launcher
 
 INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
 """Variables of the worker that a harness gets; none of them is a secret of rollq's."""

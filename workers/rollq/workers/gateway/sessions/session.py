@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 from rollq.buffer.values.rollouts import Sample
 from rollq.workers.agents.loops import Rollout
 from rollq.workers.agents.turns import ChatFormat
-from rollq.workers.gateway.answering import Answering, session_over
-from rollq.workers.gateway.call_tree import Located
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
-from rollq.workers.gateway.outcome import Chooser, finished_sample, leave_out
+from rollq.workers.gateway.sessions.answering import Answering, session_over
+from rollq.workers.gateway.sessions.call_tree import Located
+from rollq.workers.gateway.sessions.finished_sample import Chooser, finished_sample, leave_out
 
 SETTLE_S: Final = 5.0
 """How long calls that run when a session closes are awaited."""

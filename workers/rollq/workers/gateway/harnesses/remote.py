@@ -15,10 +15,10 @@ from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway
-from rollq.workers.gateway.harness import given_prompt, make_chooser
-from rollq.workers.gateway.outcome import Chooser
-from rollq.workers.gateway.session import Session
+from rollq.workers.gateway.harnesses.local import given_prompt, make_chooser
+from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
+from rollq.workers.gateway.sessions.finished_sample import Chooser
+from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.gateway.settings import SessionSettings
 
 LOOK_S: Final = 0.2

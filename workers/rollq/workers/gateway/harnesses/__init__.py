@@ -1,0 +1,1 @@
+"""Harnesses: agents in processes of a worker, and agents elsewhere."""
