@@ -33,7 +33,7 @@ from rollq.cli.demo.prompts import prompt_files
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
 from rollq.cli.settings import EvaluationSettings
-from rollq.monitor.records import read_steps
+from rollq.monitor.report.records import read_steps
 from rollq.workers.mean_rewards import mean_rewards
 
 LOOPS = {"tools": "the loop `tools`", "outside": "LangGraph over the gateway"}

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollq.buffer.weights.delta import apply_delta, encode_delta
-from rollq.monitor.tables import aligned
+from rollq.monitor.text.tables import aligned
 
 PROMPTS = 4
 STEPS = (1, 2)

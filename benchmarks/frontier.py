@@ -32,7 +32,7 @@ from rollq.cli.demo.files import DemoFolder, own_tasks
 from rollq.cli.demo.models import TINY
 from rollq.cli.demo.settings import DemoOptions, demo_toml, held_out_settings
 from rollq.cli.demo.supervisor import Role, Supervisor, describe_exit, tail
-from rollq.monitor.records import read_lines
+from rollq.monitor.report.records import read_lines
 
 LOSSES = ("ppo", "decoupled_tis", "cispo", "reinforce")
 STALENESS = (0, 1, 4, 8)

@@ -10,7 +10,7 @@ import orjson
 from matplotlib.figure import Figure
 
 from benchmarks.machine import describe
-from rollq.monitor.report import running_mean
+from rollq.monitor.report.report import running_mean
 
 RESULTS = "## Results"
 """Heading of the page's last section; the plan comes before it, and results never change that."""

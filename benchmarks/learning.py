@@ -20,8 +20,8 @@ import orjson
 from matplotlib.figure import Figure
 
 from benchmarks.machine import describe
-from rollq.monitor.records import StepRecord, read_steps
-from rollq.monitor.report import running_mean
+from rollq.monitor.report.records import StepRecord, read_steps
+from rollq.monitor.report.report import running_mean
 
 MODES = {
     "asynchronous": ("#0072b2", ()),

@@ -23,8 +23,8 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample
 from rollq.monitor.doctor.examine import measured_tasks
 from rollq.monitor.doctor.sizing import live_groups, used_bytes
-from rollq.monitor.tables import aligned
-from rollq.monitor.units import in_words
+from rollq.monitor.text.tables import aligned
+from rollq.monitor.text.units import in_words
 
 BATCH = 64
 CHECKPOINT_EVERY = 5

@@ -20,7 +20,7 @@ import redis
 from benchmarks.world import server
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.server import free_port
-from rollq.monitor.tables import aligned
+from rollq.monitor.text.tables import aligned
 
 HEADER = ("role", "MB", "connections")
 ROLES: Mapping[str, tuple[str, ...]] = {

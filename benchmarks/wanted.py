@@ -16,8 +16,8 @@ from benchmarks.scaled_run import RUN, SAMPLES, Gpu, Plan, Roles, started, trees
 from benchmarks.scaling import EQUAL_TOKENS, KINDS, warm_up
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.tickets import open_queue
-from rollq.monitor.status import read_status
-from rollq.monitor.wanted import wanted_workers
+from rollq.monitor.status.read import read_status
+from rollq.monitor.status.wanted_workers import wanted_workers
 
 NEEDED = (1.5, 5.5)
 """How many workers' work a batch is in the time of training."""

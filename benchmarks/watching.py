@@ -11,7 +11,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.history import HISTORY_COUNTERS, HISTORY_ROWS
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.status import read_status
+from rollq.monitor.status.read import read_status
 
 GROUPS = 10_000
 WORKERS = 500

@@ -14,7 +14,7 @@ from rollq.buffer.query.language import FIELDS, GroupRecord
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
 from rollq.cli.main import main
-from rollq.monitor.queries import as_lines, as_table
+from rollq.monitor.groups.query_table import as_lines, as_table
 from support.buffer_run import World
 
 Ask = Callable[..., Result]

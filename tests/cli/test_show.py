@@ -25,7 +25,7 @@ from rollq.buffer.values.rollouts import (
     VersionSpan,
 )
 from rollq.cli.main import main
-from rollq.monitor.plain import escaped
+from rollq.monitor.text.terminal import escaped
 from support.buffer_run import World, make_sample
 
 Show = Callable[..., Result]

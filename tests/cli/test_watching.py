@@ -17,7 +17,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.cli.watching import COLOURS, picture
-from rollq.monitor.diagnosis import State
+from rollq.monitor.status.diagnosis import State
 from support.buffer_run import World
 from support.run_statuses import run_status
 from support.waiting import PATIENCE_S

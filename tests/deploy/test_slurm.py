@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rollq.buffer.store.server import free_port
-from rollq.monitor.records import METRICS_FILE
+from rollq.monitor.report.records import METRICS_FILE
 from support.documented_commands import steps_trained
 from support.waiting import PATIENCE_S, wait_until
 

@@ -4,7 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
-from rollq.monitor.records import METRICS_FILE
+from rollq.monitor.report.records import METRICS_FILE
 from support.demo_folder import PREPARE
 from support.documented_commands import ROOT, Desk, code_with, files, steps_trained, terminals
 

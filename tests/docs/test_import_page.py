@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rollq.buffer.buffer import Buffer
 from rollq.cli import finished_rows
-from rollq.monitor.records import METRICS_FILE, read_lines
+from rollq.monitor.report.records import METRICS_FILE, read_lines
 from support.documented_commands import ROOT, Desk, blocks, files, steps_trained
 
 PAGE = ROOT / "docs" / "guide" / "import.md"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from rollq.monitor.records import METRICS_FILE
+from rollq.monitor.report.records import METRICS_FILE
 from support.documented_commands import ROOT, Desk, blocks, code_with, kill, steps_trained
 
 PAGE = ROOT / "docs" / "guide" / "machines.md"

@@ -5,7 +5,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from rollq.monitor.records import METRICS_FILE
+from rollq.monitor.report.records import METRICS_FILE
 from support.demo_folder import PREPARE
 from support.documented_commands import ROOT, Desk, blocks, code_with, files, kill, steps_trained, terminals
 

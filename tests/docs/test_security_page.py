@@ -14,7 +14,7 @@ from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import Role, ServerUser, functions_of
 from rollq.cli.main import main
-from rollq.monitor.records import METRICS_FILE
+from rollq.monitor.report.records import METRICS_FILE
 from support.documented_commands import ROOT, Desk, blocks, steps_trained
 from support.waiting import wait_until
 

@@ -14,7 +14,7 @@ from rollq.cli.settings_file import load_settings
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.production import describe_production
 from rollq.consumer.trainer.step_metrics import describe_batch
-from rollq.monitor.reading import take_reading
+from rollq.monitor.report.buffer_reading import take_reading
 from rollq.producer.run import open_prompts
 from support.any_server import AnyServer
 from support.forked_roles import role

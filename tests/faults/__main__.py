@@ -34,7 +34,7 @@ from faults.scenarios import scenarios
 from faults.seeded_bugs import BUGS, is_noticed
 from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.monitor.tables import aligned
+from rollq.monitor.text.tables import aligned
 from support.buffer_machine import run_machine
 from support.forks import FORKS, ROLES
 

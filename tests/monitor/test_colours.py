@@ -1,6 +1,6 @@
 """Every status has a distinct colour in the report."""
 
-from rollq.monitor.report import COLOURS, WORKING_STATUSES
+from rollq.monitor.report.report import COLOURS, WORKING_STATUSES
 
 
 def test_every_status_has_a_distinct_colour() -> None:

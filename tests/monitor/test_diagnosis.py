@@ -8,9 +8,9 @@ from rollq.buffer.calls.replies import LastError, Unusable
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.diagnosis import State, diagnose
-from rollq.monitor.status import RunStatus
-from rollq.monitor.trainer_words import MOST_ERROR
+from rollq.monitor.status.diagnosis import State, diagnose
+from rollq.monitor.status.read import RunStatus
+from rollq.monitor.status.trainer_words import MOST_ERROR
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
 
 HELD = {Status.COMPLETED: 3, Status.GATHERED: 29}

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.diagnosis import diagnose
-from rollq.monitor.imbalance import imbalance
-from rollq.monitor.status import RunStatus
+from rollq.monitor.status.diagnosis import diagnose
+from rollq.monitor.status.imbalance import imbalance
+from rollq.monitor.status.read import RunStatus
 from support.run_statuses import run_status, task_status, trainer_state, waiting, worker
 
 

@@ -4,7 +4,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rollq.monitor.live import (
+from rollq.monitor.report.live_view import (
     LiveView,
     mean_reward,
     plain_line,
@@ -14,7 +14,7 @@ from rollq.monitor.live import (
     staleness_shares,
     tokens_per_s,
 )
-from rollq.monitor.records import BufferReading, StepRecord
+from rollq.monitor.report.records import BufferReading, StepRecord
 
 TASKS = ("sums", "sorting")
 

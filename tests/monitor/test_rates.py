@@ -6,7 +6,7 @@ import pytest
 
 from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.rates import rates
+from rollq.monitor.status.rates import rates
 
 
 def row(at_s: float, completed: int = 0, **counters: float) -> HistoryRow:

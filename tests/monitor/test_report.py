@@ -4,14 +4,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rollq.monitor.records import (
+from rollq.monitor.report.records import (
     BufferReading,
     StepRecord,
     append_line,
     read_buffer_readings,
     read_steps,
 )
-from rollq.monitor.report import running_mean, write_report
+from rollq.monitor.report.report import running_mean, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

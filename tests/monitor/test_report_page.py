@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from rollq.monitor.records import BufferReading, StepRecord
-from rollq.monitor.report_page import REASONS, duration, lede, render_page
-from rollq.monitor.summary import summarize
+from rollq.monitor.report.page import REASONS, duration, lede, render_page
+from rollq.monitor.report.records import BufferReading, StepRecord
+from rollq.monitor.report.summary import summarize
 
 IMAGES = {name: f"data:{name}" for name in ("reward", "staleness", "depth")}
 END = BufferReading(

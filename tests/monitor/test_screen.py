@@ -9,7 +9,7 @@ from rollq.buffer.calls.replies import LastError, Unusable
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.screen import STATUS_VERSION, as_json, as_json_line, as_table
+from rollq.monitor.status.text import STATUS_VERSION, as_json, as_json_line, as_table
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
 
 BUSY = run_status(

@@ -12,10 +12,10 @@ from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.buffer.values.rollouts import Prompt
-from rollq.monitor.rq_info import rq_lines
-from rollq.monitor.screen import as_json, as_table
-from rollq.monitor.status import RunStatus, batch_share, read_status
-from rollq.monitor.trainer_words import MOST_ERROR
+from rollq.monitor.status.read import RunStatus, batch_share, read_status
+from rollq.monitor.status.rq_info import rq_lines
+from rollq.monitor.status.text import as_json, as_table
+from rollq.monitor.status.trainer_words import MOST_ERROR
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from rollq.monitor.records import BufferReading, StepRecord
-from rollq.monitor.summary import (
+from rollq.monitor.report.records import BufferReading, StepRecord
+from rollq.monitor.report.summary import (
     conservation,
     samples_by_worker,
     summarize,

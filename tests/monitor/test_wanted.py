@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.wanted import Speed, wanted_workers, workers_for
+from rollq.monitor.status.wanted_workers import Speed, wanted_workers, workers_for
 from support.run_statuses import RATES, run_status, task_status, trainer_state, worker
 
 TRAINER = trainer_state(busy_s=2.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollq.monitor.records import METRICS_FILE, StepRecord, read_lines, read_steps
+from rollq.monitor.report.records import METRICS_FILE, StepRecord, read_lines, read_steps
 from support.waiting import wait_while_alive
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from rollq.monitor.records import read_steps
+from rollq.monitor.report.records import read_steps
 from support.waiting import PATIENCE_S, wait_while_alive
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from typing import Any
 from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
-from rollq.monitor.rates import Rates
-from rollq.monitor.status import RunStatus, TaskStatus, brought_up_to_date
+from rollq.monitor.status.rates import Rates
+from rollq.monitor.status.read import RunStatus, TaskStatus, brought_up_to_date
 
 RATES = Rates(60.0, 4.0, 2000.0, 4.0, 0.0, 0.0, 0.0, 1.0, 8.0, 2.0, 0.5)
 

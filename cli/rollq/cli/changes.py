@@ -6,8 +6,8 @@ from rollq.buffer.calls.replies import Control
 from rollq.buffer.calls.steering import Order
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.steering import CONTROLS, way_back, why_not
-from rollq.monitor.status import RunStatus
-from rollq.monitor.units import count
+from rollq.monitor.status.read import RunStatus
+from rollq.monitor.text.units import count
 
 VERBS = {Order.PAUSE: "Pause", Order.RUN: "Resume", Order.DRAIN: "Drain"}
 

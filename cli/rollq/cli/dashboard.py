@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rollq.cli.run_reader import RunReader
     from rollq.monitor.dashboard.groups import TokenTexts
     from rollq.monitor.dashboard.steering import Preview
-    from rollq.monitor.status import RunStatus
+    from rollq.monitor.status.read import RunStatus
 
 TOKEN = "ROLLQ_DASHBOARD_TOKEN"
 LEAST_TOKEN = 16

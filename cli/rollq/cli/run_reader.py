@@ -8,7 +8,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
 from rollq.buffer.store.connection import Patience
 from rollq.cli.run_location import RunLocation
-from rollq.monitor.status import RunStatus, read_status
+from rollq.monitor.status.read import RunStatus, read_status
 
 UNANSWERED_S = 2.0
 """How long a reading waits for the server."""

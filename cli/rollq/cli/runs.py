@@ -102,8 +102,8 @@ def _location(file: Path | None, url: str | None, run: str) -> "RunLocation":
 
 
 def _table(found: "Sequence[RunSummary]") -> list[str]:
-    from rollq.monitor.tables import aligned
-    from rollq.monitor.units import in_words
+    from rollq.monitor.text.tables import aligned
+    from rollq.monitor.text.units import in_words
 
     if not found:
         return ["no runs"]

@@ -177,9 +177,9 @@ def _of_step(buffer: "Buffer", left: _Archived, tasks: Sequence[str], step: int)
 
 
 def _print(groups: "Sequence[FoundGroup]", *, full: bool, as_json: bool, as_rows: bool) -> None:
-    from rollq.monitor.group_text import as_json as json_of
-    from rollq.monitor.group_text import as_list, as_text
-    from rollq.monitor.group_view import view_of
+    from rollq.monitor.groups.text import as_json as json_of
+    from rollq.monitor.groups.text import as_list, as_text
+    from rollq.monitor.groups.view import view_of
 
     width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
     if as_json:

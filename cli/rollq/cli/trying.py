@@ -53,8 +53,8 @@ def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, samp
       rollq try rollq.toml sums --model Qwen2.5-0.5B-Instruct --rows 8
     """
     from rollq.cli.settings_file import load_settings
-    from rollq.monitor.plain import one_line
-    from rollq.monitor.units import count
+    from rollq.monitor.text.terminal import one_line
+    from rollq.monitor.text.units import count
     from rollq.producer.prompts import PromptFile
 
     settings = load_settings(file)
@@ -207,7 +207,7 @@ def report(rows: Sequence["TriedRow"]) -> Iterator[str]:
 
 
 def _row_lines(row: "TriedRow") -> Iterator[str]:
-    from rollq.monitor.plain import escaped
+    from rollq.monitor.text.terminal import escaped
 
     yield f"\n{row.place}: {row.prompt_tokens} tokens"
     for line in escaped(_cut(row.shown, MOST_TEXT)).split("\n"):
@@ -236,7 +236,7 @@ def _sample_lines(rows: Sequence["TriedRow"], made: Sequence["JudgedText"]) -> I
 
 
 def _reward(verdict: "Verdict") -> str:
-    from rollq.monitor.plain import one_line
+    from rollq.monitor.text.terminal import one_line
     from rollq.workers.trying import facts_of
 
     if verdict.error:

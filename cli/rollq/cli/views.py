@@ -88,7 +88,7 @@ def query(
 
     from rollq.buffer.query.language import parse_query
     from rollq.cli.run_location import find_run
-    from rollq.monitor.queries import as_lines, as_table
+    from rollq.monitor.groups.query_table import as_lines, as_table
 
     conditions = parse_query_text(query)
     searches_texts = parse_query(conditions).searches_texts
@@ -127,6 +127,6 @@ def rq_info(file: Path | None, url: str | None, run_name: str | None) -> None:
       rollq rq-info rollq.toml
     """
     from rollq.cli.run_location import find_run
-    from rollq.monitor.rq_info import rq_lines
+    from rollq.monitor.status.rq_info import rq_lines
 
     click.echo("\n".join(rq_lines(find_run(file, url, run_name).queue())))

@@ -16,7 +16,7 @@ from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.pages import MOST_READ, Selection
 from rollq.buffer.values.rollouts import Sample, SampleStatus
-from rollq.monitor.group_view import view_of
+from rollq.monitor.groups.view import view_of
 from support.buffer_run import World
 from support.dashboard import fill, put, written
 from support.s3_server import S3Server

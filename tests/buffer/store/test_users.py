@@ -45,7 +45,7 @@ from rollq.buffer.store.users import (
 from rollq.buffer.tickets import TicketJob, enqueue_tickets, open_queue
 from rollq.buffer.values.rollouts import GroupResult, Status
 from rollq.monitor.doctor.examine import measured_tasks
-from rollq.monitor.status import read_status
+from rollq.monitor.status.read import read_status
 from support.buffer_run import World, make_sample, text_of
 from support.waiting import wait_until
 

@@ -14,7 +14,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.history import HISTORY_COUNTERS
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.diagnosis import State
+from rollq.monitor.status.diagnosis import State
 from support.buffer_run import World
 from support.terminal import Terminal, terminal
 from support.waiting import PATIENCE_S, wait_until

@@ -9,7 +9,7 @@ from rollq.buffer.archive.annotations import Annotation, Annotations
 from rollq.buffer.calls.group_details import FoundGroup, TrainStep
 from rollq.buffer.values.rollouts import Prompt, Status
 from rollq.monitor.dashboard.annotations import TrainedReader, trained_step, values_of
-from rollq.monitor.group_view import SegmentView
+from rollq.monitor.groups.view import SegmentView
 
 TRAINED = FoundGroup("math", 7, Status.ARCHIVED, {}, Prompt("p"), (), "", (), TrainStep(3, 1, 2), None, 5)
 SEGMENT = SegmentView((1,), (5, 6), None, (0, 0), (True, False), (-0.5, -1.0))

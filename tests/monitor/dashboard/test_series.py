@@ -3,7 +3,7 @@
 from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.series import MOST_POINTS, series
-from rollq.monitor.rates import rates
+from rollq.monitor.status.rates import rates
 
 
 def rows(count: int) -> list[HistoryRow]:

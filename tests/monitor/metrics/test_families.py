@@ -15,8 +15,8 @@ from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.metrics.catalogue import METRICS, UP
 from rollq.monitor.metrics.families import RunCollector
-from rollq.monitor.status import RunStatus
-from rollq.monitor.wanted import wanted_workers
+from rollq.monitor.status.read import RunStatus
+from rollq.monitor.status.wanted_workers import wanted_workers
 from support.run_statuses import RATES, run_status, task_status, trainer_state, worker
 
 PROGRESS = {

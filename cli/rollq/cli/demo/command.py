@@ -30,9 +30,9 @@ from rollq.cli.demo.settings import GROUP_SIZE, RUN, WARM_UP_STEPS, DemoOptions,
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
 from rollq.cli.signals import interrupt_once
-from rollq.monitor.records import read_buffer_readings, read_steps
-from rollq.monitor.report import write_report
-from rollq.monitor.summary import summarize, summary_lines
+from rollq.monitor.report.records import read_buffer_readings, read_steps
+from rollq.monitor.report.report import write_report
+from rollq.monitor.report.summary import summarize, summary_lines
 
 Rewards = Mapping[str, float]
 

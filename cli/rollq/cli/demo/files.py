@@ -11,7 +11,7 @@ from pathlib import Path
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.demo.models import SMOLLM2, TINY, DemoModel
 from rollq.cli.demo.prompts import digit_sum_files, prompt_files
-from rollq.monitor.records import DEPTH_FILE, METRICS_FILE
+from rollq.monitor.report.records import DEPTH_FILE, METRICS_FILE
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import json_object
 

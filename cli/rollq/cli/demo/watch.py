@@ -17,9 +17,9 @@ from rollq.buffer.errors import ServerUnavailable, StoreLost
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.supervisor import Role, Supervisor
-from rollq.monitor.live import LiveView, clock, plain_line, render
-from rollq.monitor.reading import take_reading
-from rollq.monitor.records import BufferReading, append_line, read_steps
+from rollq.monitor.report.buffer_reading import take_reading
+from rollq.monitor.report.live_view import LiveView, clock, plain_line, render
+from rollq.monitor.report.records import BufferReading, append_line, read_steps
 
 TICK_S = 1.0
 PLAIN_EVERY_S = 5.0

@@ -19,11 +19,11 @@ from rollq.cli.top.dialogs import Confirm, Keys
 from rollq.cli.top.feed import Feed, Frame
 from rollq.cli.top.tables import TASK_COLUMNS, Rows, charts, task_rows, worker_rows
 from rollq.cli.watching import COLOURS
-from rollq.monitor.diagnosis import diagnose
-from rollq.monitor.screen import WORKER_COLUMNS, run_line, trainer_lines
-from rollq.monitor.status import RunStatus
-from rollq.monitor.trainer_words import shortened
-from rollq.monitor.units import seconds_in_words
+from rollq.monitor.status.diagnosis import diagnose
+from rollq.monitor.status.read import RunStatus
+from rollq.monitor.status.text import WORKER_COLUMNS, run_line, trainer_lines
+from rollq.monitor.status.trainer_words import shortened
+from rollq.monitor.text.units import seconds_in_words
 
 DRAWN_EVERY_S = 0.5
 OLD_S = 3.0

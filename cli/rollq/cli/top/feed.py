@@ -10,7 +10,7 @@ from typing import Self
 from rollq.buffer.errors import RollqError
 from rollq.buffer.values.history import HISTORY_ROW_MS, HistoryRow
 from rollq.cli.run_reader import RunReader
-from rollq.monitor.status import RunStatus
+from rollq.monitor.status.read import RunStatus
 
 EVERY_S = 1.0
 HISTORY_ROWS = 360

@@ -6,8 +6,8 @@ from typing import Any
 
 from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.screen import WORKER_COLUMNS, worker_cell, worker_columns
-from rollq.monitor.status import RunStatus, TaskStatus
+from rollq.monitor.status.read import RunStatus, TaskStatus
+from rollq.monitor.status.text import WORKER_COLUMNS, worker_cell, worker_columns
 
 BARS = " ▁▂▃▄▅▆▇█"
 TASK_COLUMNS: dict[str, Callable[[TaskStatus], str]] = {

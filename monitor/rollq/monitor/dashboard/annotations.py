@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from rollq.buffer.archive.annotations import Annotation, Annotations, Values
 from rollq.buffer.calls.group_details import FoundGroup
-from rollq.monitor.group_view import SegmentView
+from rollq.monitor.groups.view import SegmentView
 
 WAIT_S = 2.0
 """How long a page waits for the archive."""

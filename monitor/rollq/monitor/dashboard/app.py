@@ -33,8 +33,8 @@ from rollq.monitor.dashboard.series import series
 from rollq.monitor.dashboard.steering import Steering, preview_of_group
 from rollq.monitor.metrics.app import metrics_app
 from rollq.monitor.metrics.reading import SharedReading
-from rollq.monitor.screen import as_json_line
-from rollq.monitor.status import RunStatus
+from rollq.monitor.status.read import RunStatus
+from rollq.monitor.status.text import as_json_line
 
 STATIC = Path(__file__).parent / "static"
 T = TypeVar("T")

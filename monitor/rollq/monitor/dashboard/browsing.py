@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.annotations import TrainedReader
 from rollq.monitor.dashboard.answers import Missing, json_endpoint, number_of
 from rollq.monitor.dashboard.groups import TokenTexts, chosen, group_of, row_of, tokens_of
-from rollq.monitor.group_view import view_of
+from rollq.monitor.groups.view import view_of
 
 
 class Rollouts(Protocol):

@@ -8,7 +8,7 @@ from rollq.buffer.archive.annotations import Annotations
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.monitor.dashboard.annotations import Trained, values_of
 from rollq.monitor.dashboard.pieces import Decode, pieces
-from rollq.monitor.group_view import GroupView, SampleView, SegmentView, prompt_turns
+from rollq.monitor.groups.view import GroupView, SampleView, SegmentView, prompt_turns
 
 FIRST_TOKENS = 600
 """Tokens of each sample that come with its group."""

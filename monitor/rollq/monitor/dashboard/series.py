@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from rollq.buffer.values.history import HISTORY_ROW_MS, HistoryRow
-from rollq.monitor.rates import WINDOW_MS, rates
+from rollq.monitor.status.rates import WINDOW_MS, rates
 
 MOST_POINTS = 360
 RATES = ("groups", "failed", "tokens", "trained", "queued_s", "worked_s", "waited_s", "staleness")

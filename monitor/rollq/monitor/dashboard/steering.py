@@ -6,7 +6,7 @@ from typing import Protocol
 
 from rollq.buffer.calls.steering import GroupOrder, Order, Ordered, Refusal
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.status import RunStatus
+from rollq.monitor.status.read import RunStatus
 
 
 @dataclass(frozen=True, slots=True)

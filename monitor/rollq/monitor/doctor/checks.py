@@ -17,7 +17,7 @@ from rollq.monitor.doctor.findings import Finding, Level
 from rollq.monitor.doctor.libraries import release_of, sort_libraries
 from rollq.monitor.doctor.payloads import PayloadFacts
 from rollq.monitor.doctor.sizing import maxmemory_for
-from rollq.monitor.units import in_config, in_words
+from rollq.monitor.text.units import in_config, in_words
 
 OTHER_SERVERS = {"dragonfly_version": "Dragonfly", "garnet_version": "Garnet"}
 """Field of INFO -> a server that speaks the protocol, names itself after a recent Redis, and has no functions."""

@@ -38,7 +38,7 @@ from rollq.monitor.doctor.sizing import (
     salvaged_groups,
     used_bytes,
 )
-from rollq.monitor.units import in_words
+from rollq.monitor.text.units import in_words
 
 PATIENCE = Patience(unanswered_s=2.0, unready_s=2.0)
 """A server that is away for longer is a finding."""

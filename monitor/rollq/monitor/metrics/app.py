@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from rollq.monitor.metrics.families import RunCollector
-from rollq.monitor.status import RunStatus
+from rollq.monitor.status.read import RunStatus
 
 
 def metrics_app(run: str, status: Callable[[], RunStatus | None]) -> Starlette:

@@ -8,10 +8,10 @@ from typing import Any
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
-from rollq.monitor.diagnosis import State, diagnose
-from rollq.monitor.prompt_rows import PromptRows
-from rollq.monitor.status import RunStatus, TaskStatus
-from rollq.monitor.wanted import wanted_workers
+from rollq.monitor.status.diagnosis import State, diagnose
+from rollq.monitor.status.prompt_rows import PromptRows
+from rollq.monitor.status.read import RunStatus, TaskStatus
+from rollq.monitor.status.wanted_workers import wanted_workers
 
 Values = Iterable[tuple[tuple[str, ...], float]]
 """Pairs: the values of a metric's labels, and its value."""

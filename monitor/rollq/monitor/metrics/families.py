@@ -7,7 +7,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from rollq.monitor.metrics.catalogue import METRICS, UP, Metric, Values
-from rollq.monitor.status import RunStatus
+from rollq.monitor.status.read import RunStatus
 
 
 class RunCollector(Collector):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from rollq.buffer.errors import RollqError
-from rollq.monitor.status import RunStatus
+from rollq.monitor.status.read import RunStatus
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerState
-from rollq.monitor.diagnosis import diagnose
-from rollq.monitor.prompt_rows import PromptRows, described, reasons
-from rollq.monitor.status import RunStatus, TaskStatus
-from rollq.monitor.tables import aligned
-from rollq.monitor.trainer_words import is_silent, last_work, shortened
-from rollq.monitor.units import count, in_words, of_limit, seconds_in_words
-from rollq.monitor.wanted import wanted_workers, workers_in_words
+from rollq.monitor.status.diagnosis import diagnose
+from rollq.monitor.status.prompt_rows import PromptRows, described, reasons
+from rollq.monitor.status.read import RunStatus, TaskStatus
+from rollq.monitor.status.trainer_words import is_silent, last_work, shortened
+from rollq.monitor.status.wanted_workers import wanted_workers, workers_in_words
+from rollq.monitor.text.tables import aligned
+from rollq.monitor.text.units import count, in_words, of_limit, seconds_in_words
 
 STATUS_VERSION = 2
 """Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""

@@ -7,11 +7,11 @@ from enum import StrEnum
 from rollq.buffer.values.memory_use import FULL, Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
-from rollq.monitor.imbalance import imbalance
-from rollq.monitor.prompt_rows import PromptRows, reasons
-from rollq.monitor.status import SILENT_PRODUCER_S, RunStatus, TaskStatus
-from rollq.monitor.trainer_words import described, is_silent, shortened
-from rollq.monitor.units import count, in_config, of_limit, seconds_in_words
+from rollq.monitor.status.imbalance import imbalance
+from rollq.monitor.status.prompt_rows import PromptRows, reasons
+from rollq.monitor.status.read import SILENT_PRODUCER_S, RunStatus, TaskStatus
+from rollq.monitor.status.trainer_words import described, is_silent, shortened
+from rollq.monitor.text.units import count, in_config, of_limit, seconds_in_words
 
 LEAST_OUTCOMES = 4
 """Finished groups from which on none worth training is a failure, and not chance."""

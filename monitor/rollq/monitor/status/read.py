@@ -18,7 +18,7 @@ from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import SCHEDULED, Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
-from rollq.monitor.rates import Rates, rates
+from rollq.monitor.status.rates import Rates, rates
 
 _left_out = LogOnce(logging.getLogger(__name__))
 

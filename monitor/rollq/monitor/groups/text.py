@@ -6,9 +6,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from rollq.buffer.calls.group_details import FoundGroup
-from rollq.monitor.group_view import CallView, GroupView, SampleView, Turn, prompt_turns
-from rollq.monitor.plain import cut, escaped, one_line, wrapped
-from rollq.monitor.tables import aligned
+from rollq.monitor.groups.view import CallView, GroupView, SampleView, Turn, prompt_turns
+from rollq.monitor.text.tables import aligned
+from rollq.monitor.text.terminal import cut, escaped, one_line, wrapped
 
 TEXT_LINES = 12
 """Lines of one text that are shown unless all are asked for."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rollq.buffer.query.language import GroupRecord
-from rollq.monitor.plain import cut, one_line
-from rollq.monitor.tables import aligned
+from rollq.monitor.text.tables import aligned
+from rollq.monitor.text.terminal import cut, one_line
 
 WIDTH = 100
 """Width in characters to which a row is cut."""

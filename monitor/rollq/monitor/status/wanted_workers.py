@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.buffer.values.trainer_state import TrainerState
-from rollq.monitor.status import RunStatus, TaskStatus
-from rollq.monitor.units import count
+from rollq.monitor.status.read import RunStatus, TaskStatus
+from rollq.monitor.text.units import count
 
 LEAST_KEEP_RATE = 0.05
 """A lower keep rate asks for a look at the task, not for more workers."""

@@ -1,8 +1,8 @@
 """The work of a trainer, or its last work, in words. Pure."""
 
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
-from rollq.monitor.status import SILENT_TRAINER_S
-from rollq.monitor.units import count, seconds_in_words
+from rollq.monitor.status.read import SILENT_TRAINER_S
+from rollq.monitor.text.units import count, seconds_in_words
 
 MOST_ERROR = 400
 """Characters of an error that are shown."""

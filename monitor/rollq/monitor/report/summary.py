@@ -6,9 +6,9 @@ from typing import Any
 
 from rollq.buffer.calls.replies import dropped_groups, unaccounted_groups
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.live import staleness_shares
-from rollq.monitor.prompt_rows import PromptRows
-from rollq.monitor.records import BufferReading, StepRecord
+from rollq.monitor.report.live_view import staleness_shares
+from rollq.monitor.report.records import BufferReading, StepRecord
+from rollq.monitor.status.prompt_rows import PromptRows
 
 
 def conservation(reading: BufferReading) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.shards import Number, add_up, task_of
-from rollq.monitor.records import BufferReading
+from rollq.monitor.report.records import BufferReading
 
 
 def take_reading(buffer: MonitorBuffer) -> BufferReading:

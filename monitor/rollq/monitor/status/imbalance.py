@@ -6,8 +6,8 @@ take some. Neither is said: most of a batch must be left, and an idle worker mus
 
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.status import RunStatus
-from rollq.monitor.units import count
+from rollq.monitor.status.read import RunStatus
+from rollq.monitor.text.units import count
 
 LEAST_IDLE_S = 5.0
 LEAST_PART = 0.5

@@ -7,8 +7,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollq.monitor.prompt_rows import PromptRows
-from rollq.monitor.records import StepRecord
+from rollq.monitor.report.records import StepRecord
+from rollq.monitor.status.prompt_rows import PromptRows
 
 HARDLY = 0.1
 """Up to this part of its time, a trainer hardly waits."""

@@ -13,8 +13,8 @@ import orjson
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.records import BufferReading, StepRecord
-from rollq.monitor.report_page import render_page
+from rollq.monitor.report.page import render_page
+from rollq.monitor.report.records import BufferReading, StepRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.records import BufferReading, StepRecord
+from rollq.monitor.report.records import BufferReading, StepRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT_STEPS = 20

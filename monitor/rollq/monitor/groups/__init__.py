@@ -1,0 +1,1 @@
+"""Single groups and tables of groups, for people and as JSON."""
