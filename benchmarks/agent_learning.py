@@ -32,7 +32,7 @@ from rollq.cli.demo.held_out import read_prompts
 from rollq.cli.demo.prompts import prompt_files
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
-from rollq.cli.settings import EvaluationSettings
+from rollq.cli.settings.model import EvaluationSettings
 from rollq.monitor.report.records import read_steps
 from rollq.workers.mean_rewards import mean_rewards
 

@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 from rollq.buffer.rewards.advantages import AdvantageSettings
 from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings
-from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
-from rollq.cli.shared_batch import BatchSettings, BatchStep
+from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.shared_batch import BatchSettings, BatchStep
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.settings import LoraSettings, NcclSettings, TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
-from rollq.cli.settings import RollqSettings
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
+from rollq.cli.settings.model import RollqSettings
 from support.buffer_run import World
 from support.waiting import wait_until
 

@@ -13,7 +13,7 @@ from rollq.buffer.snapshots.folder import INDEX
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.run_location import RunLocation, open_run
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.producer.producer import Producer, TaskFeed
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler

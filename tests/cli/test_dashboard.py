@@ -18,7 +18,7 @@ from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.query.pages import MOST_READ, MOST_ROWS
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample, SampleStatus
-from rollq.cli.dashboard import token_texts
+from rollq.cli.commands.dashboard import token_texts
 from rollq.cli.main import main
 from rollq.monitor.dashboard.groups import FIRST_TOKENS, MOST_TOKENS
 from support.buffer_run import World

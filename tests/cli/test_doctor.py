@@ -15,9 +15,9 @@ from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.library import library_name
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import Role, acl_lines, password_digest
-from rollq.cli.doctor import planned_tasks, weights_of
+from rollq.cli.commands.doctor import planned_tasks, weights_of
 from rollq.cli.main import main
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.monitor.doctor import checks
 from rollq.monitor.doctor.findings import WIDTH
 from rollq.monitor.doctor.sizing import ROW_BYTES, live_groups

@@ -17,10 +17,10 @@ from click.testing import CliRunner, Result
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Group
+from rollq.cli.commands.import_ import source_of
 from rollq.cli.demo.tiny_model import make_tokenizer
-from rollq.cli.importing import source_of
 from rollq.cli.main import main
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.workers.tokenizers.byte import EOS_ID
 from support.buffer_run import World
 from support.waiting import wait_until

@@ -10,7 +10,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import EmbeddedServer, free_port
 from rollq.buffer.values.rollouts import Status
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 

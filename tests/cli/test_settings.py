@@ -6,8 +6,8 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.cli.run_location import RunLocation
-from rollq.cli.settings import RollqSettings
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
+from rollq.cli.settings.model import RollqSettings
 
 MINIMAL = """
 run = "r"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rollq.cli.metrics import metrics
-from rollq.cli.settings_file import load_settings
+from rollq.cli.commands.metrics import metrics
+from rollq.cli.settings.file import load_settings
 from rollq.monitor.metrics.reading import LONGEST_S
 from support.compose_file import COMPOSE, read_compose, seconds
 

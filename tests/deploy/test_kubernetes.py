@@ -12,7 +12,7 @@ import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 
 from rollq.cli.main import main
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.monitor.metrics.catalogue import METRICS
 from support.kustomize import KUBERNETES, MERGED_BY, built, identity
 

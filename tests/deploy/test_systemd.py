@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollq.cli.main import main
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from support.compose_file import COMPOSE
 
 UNITS = sorted((Path(__file__).parents[2] / "deploy" / "systemd").glob("*.service"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.workers.agent_loops import BUILT_IN, make_loop
 from rollq.workers.agents.multi_turn import EnvironmentSettings
 from rollq.workers.agents.tool_environment import ToolsSettings

@@ -9,7 +9,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.keys import task_keys
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.monitor.report.records import METRICS_FILE
 from support.documented_commands import ROOT, Desk, blocks, steps_trained, terminals
 from support.free_ports import free_ports

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.values.rollouts import Prompt, Sample
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.harnesses.local import HarnessSettings
 from rollq.workers.gateway.harnesses.remote import OutsideSettings

@@ -5,7 +5,7 @@ import tomllib
 from click.testing import CliRunner
 
 from rollq.cli.main import main
-from rollq.cli.settings import RollqSettings
+from rollq.cli.settings.model import RollqSettings
 from support.documented_commands import ROOT, blocks
 
 PAGE = ROOT / "docs" / "guide" / "gpus.md"

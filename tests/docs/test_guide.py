@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import BUILT_IN, make_judge
 from rollq.workers.judging.process_pool import JudgePool

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.values.rollouts import Status
-from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.settings import WorkerSettings

@@ -8,7 +8,7 @@ import pytest
 
 from rollq.buffer.calls.replies import PromptStats
 from rollq.buffer.rules.settings import TaskRules
-from rollq.cli.settings import TaskSettings
+from rollq.cli.settings.model import TaskSettings
 from rollq.producer.columns import Columns
 from rollq.producer.prompt_order import make_order
 from rollq.producer.settings import ProducerTask

@@ -12,7 +12,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Status
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.consumer import Consumer, ConsumerSettings
 from support.waiting import PATIENCE_S
 

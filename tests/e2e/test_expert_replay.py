@@ -11,7 +11,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.wire.samples import encode_samples
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.consumer import Batch, Consumer
 from rollq.consumer.objective.metrics import LossMetrics
 from rollq.consumer.settings import TrainerSettings

@@ -10,7 +10,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.run_location import open_run
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.production import describe_production
 from rollq.consumer.trainer.step_metrics import describe_batch

@@ -50,7 +50,7 @@ from rollq.buffer.wire.parts import decode_parts, encode_part
 from rollq.buffer.wire.payload import decode_group
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.buffer.wire.samples import FRAME_VERSION, MAGIC, PREFIX, decode_samples, encode_samples
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings
 from rollq.workers.engines.openai.completions_api import choose_model, read_completion, read_fingerprint

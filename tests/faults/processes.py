@@ -170,7 +170,7 @@ def produce(folder: Path, url: str, queue_url: str = "") -> None:
 def produce_ticks(folder: Path, url: str, ticks: int) -> None:
     """`rollq produce`, which ends after a few turns of its loop."""
     from rollq.cli.run_location import RunLocation, open_run
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.producer.producer import Producer
     from rollq.producer.run import open_prompts, run_producer
 
@@ -192,7 +192,7 @@ def produce_ticks(folder: Path, url: str, ticks: int) -> None:
 def insert(folder: Path, url: str) -> None:
     """An importer: it inserts what an expert has made, until SIGTERM."""
     from rollq.cli.run_location import open_run
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     os.environ["ROLLQ_REDIS_URL"] = url
     stop = threading.Event()
@@ -203,7 +203,7 @@ def insert(folder: Path, url: str) -> None:
 
 def sweep(folder: Path, url: str) -> None:
     """What any role may do: take groups back, expire, and look at the run as a monitor does."""
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     settings = load_settings(folder / SETTINGS_FILE)
     with Buffer.connect(url, settings.run, payloads=settings.payloads) as buffer:

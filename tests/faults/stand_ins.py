@@ -21,7 +21,7 @@ from rollq.buffer.values.rollouts import (
     Status,
     VersionSpan,
 )
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from support.buffer_run import World, set_clock, text_of
 
 TOKENS = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROLES = [
-    "rollq.cli.settings_file",
+    "rollq.cli.settings.file",
     "rollq.workers.run",
     "rollq.producer.run",
     "rollq.consumer.consumer",

@@ -32,7 +32,7 @@ from rollq.buffer.values.rollouts import (
     unversioned,
 )
 from rollq.buffer.wire.prompts import decode_prompt, ids_problem
-from rollq.cli.settings import TaskSettings
+from rollq.cli.settings.model import TaskSettings
 from rollq.producer.columns import Columns, look_up, without_nulls
 from rollq.producer.prompts import Table, open_table
 from rollq.workers.agents.loops import prompt_tokens

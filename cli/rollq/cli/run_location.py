@@ -18,8 +18,8 @@ from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
 from rollq.cli.options import DEFAULT_FILE
-from rollq.cli.settings import RollqSettings
-from rollq.cli.settings_file import load_settings, payloads_from, redis_from
+from rollq.cli.settings.file import load_settings, payloads_from, redis_from
+from rollq.cli.settings.model import RollqSettings
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.demo.files import HELD_OUT_ROWS, DemoFolder, own_tasks, read_rows, user_task
 from rollq.cli.demo.models import SMOLLM2, TINY
 from rollq.cli.demo.settings import DemoOptions, demo_toml, held_out_settings
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 
 
 @pytest.fixture

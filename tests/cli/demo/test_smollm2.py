@@ -10,7 +10,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.demo import command
 from rollq.cli.demo.command import demo
 from rollq.cli.demo.models import SMOLLM2, TINY
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 
 DEFAULTS = ("steps", "workers")
 

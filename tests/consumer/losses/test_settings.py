@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.settings_file import load_settings
+from rollq.cli.settings.file import load_settings
 from rollq.consumer.losses import PRESETS, LossSettings
 from rollq.consumer.settings import TrainerSettings
 

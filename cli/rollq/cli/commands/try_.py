@@ -13,7 +13,7 @@ import click
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 
 if TYPE_CHECKING:
-    from rollq.cli.settings import JudgedPrompts, RollqSettings
+    from rollq.cli.settings.model import JudgedPrompts, RollqSettings
     from rollq.producer.prompts import PromptFile
     from rollq.workers.judging.rewards import Verdict
     from rollq.workers.settings import WorkerSettings
@@ -52,7 +52,7 @@ def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, samp
       rollq try rollq.toml sums --answers answers.txt
       rollq try rollq.toml sums --model Qwen2.5-0.5B-Instruct --rows 8
     """
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.monitor.text.terminal import one_line
     from rollq.monitor.text.units import count
     from rollq.producer.prompts import PromptFile
@@ -127,7 +127,7 @@ def _table(settings: "RollqSettings", task: str) -> "JudgedPrompts":
 
 
 def _as_task(table: Any) -> "WorkerTask":
-    from rollq.cli.settings import EvaluationSettings
+    from rollq.cli.settings.model import EvaluationSettings
 
     rules: WorkerTask = table.as_task() if isinstance(table, EvaluationSettings) else table
     return rules

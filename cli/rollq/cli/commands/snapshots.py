@@ -56,7 +56,7 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
     from rollq.buffer.rules.shards import check_shards
     from rollq.buffer.snapshots.folder import read_index
     from rollq.cli.run_location import find_run
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     location = find_run(file, url, run_name)
     settings = load_settings(file) if file else None

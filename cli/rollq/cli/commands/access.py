@@ -47,7 +47,7 @@ def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
     """
     from rollq.buffer.store.library import is_digest
     from rollq.buffer.store.users import USERS, acl_lines, password_digest, user_name
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     for release in also:
         if not is_digest(release):

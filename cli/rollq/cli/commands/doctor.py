@@ -13,7 +13,7 @@ from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
     from rollq.cli.run_location import RunLocation
-    from rollq.cli.settings import RollqSettings, TaskSettings
+    from rollq.cli.settings.model import RollqSettings, TaskSettings
     from rollq.monitor.doctor.examine import Weights
     from rollq.monitor.doctor.findings import Finding
     from rollq.monitor.doctor.sizing import TaskSize
@@ -75,7 +75,7 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
     from rollq.buffer.store.connection import open_client
     from rollq.buffer.store.redis_url import address
     from rollq.buffer.store.servers import open_servers
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.monitor.doctor.checks import BUFFER_CHECKS, CLUSTER_CHECKS, QUEUE_CHECKS
     from rollq.monitor.doctor.examine import (
         examine_payloads,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import PayloadSettings, RedisSettings
 from rollq.buffer.settings_errors import changed_types, explain
-from rollq.cli.settings import RollqSettings
+from rollq.cli.settings.model import RollqSettings
 
 ENVIRONMENT = {
     "ROLLQ_RUN": "run",

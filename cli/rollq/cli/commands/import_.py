@@ -15,7 +15,7 @@ from rollq.cli.signals import stop_on_signals
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.cli.finished_rows import FinishedRows
-    from rollq.cli.settings import RollqSettings, TaskSettings
+    from rollq.cli.settings.model import RollqSettings, TaskSettings
 
 GROUPS_PER_INSERTION = 64
 SOURCE_DIGITS = 16
@@ -53,7 +53,7 @@ def import_(
     """
     from rollq.cli.finished_rows import FinishedRows
     from rollq.cli.run_location import fingerprints, open_run
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.workers.run import make_tokenizer
 
     settings = load_settings(settings_path)

@@ -92,7 +92,7 @@ def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
 
 def _location(file: Path | None, url: str | None, run: str) -> "RunLocation":
     from rollq.cli.run_location import RunLocation
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     if url and file:
         raise ConfigError("give either FILE (rollq.toml) or --url")

@@ -120,7 +120,7 @@ def _archive(url: str, texts: "TokenTexts") -> "Starlette":
 def _annotations(file: Path | None, reader: "_Shared") -> "AnnotationReader | str":
     """A reader of what a run's trainer writes beside the archive, or why there is none."""
     from rollq.buffer.archive.annotations import AnnotationReader
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     wanted = "The trainer's logprob, mismatch, ratio and clipping of tokens come from the archive:"
     if file is None:
@@ -209,7 +209,7 @@ def _token(file: Path | None) -> str | None:
 
 def token_texts(file: Path | None) -> "TokenTexts":
     """How tokens of the run become text: by the tokenizer that its settings name; else ids are shown."""
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.monitor.dashboard.groups import TokenTexts
 
     if file is None:

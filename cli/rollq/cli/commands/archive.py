@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from rollq.buffer.errors import ConfigError
+from rollq.cli.commands.roles import settings_file
 from rollq.cli.logs import log_options
 from rollq.cli.options import run_options
-from rollq.cli.roles import settings_file
 from rollq.cli.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def archive(file: Path, finish: bool) -> None:
     """
     from rollq.buffer.archive.archiver import Archiver, wait_for_run
     from rollq.cli.run_location import RunLocation
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     settings = load_settings(file)
     if settings.archive.url is None:
@@ -76,8 +76,8 @@ def export(
     from rollq.buffer.archive.export import export as write
     from rollq.buffer.archive.export import groups_in
     from rollq.buffer.archive.reading import Archive
+    from rollq.cli.commands.status import parse_query_text
     from rollq.cli.run_location import find_run
-    from rollq.cli.views import parse_query_text
 
     conditions = parse_query_text(query)
     if archive_url is not None:

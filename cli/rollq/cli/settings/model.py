@@ -1,7 +1,7 @@
 """`rollq.toml`: the settings of every role in one file, the same file for every role. See examples/rollq.toml.
 
 The roles' parts of a task are composed here, and rules that involve several sections are checked here; nothing below
-knows more than its own part. `rollq.cli.settings_file` reads the file.
+knows more than its own part. `rollq.cli.settings.file` reads the file.
 """
 
 import os
@@ -17,7 +17,7 @@ from rollq.buffer.rules.names import check_name
 from rollq.buffer.rules.settings import ArchiveSettings, GroupRules, PayloadSettings, RedisSettings, Settings, TaskRules
 from rollq.buffer.rules.shards import MAX_SHARDS, SHARED, check_task_name, shard_names, split_rules
 from rollq.buffer.store.redis_url import check_url
-from rollq.cli.shared_batch import BatchSettings, share_batch
+from rollq.cli.settings.shared_batch import BatchSettings, share_batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED

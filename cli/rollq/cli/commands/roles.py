@@ -35,7 +35,7 @@ def produce(file: Path) -> None:
       rollq produce rollq.toml
     """
     from rollq.cli.run_location import RunLocation, open_run
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.producer.run import open_prompts, run_producer
 
     settings = load_settings(file)
@@ -68,7 +68,7 @@ def work(file: Path, name: str | None) -> None:
       CUDA_VISIBLE_DEVICES=1 rollq work rollq.toml --name gpu1
     """
     from rollq.cli.run_location import RunLocation, fingerprints, open_run
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.workers.engines.protocol import EngineDead
     from rollq.workers.run import run_worker
 
@@ -108,7 +108,7 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
       torchrun --nnodes 2 --nproc-per-node 8 ... -m rollq.consumer.launch rollq.toml
     """
     from rollq.cli.run_location import RunLocation, fingerprints, open_run
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     settings = load_settings(file)
     trainer = settings.trainer

@@ -103,7 +103,7 @@ def _open(file: Path | None, url: str | None, run_name: str | None) -> "Buffer":
 
 def _check_checkpoints(changes: Mapping[str, str], file: Path | None, url: str | None) -> None:
     """Raise `ConfigError` when a trainer of the settings file would save too seldom for the steps that are held."""
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
 
     try:
         most = float(changes["max_uncheckpointed_steps"])  # "+2" and "2.0" are numbers, too

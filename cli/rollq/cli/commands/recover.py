@@ -44,7 +44,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
       rollq recover rollq.toml --weights model-of-last-week --step 41
     """
     from rollq.cli.run_location import RunLocation, fingerprints
-    from rollq.cli.settings_file import load_settings
+    from rollq.cli.settings.file import load_settings
     from rollq.consumer.trainer.checkpoints import adopt_weights
     from rollq.consumer.trainer.output_lock import locked
 
