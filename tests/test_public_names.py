@@ -17,8 +17,8 @@ PUBLIC = {
     },
     "rollq.consumer": {
         "AdvantageSettings", "Archive", "Batch", "BatchCounts", "BatchStream", "Consumer", "ConsumerSettings",
-        "ImageInputs", "ImageProcessor", "LossSettings", "MicroBatch", "RecordedRun", "TokenSequence", "policy_loss",
-        "probe_of", "replay_experts", "teacher_logprobs", "teacher_top_logprobs", "to_checkpoint_format",
+        "ImageInputs", "ImageProcessor", "LossSettings", "MicroBatch", "RecordedRun", "TokenSequence", "leave_out_absent", "policy_loss",
+        "probe_of", "replay_experts", "sum_gradients", "teacher_logprobs", "teacher_top_logprobs", "to_checkpoint_format",
         "token_advantages",
     },
     "rollq.consumer.losses": {

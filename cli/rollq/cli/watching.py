@@ -16,7 +16,7 @@ from rollq.cli.run_location import RunLocation
 from rollq.cli.signals import stop_on_signals
 from rollq.monitor.status.diagnosis import State, diagnose
 from rollq.monitor.status.read import RunStatus, read_status
-from rollq.monitor.status.read import text as screen
+from rollq.monitor.status import text
 
 EVERY_S = 1.0
 UNANSWERED_S = 2.0
@@ -36,10 +36,10 @@ COLOURS = {
 
 def show_status(location: RunLocation, *, as_json: bool) -> None:
     """Print the status once."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else screen.WIDTH
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else text.WIDTH
     with location.without_payloads() as buffer:
         run = read_status(buffer, location.queue())
-    click.echo(screen.as_json(run) if as_json else screen.as_table(run, width))
+    click.echo(text.as_json(run) if as_json else text.as_table(run, width))
 
 
 def watch_status(location: RunLocation, *, as_json: bool) -> None:
@@ -52,7 +52,7 @@ def watch_status(location: RunLocation, *, as_json: bool) -> None:
             return read_status(buffer, queue, patience)
 
         if as_json or not sys.stdout.isatty():
-            _repeat(read, stop, screen.as_json_line if as_json else lambda run: f"{screen.as_table(run)}\n")
+            _repeat(read, stop, text.as_json_line if as_json else lambda run: f"{text.as_table(run)}\n")
         else:
             _redraw(read, stop, Console())
 
@@ -80,7 +80,7 @@ def _repeat(read: Callable[[], RunStatus], stop: threading.Event, text_of: Calla
 
 def picture(run: RunStatus, width: int, height: int) -> Text:
     """The screen, cut to the terminal. The diagnosis is at the top, so that it is always seen."""
-    lines, state = screen.as_table(run, width).splitlines()[:height], diagnose(run).state
+    lines, state = text.as_table(run, width).splitlines()[:height], diagnose(run).state
     text = Text("\n".join(lines), overflow="crop", no_wrap=True)
     text.highlight_regex(rf"\A{state}", f"bold {COLOURS[state]}")
     text.highlight_words(["DEAD", "SILENT"], "bold red")

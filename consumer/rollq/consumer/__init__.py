@@ -1,8 +1,9 @@
 """Groups to batches: what a trainer imports.
 
 `Consumer` takes each step's batch from the replay buffer, hands weights to the workers and records how far the trainer
-has come; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and `rollq.consumer.trainer.trainer` the
-reference trainer. Names are imported when they are used: only what needs gradients imports torch.
+has come; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and
+`rollq.consumer.trainer.trainer` the reference trainer. Names are imported when they are used: only what needs gradients
+imports torch.
 """
 
 from typing import TYPE_CHECKING
@@ -23,9 +24,11 @@ __all__ = [
     "MicroBatch",
     "RecordedRun",
     "TokenSequence",
+    "leave_out_absent",
     "policy_loss",
     "probe_of",
     "replay_experts",
+    "sum_gradients",
     "teacher_logprobs",
     "teacher_top_logprobs",
     "to_checkpoint_format",
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from rollq.consumer.claims.stream import BatchStream
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.losses.settings import LossSettings
-    from rollq.consumer.objective.policy_loss import policy_loss
+    from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss, sum_gradients
     from rollq.consumer.objective.teacher import teacher_logprobs, teacher_top_logprobs
     from rollq.consumer.settings import ConsumerSettings
     from rollq.consumer.trainer.expert_replay import replay_experts
@@ -63,7 +66,7 @@ else:
             "rollq.consumer.consumer": "Consumer",
             "rollq.consumer.trainer.expert_replay": "replay_experts",
             "rollq.consumer.batches.image_inputs": "ImageInputs",
-            "rollq.consumer.objective.policy_loss": "policy_loss",
+            "rollq.consumer.objective.policy_loss": "leave_out_absent policy_loss sum_gradients",
             "rollq.consumer.losses.settings": "LossSettings",
             "rollq.consumer.batches.micro_batch": "MicroBatch",
             "rollq.consumer.trainer.recorded_run": "RecordedRun",

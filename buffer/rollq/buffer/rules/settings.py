@@ -1,7 +1,7 @@
 """Settings that every role shares: the servers, and the rules of a task that the buffer itself keeps.
 
-Each role defines its own sections in its own package; `rollq.cli.settings.model` composes them into `rollq.toml`. Unknown
-keys are errors everywhere.
+Each role defines its own sections in its own package; `rollq.cli.settings.model` composes them into `rollq.toml`.
+Unknown keys are errors everywhere.
 """
 
 from collections.abc import Mapping

@@ -41,8 +41,8 @@ class TokenSequence:
     `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is the sampling temperature
     of the response. `arrays` are the segment's named arrays, per token or per sample; large ones are references that
     `rollq.buffer.wire.arrays.load_array` reads. `images` are those of the prompt, and `image_options` the arguments
-    of the image processor; see `rollq.consumer.batches.image_inputs`. `is_masked`: the sample could not be read, and only its length
-    is known.
+    of the image processor; see `rollq.consumer.batches.image_inputs`. `is_masked`: the sample could not be read, and
+    only its length is known.
     """
 
     ids: Int32Array

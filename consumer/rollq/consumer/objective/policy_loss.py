@@ -155,7 +155,7 @@ def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSett
         if (absent if spared is None else absent & ~spared).any():
             raise InvalidGroup(
                 "the micro-batch has samples that were inserted without logprobs, and the loss compares with them: "
-                f"{ABSENT_REMEDY}; rollq.consumer.objective.policy_loss.leave_out_absent(batch, micro_batches, settings) leaves them out"
+                f"{ABSENT_REMEDY}; rollq.consumer.leave_out_absent(batch, micro_batches, settings) leaves them out"
             )
     return torch.where(absent, new.detach(), behaviour)
 
