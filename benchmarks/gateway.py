@@ -33,9 +33,9 @@ from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.gateway.sessions.session import Session, SessionLimits
-from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.salvage import Salvage
+from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 GROUP_SIZE = 8

@@ -29,10 +29,9 @@ from rollq.workers.engines.registry import ENGINES
 from rollq.workers.engines.vllm.settings import VllmSettings
 from rollq.workers.gateway.harnesses.local import HarnessSettings
 from rollq.workers.gateway.harnesses.remote import OutsideSettings
-from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.http.pools import PoolSettings
 from rollq.workers.judging.options import HttpOptions, Part, RegexOptions, WeightedOptions
-from rollq.workers.settings import WorkerSettings
+from rollq.workers.settings import GatewaySettings, WorkerSettings
 from rollq_docs.markdown import cell, code, table
 
 TABLES: Mapping[str, type[BaseModel]] = {

@@ -13,7 +13,7 @@ from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.settings import GatewaySettings
 from support.agent_programs import CLIENTS as INSTALLED
 from support.agent_programs import node_modules, programs, python_with
 from support.chat_engine import Model, call, chat_tokenizer, rollout

@@ -14,7 +14,8 @@ from rollq.workers.gateway.harnesses.local import HarnessSettings
 from rollq.workers.gateway.harnesses.remote import OutsideSettings
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
-from rollq.workers.gateway.settings import GatewaySettings, SessionSettings
+from rollq.workers.gateway.settings import SessionSettings
+from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, chat_tokenizer, rollout
 from support.documented_commands import ROOT, blocks

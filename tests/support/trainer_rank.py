@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from rollq.buffer.buffer import Buffer
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+from rollq.consumer.trainer import checkpoints, taking, trainer
 from rollq.consumer.trainer.learner import Learner
 from rollq.consumer.trainer.metrics_files import METRICS_FILE
-from rollq.consumer.trainer import checkpoints, taking, trainer
 from rollq.consumer.weights import tensor_stream
 from support.forked_ranks import start_ranks
 from support.manual_worker import HandWorker, make_run

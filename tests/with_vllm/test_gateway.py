@@ -22,7 +22,7 @@ from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.gateway.sessions.session import Session, SessionLimits
-from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, PLAIN, chat_tokenizer
 from support.vllm_run import forward_logprobs, make_qwen3, options, with_host

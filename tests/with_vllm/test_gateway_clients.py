@@ -17,7 +17,7 @@ from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.settings import GatewaySettings
 from support.agent_programs import programs, python_with
 from support.chat_engine import call
 from support.client_programs import AGENTS, LANGCHAIN, OPENAI, PYDANTIC_AI, SMOLAGENTS

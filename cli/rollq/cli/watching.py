@@ -14,9 +14,9 @@ from rollq.buffer.errors import ServerUnavailable
 from rollq.buffer.store.connection import Patience
 from rollq.cli.run_location import RunLocation
 from rollq.cli.signals import stop_on_signals
+from rollq.monitor.status import text
 from rollq.monitor.status.diagnosis import State, diagnose
 from rollq.monitor.status.read import RunStatus, read_status
-from rollq.monitor.status import text
 
 EVERY_S = 1.0
 UNANSWERED_S = 2.0

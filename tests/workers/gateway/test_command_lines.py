@@ -11,7 +11,7 @@ from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.settings import GatewaySettings
 from support.agent_programs import programs as installed
 from support.chat_engine import Model, call, chat_tokenizer, rollout
 from support.gateway_calls import as_stored, run, trained_tokens

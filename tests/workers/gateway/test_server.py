@@ -22,7 +22,7 @@ from rollq.workers.gateway.harnesses.remote import outside_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
 from rollq.workers.gateway.sessions.session import Session, SessionLimits
-from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, chat_tokenizer, rollout
 from support.gateway_calls import make_session, run

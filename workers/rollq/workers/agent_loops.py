@@ -18,7 +18,7 @@ from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.harnesses.local import Harness, harness_loop
 from rollq.workers.gateway.harnesses.remote import Outside, outside_loop
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)

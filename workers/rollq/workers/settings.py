@@ -9,7 +9,6 @@ from pydantic import Field, StringConstraints, model_validator
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.weights.manifest import Verify
 from rollq.workers.engines.protocol import SwapMode
-from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.http.pools import PoolSettings
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
@@ -21,6 +20,20 @@ class PauseMode(StrEnum):
 
     DRAIN = "drain"  # they finish
     ABORT = "abort"  # they are interrupted, and keep what a partial rollout or a finished sample is worth
+
+
+class GatewaySettings(Settings):
+    """Where the gateway of a worker listens."""
+
+    bind: str = Field(
+        default="127.0.0.1:0",
+        pattern=r"^.+:\d{1,5}$",
+        description="address and port of the gateway; port 0: a free one",
+    )
+    url: str = Field(
+        default="", description="URL at which agents elsewhere reach the gateway; default: the address of bind"
+    )
+    max_body_mb: float = Field(default=16, gt=0, description="largest request, in megabytes")
 
 
 class WorkerSettings(Settings):

@@ -19,7 +19,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.workers.gateway.calls import CallRefused
 from rollq.workers.gateway.sessions.answering import session_over
 from rollq.workers.gateway.sessions.session import Session
-from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.settings import GatewaySettings
 
 SESSION_PATH: Final = "/s/"
 TOKEN_BYTES: Final = 32

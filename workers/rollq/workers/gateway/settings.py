@@ -1,23 +1,9 @@
-"""Settings of the gateway, `[worker.gateway]`, and of a session, in `agent_options`."""
+"""Settings of a session: `agent_options` of the loops over the gateway."""
 
 from pydantic import Field
 
 from rollq.buffer.rules.settings import Settings
 from rollq.workers.gateway.sessions.session import SessionLimits
-
-
-class GatewaySettings(Settings):
-    """Where the gateway of a worker listens."""
-
-    bind: str = Field(
-        default="127.0.0.1:0",
-        pattern=r"^.+:\d{1,5}$",
-        description="address and port of the gateway; port 0: a free one",
-    )
-    url: str = Field(
-        default="", description="URL at which agents elsewhere reach the gateway; default: the address of bind"
-    )
-    max_body_mb: float = Field(default=16, gt=0, description="largest request, in megabytes")
 
 
 class SessionSettings(Settings):
