@@ -29,12 +29,12 @@ from rollq.buffer.store.server import EmbeddedServer, free_port
 from rollq.cli.demo import tiny_model as tiny
 from rollq.cli.demo.files import DemoFolder
 from rollq.cli.demo.held_out import read_prompts
+from rollq.cli.demo.mean_rewards import mean_rewards
 from rollq.cli.demo.prompts import prompt_files
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
 from rollq.cli.settings.model import EvaluationSettings
 from rollq.monitor.report.records import read_steps
-from rollq.workers.mean_rewards import mean_rewards
 
 LOOPS = {"tools": "the loop `tools`", "outside": "LangGraph over the gateway"}
 CALL, CALL_END = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "', '"}}\n</tool_call>'

@@ -25,11 +25,11 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder
 from rollq.cli.demo.held_out import read_prompts
+from rollq.cli.demo.mean_rewards import mean_rewards
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
 from rollq.cli.settings.model import EvaluationSettings
 from rollq.monitor.report.records import read_steps
-from rollq.workers.mean_rewards import mean_rewards
 
 WAYS = {
     "float32, one process": ("", ()),

@@ -23,9 +23,9 @@ from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue, tickets_missing
 from rollq.buffer.values.rollouts import Prompt, Status
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.run import run_worker
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 
 IN_FLIGHT = 256
 IN_FLIGHT_NO_OP = 512

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.values.rollouts import Prompt, Sample
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from support.agent_programs import CLIENTS as INSTALLED
 from support.agent_programs import node_modules, programs, python_with

@@ -10,10 +10,10 @@ import pytest
 
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.cli.settings.file import load_settings
-from rollq.workers.agent_loops import BUILT_IN, make_loop
 from rollq.workers.agents.multi_turn import EnvironmentSettings
 from rollq.workers.agents.tool_environment import ToolsSettings
 from rollq.workers.agents.tools import ToolSettings
+from rollq.workers.groups.agent_loops import BUILT_IN, make_loop
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, call, chat_tokenizer, converse
 from support.documented_commands import ROOT, blocks

@@ -225,7 +225,7 @@ def work(folder: Path, url: str, name: str, queue_url: str = "") -> None:
 def work_for_others(folder: Path, url: str, name: str) -> None:
     """`rollq work` that leases no groups: it makes samples of other workers' groups."""
     from rollq.workers.groups.intake import Intake
-    from rollq.workers.signals import POLL_S
+    from rollq.workers.wake_signals import POLL_S
 
     async def nothing(_: Intake) -> tuple[int, float]:
         return 0, POLL_S

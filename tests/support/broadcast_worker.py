@@ -17,7 +17,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import Incoming
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 from rollq.workers.wakeups import Wakeups
 from rollq.workers.weight_follower import WeightFollower
 from support.gloo_group import GlooProcessGroup, come

@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rollq.buffer.values.rollouts import Prompt, Sample
-from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import Turn
+from rollq.workers.groups.agent_loops import check_loop, make_loop
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, converse
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.tickets import open_queue
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.run import run_worker
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 
 
 def work(url: str, run: str, rules: dict[str, Any], settings: dict[str, Any]) -> None:

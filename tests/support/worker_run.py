@@ -16,9 +16,9 @@ from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.buffer.values.rollouts import FinishReason, Sample, Status, VersionSpan
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.groups import leases
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import EOS_ID
 from support.buffer_run import World
 from support.waiting import PATIENCE_S

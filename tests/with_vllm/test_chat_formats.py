@@ -11,12 +11,12 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, SampleStatus
-from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents import vllm_parsers
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn
 from rollq.workers.agents.vllm_parsers import VllmFormat, known_parsers
+from rollq.workers.groups.agent_loops import check_loop, make_loop
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import PLAIN, Model, converse

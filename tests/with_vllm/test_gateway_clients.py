@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt, Sample, Segment
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from support.agent_programs import programs, python_with
 from support.chat_engine import call

@@ -7,12 +7,12 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Lease, Prompt, Sample
-from rollq.workers.agent_loops import gives_rewards, make_loop
 from rollq.workers.agents.loops import Rollout, SingleTurn
+from rollq.workers.groups.agent_loops import gives_rewards, make_loop
 from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 
 
 class Own:

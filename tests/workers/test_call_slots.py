@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollq.workers import call_slots
-from rollq.workers.call_slots import CallsHang, CallSlots
-from rollq.workers.user_code import UserFunction
+from rollq.workers.user_code import call_slots
+from rollq.workers.user_code.call_slots import CallsHang, CallSlots
+from rollq.workers.user_code.calls import UserFunction
 
 SOON_S = 0.01
 
@@ -65,7 +65,7 @@ def test_a_turn_that_was_given_to_a_cancelled_call_goes_to_the_next() -> None:
 
 
 def test_waiting_for_a_thread_is_not_the_time_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollq.workers.user_code.MAX_THREADS", 1)
+    monkeypatch.setattr("rollq.workers.user_code.calls.MAX_THREADS", 1)
     monkeypatch.setattr(call_slots, "HANGS_S", 60.0)
 
     async def scene() -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollq.workers.errors_in_user_code import MAX_REASON, reason_of, what_happened
+from rollq.workers.user_code.errors import MAX_REASON, reason_of, what_happened
 
 
 def looks_up() -> None:

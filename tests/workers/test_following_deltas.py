@@ -16,7 +16,7 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 from support.model_families import make_model
 from support.s3_server import S3Server

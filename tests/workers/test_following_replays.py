@@ -14,7 +14,7 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 
 

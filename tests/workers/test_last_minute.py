@@ -1,6 +1,6 @@
 """Rates over the last minute, from totals that only grow."""
 
-from rollq.workers.last_minute import LastMinute
+from rollq.workers.groups.rates import LastMinute
 
 
 def totals(tokens: float, samples: float = 0) -> dict[str, float]:

@@ -11,8 +11,8 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.values.rollouts import Prompt, Sample, Status
-from rollq.workers import loop_watch
 from rollq.workers.run import Worker
+from rollq.workers.user_code import loop_watch
 from support.waiting import wait_until
 from support.worker_run import Script, WorkerWorld
 

@@ -12,7 +12,7 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.run import load_engine
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 from support.worker_run import Script, ScriptedEngine
 

@@ -21,7 +21,7 @@ from rollq.workers.engines.protocol import Engine, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 from support.model_families import make_model
 from support.openai_server import CompletionsServer

@@ -81,7 +81,7 @@ def _repeat(read: Callable[[], RunStatus], stop: threading.Event, text_of: Calla
 def picture(run: RunStatus, width: int, height: int) -> Text:
     """The screen, cut to the terminal. The diagnosis is at the top, so that it is always seen."""
     lines, state = text.as_table(run, width).splitlines()[:height], diagnose(run).state
-    text = Text("\n".join(lines), overflow="crop", no_wrap=True)
-    text.highlight_regex(rf"\A{state}", f"bold {COLOURS[state]}")
-    text.highlight_words(["DEAD", "SILENT"], "bold red")
-    return text
+    shown = Text("\n".join(lines), overflow="crop", no_wrap=True)
+    shown.highlight_regex(rf"\A{state}", f"bold {COLOURS[state]}")
+    shown.highlight_words(["DEAD", "SILENT"], "bold red")
+    return shown

@@ -10,11 +10,11 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus, Status
-from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn, forms, shows_calls
+from rollq.workers.groups.agent_loops import check_loop, make_loop
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

@@ -13,11 +13,11 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rewards.credit import last_tokens
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.loops import AgentLoop, is_resumable, sessions
 from rollq.workers.engines.protocol import EngineDead
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
@@ -166,7 +166,7 @@ def test_an_environment_that_hangs_costs_its_sample_after_its_time(
 def test_a_step_that_does_not_even_end_when_it_is_cancelled_costs_its_sample_after_its_time(
     tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.workers.user_code.LET_GO_S", 0.01)
+    monkeypatch.setattr("rollq.workers.user_code.calls.LET_GO_S", 0.01)
     seen.hang, seen.stubborn = "step", True
 
     async def scene() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rollq.buffer.values.rollouts import Prompt
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.agents.template_forms import TemplateForms, for_template, tools_for_template
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from support.chat_engine import PLAIN, Model, chat_tokenizer, converse
 from support.chat_families import BUILT_IN, TOOL, family_tokenizer

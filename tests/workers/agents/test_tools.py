@@ -19,10 +19,10 @@ from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.wire.parts import join_parts, rest_of
 from rollq.buffer.wire.validation import check_group
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import AgentLoop, is_resumable
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import Completion, ContextFull, Request, Sampling
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import EOS, FORGETFUL, PAD, PLAIN, Model, call, chat_tokenizer, converse, rollout

@@ -20,7 +20,7 @@ from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver, Incoming, TooLate, TransferPlan
 from rollq.workers.engines.vllm.extension import LoadExtension
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 from support.worker_run import Script, ScriptedEngine
 

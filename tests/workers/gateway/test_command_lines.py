@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt, Sample
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from support.agent_programs import programs as installed
 from support.chat_engine import Model, call, chat_tokenizer, rollout

@@ -11,10 +11,10 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.harnesses.process import HarnessFolder
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from support.chat_engine import Model, chat_tokenizer, rollout
 from support.gateway_calls import run

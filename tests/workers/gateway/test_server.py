@@ -14,7 +14,6 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway import http_server as server_module
@@ -22,6 +21,7 @@ from rollq.workers.gateway.harnesses.remote import outside_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
 from rollq.workers.gateway.sessions.session import Session, SessionLimits
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, chat_tokenizer, rollout

@@ -14,10 +14,10 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.workers.groups.filters import Filter, FilterError, is_finished, keep, zero_advantage
 from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 from support.buffer_run import make_sample
 from support.worker_run import Script, WorkerWorld
 

@@ -19,12 +19,12 @@ from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Reque
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.groups.samples import all_of
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 from support.openai_server import CompletionsServer
 from support.waiting import PATIENCE_S
 from support.worker_run import Script, ScriptedEngine, WorkerWorld

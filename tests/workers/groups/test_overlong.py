@@ -12,9 +12,9 @@ from rollq.buffer.rewards.credit import judged_reward
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, Status
 from rollq.workers.groups.filters import Filter, keep
 from rollq.workers.groups.overlong import length_penalty, mask_truncated, punish
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.run import Worker
-from rollq.workers.task_settings import WorkerTask
-from rollq.workers.user_code import UserFunction
+from rollq.workers.user_code.calls import UserFunction
 from support.buffer_run import make_sample
 from support.worker_run import Script, WorkerWorld
 

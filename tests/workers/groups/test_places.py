@@ -9,7 +9,7 @@ from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Prompt
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.places import AllPlaces, Places
 from rollq.workers.groups.sample_order import turn_of
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 
 
 def lease(group_id: int, step: int = 1, *, expected_tokens: float = 0.0, samples: int = 4) -> HeldLease:

@@ -35,10 +35,10 @@ from rollq.workers.groups import salvage as salvage_module
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.groups.salvage import GATHER_S, Salvage
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import EOS_ID
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import EOS, chat_tokenizer

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.http.client import TransientError
 from rollq.workers.http.pools import ModelPool, PoolSettings, score
 from rollq.workers.judging.judge import JudgeContext
@@ -23,7 +24,6 @@ from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 from support.serving import serving
 
 QUICK: dict[str, Any] = {"served_model": "teacher", "retries": 2, "retry_first_s": 0.01}

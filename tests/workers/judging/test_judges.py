@@ -15,7 +15,7 @@ from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import BUILT_IN, answer_reader, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
-from rollq.workers.user_code import MAX_THREADS
+from rollq.workers.user_code.calls import MAX_THREADS
 from support.waiting import PATIENCE_S
 
 SEGMENT = Segment(

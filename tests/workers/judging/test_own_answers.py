@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.workers.groups.task_settings import JudgeSettings
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.own_answers import FIRST_ROWS, OwnAnswers, sample_of, text_of
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.task_settings import JudgeSettings
 from support.waiting import PATIENCE_S
 
 

@@ -23,12 +23,12 @@ from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import ENGINE, check_object, inside
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.roles import WorkerBuffer
-from rollq.workers.agent_loops import check_loop
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.groups.agent_loops import check_loop
 from rollq.workers.groups.borrower import Borrower
 from rollq.workers.groups.cut_off import CutOff
 from rollq.workers.groups.fleet_share import FleetShare
@@ -37,21 +37,21 @@ from rollq.workers.groups.leases import LeaseTable
 from rollq.workers.groups.lender import Lender
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.places import AllPlaces, Places
+from rollq.workers.groups.rates import LastMinute
 from rollq.workers.groups.recipes import Recipe, make_recipes
 from rollq.workers.groups.runner import GroupRunner
 from rollq.workers.groups.salvage import Salvage
 from rollq.workers.groups.samples import SampleMaker
 from rollq.workers.groups.task_control import TaskControl
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.last_minute import LastMinute
-from rollq.workers.loop_watch import LoopWatch
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
-from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from rollq.workers.user_code.loop_watch import LoopWatch
+from rollq.workers.wake_signals import Signals
 from rollq.workers.wakeups import Wakeups
 from rollq.workers.weight_follower import WeightFollower
 

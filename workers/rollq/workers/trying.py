@@ -9,13 +9,13 @@ from typing import Any
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.workers.engines.protocol import Engine, Tokenizer
-from rollq.workers.errors_in_user_code import reason_of
+from rollq.workers.groups.lone_rollouts import rollout_of
 from rollq.workers.groups.read_prompts import read_prompt
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.samples import own_verdict
 from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer
 from rollq.workers.judging.rewards import Verdict, failed_as_wrong
-from rollq.workers.lone_rollouts import rollout_of
+from rollq.workers.user_code.errors import reason_of
 
 
 @dataclass(frozen=True, slots=True)

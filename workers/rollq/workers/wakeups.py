@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from rollq.buffer.errors import ServerError
 from rollq.buffer.store.events import EventKind
 from rollq.workers.buffer_calls import BufferCalls
-from rollq.workers.signals import Signal, Signals
+from rollq.workers.wake_signals import Signal, Signals
 
 LISTEN_S = 0.25
 """How soon the listening thread notices that it should end."""

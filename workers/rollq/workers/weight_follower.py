@@ -25,7 +25,7 @@ from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver, TooLate
 from rollq.workers.engines.weights_check import WeightsLate, WeightsRejected
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 
 log = logging.getLogger(__name__)
 

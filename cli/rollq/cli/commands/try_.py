@@ -15,9 +15,9 @@ from rollq.buffer.errors import ConfigError, InvalidPrompt
 if TYPE_CHECKING:
     from rollq.cli.settings.model import JudgedPrompts, RollqSettings
     from rollq.producer.prompts import PromptFile
+    from rollq.workers.groups.task_settings import WorkerTask
     from rollq.workers.judging.rewards import Verdict
     from rollq.workers.settings import WorkerSettings
-    from rollq.workers.task_settings import WorkerTask
     from rollq.workers.trying import JudgedText, TriedRow
 
 ROWS = 4

@@ -21,10 +21,10 @@ from rollq.cli.settings.shared_batch import BatchSettings, share_batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
+from rollq.workers.groups.task_settings import RolloutSettings, WorkerTask
 from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.judges import answer_reader
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import RolloutSettings, WorkerTask
 
 
 class JudgedPrompts(PromptSettings, RolloutSettings):

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.turns import Turn
-from rollq.workers.user_code import within
+from rollq.workers.user_code.calls import within
 
 log = logging.getLogger(__name__)
 

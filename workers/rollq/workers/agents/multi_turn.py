@@ -29,8 +29,8 @@ from rollq.workers.agents.environments import (
 from rollq.workers.agents.loops import Rollout, check_length, failed, finish
 from rollq.workers.agents.turns import ChatFormat, Turn, forms
 from rollq.workers.engines.protocol import Completion, ContextFull, Request, Tokenizer, parse_reason
-from rollq.workers.real_numbers import finite
 from rollq.workers.seeds import turn_seed
+from rollq.workers.user_code.real_numbers import finite
 
 
 class EnvironmentSettings(Settings):

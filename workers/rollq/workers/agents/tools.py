@@ -18,9 +18,9 @@ from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.built_in_tools import Lookup, calculator
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import CallError
-from rollq.workers.call_slots import CallSlots
-from rollq.workers.errors_in_user_code import what_happened
-from rollq.workers.user_code import called_in_slot, in_thread, within
+from rollq.workers.user_code.call_slots import CallSlots
+from rollq.workers.user_code.calls import called_in_slot, in_thread, within
+from rollq.workers.user_code.errors import what_happened
 
 BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "lookup": Lookup}
 

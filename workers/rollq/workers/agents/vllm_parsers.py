@@ -16,7 +16,7 @@ from rollq.workers.agents.formats.hermes import hermes_calls
 from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_arguments
 from rollq.workers.agents.turns import Turn
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.user_code import UserFunction
+from rollq.workers.user_code.calls import UserFunction
 
 PARSE_TIMEOUT_S: Final = 10.0
 """Longest time that one turn may take."""

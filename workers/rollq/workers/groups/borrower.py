@@ -15,7 +15,7 @@ from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.spread import borrowed_share, part_of
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.rq.in_flight import HAND_BACK_S
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 
 POLL_S = 10.0
 """How often it looks without a wake-up."""

@@ -11,7 +11,7 @@ from rollq.workers.agents.loops import failed
 from rollq.workers.groups.filters import ENDED, have_ended, is_enough
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 
 
 def without_the_rest(samples: Sequence[Sample]) -> list[Sample]:

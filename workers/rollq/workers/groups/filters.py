@@ -18,8 +18,8 @@ from rollq.buffer.errors import RollqError
 from rollq.buffer.rewards.advantages import no_advantage
 from rollq.buffer.rewards.credit import judged_reward
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
-from rollq.workers.errors_in_user_code import reason_of
-from rollq.workers.user_code import UserFunction
+from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.errors import reason_of
 
 FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]
 

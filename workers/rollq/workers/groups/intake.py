@@ -27,7 +27,7 @@ from rollq.workers.groups.runner import GroupRunner
 from rollq.workers.groups.samples import UNFINISHED
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.rq.in_flight import Taken
-from rollq.workers.signals import POLL_S, Signals
+from rollq.workers.wake_signals import POLL_S, Signals
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from rollq.buffer.values.rollouts import Lease, Sample
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import Request
 from rollq.workers.groups.timeouts import AttemptTimeouts
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 
 log = logging.getLogger(__name__)
 

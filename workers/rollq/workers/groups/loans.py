@@ -14,7 +14,7 @@ from rollq.buffer.calls.replies import Offer, Offered
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 
 GATHER_S = 0.02
 """Samples that are given up at about the same time are offered together, so that one worker gets siblings."""

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.sample_order import Turn, turn_of
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 
 JUDGED_SHARE = 4
 """For every four places, one more sample may be with its judge. Any more would only grow stale."""

@@ -8,13 +8,14 @@ from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.rollouts import Lease
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.groups.filters import Filter
 from rollq.workers.groups.read_prompts import ReadPrompt
 from rollq.workers.groups.salvage import SHORT_TOKENS
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
@@ -22,7 +23,6 @@ from rollq.workers.judging.own_answers import AsSample, OwnAnswers, sample_of
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.seeds import sample_seed, turn_seed
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.task_settings import WorkerTask
 
 
 @dataclass(frozen=True, slots=True)

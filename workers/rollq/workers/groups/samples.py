@@ -23,7 +23,6 @@ from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
-from rollq.workers.errors_in_user_code import reason_of, shown
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.overlong import mask_truncated, punish
@@ -35,8 +34,9 @@ from rollq.workers.groups.sample_order import expected_tokens
 from rollq.workers.http.pools import score
 from rollq.workers.judging.rewards import JUDGE_ERROR, Verdict, failed_as_wrong
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
-from rollq.workers.real_numbers import finite
-from rollq.workers.user_code import contained
+from rollq.workers.user_code.calls import contained
+from rollq.workers.user_code.errors import reason_of, shown
+from rollq.workers.user_code.real_numbers import finite
 
 log = logging.getLogger(__name__)
 

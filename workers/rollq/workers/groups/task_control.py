@@ -17,7 +17,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.groups.leases import LeaseTable, StopReason
 from rollq.workers.settings import PauseMode, WorkerSettings
-from rollq.workers.signals import Signals
+from rollq.workers.wake_signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from rollq.workers.judging.numbers import are_equal
 from rollq.workers.judging.numbers import last_number as find_last_number
 from rollq.workers.judging.options import API_KEY, EnvironmentOptions, HttpOptions, NoOptions, RegexOptions
 from rollq.workers.judging.rewards import Answer, Credit
-from rollq.workers.user_code import UserFunction
+from rollq.workers.user_code.calls import UserFunction
 
 
 @dataclass(frozen=True, slots=True)

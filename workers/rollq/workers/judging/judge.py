@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.values.rollouts import Prompt, Sample
-from rollq.workers.call_slots import CallsHang
-from rollq.workers.errors_in_user_code import reason_of
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Answer, InvalidReward, Verdict, check_answer
-from rollq.workers.user_code import UserFunction
+from rollq.workers.user_code.call_slots import CallsHang
+from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.errors import reason_of
 
 log = logging.getLogger(__name__)
 

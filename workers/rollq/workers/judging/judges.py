@@ -27,7 +27,7 @@ from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.options import WeightedOptions
 from rollq.workers.judging.rewards import SCORE, Answer, Credit, InvalidReward, Reward, Verdict
 from rollq.workers.judging.token_rewards import on_last_token
-from rollq.workers.user_code import UserFunction
+from rollq.workers.user_code.calls import UserFunction
 
 
 def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext) -> Judge:

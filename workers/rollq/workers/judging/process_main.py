@@ -19,9 +19,9 @@ import orjson
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.store.server_guard import die_with_parent
-from rollq.workers.errors_in_user_code import reason_of, shown
 from rollq.workers.judging.environment import limit_memory, most_memory
 from rollq.workers.judging.rewards import Credit, check_reward, plain_credit, plain_verdict
+from rollq.workers.user_code.errors import reason_of, shown
 
 HEAD = struct.Struct(">II")
 """Bytes of JSON (module, function, arguments), and of the last argument, if it is bytes."""

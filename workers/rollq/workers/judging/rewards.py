@@ -20,7 +20,7 @@ import orjson
 
 from rollq.buffer.rewards.credit import StepKind, last_tokens
 from rollq.buffer.values.rollouts import Float32Array, Sample
-from rollq.workers.real_numbers import finite, is_real
+from rollq.workers.user_code.real_numbers import finite, is_real
 
 Reward = float | Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 
-from rollq.workers.errors_in_user_code import is_user_code, place_of
+from rollq.workers.user_code.errors import is_user_code, place_of
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollq.buffer.values.rollouts import Prompt
-from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import AgentLoop, Rollout
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
+from rollq.workers.groups.agent_loops import make_loop
+from rollq.workers.groups.lone_rollouts import rollout_of
+from rollq.workers.groups.task_settings import RolloutSettings
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.lone_rollouts import rollout_of
-from rollq.workers.task_settings import RolloutSettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 JUDGE_TIMEOUT_S = 10.0

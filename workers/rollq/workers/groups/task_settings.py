@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rollq.buffer.rules.settings import PromptLength, Settings, TaskRules
-from rollq.workers.agent_loops import gives_rewards
 from rollq.workers.engines.protocol import Sampling
+from rollq.workers.groups.agent_loops import gives_rewards
 from rollq.workers.judging.answers import PLACEHOLDER
 
 NOT_TRAINED: Final = (

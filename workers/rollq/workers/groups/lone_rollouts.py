@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Tokenizer
+from rollq.workers.groups.task_settings import RolloutSettings
 from rollq.workers.seeds import sample_seed
-from rollq.workers.task_settings import RolloutSettings
 
 Generate = Callable[[Request], Awaitable[Completion]]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from rollq.workers.call_slots import CallSlot, CallSlots
+from rollq.workers.user_code.call_slots import CallSlot, CallSlots
 
 log = logging.getLogger(__name__)
 
