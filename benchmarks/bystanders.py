@@ -23,7 +23,7 @@ from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Claimed, TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.server import free_port
+from rollq.buffer.store.embedded_server import free_port
 from rollq.consumer.trackers.host import TrackerHost
 from rollq.consumer.trackers.tracker import Entry
 

@@ -24,8 +24,8 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Claimed
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_cluster import SLOTS, EmbeddedCluster
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample
 
 RUN = "cluster"

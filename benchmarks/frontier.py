@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 from tqdm import tqdm
 
 from benchmarks.frontier_page import Outcome, write_results
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, own_tasks
 from rollq.cli.demo.models import TINY
 from rollq.cli.demo.settings import DemoOptions, demo_toml, held_out_settings

@@ -19,7 +19,7 @@ from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Claimed, TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample
 from rollq.monitor.doctor.examine import measured_tasks
 from rollq.monitor.doctor.sizing import live_groups, used_bytes

@@ -22,7 +22,7 @@ import orjson
 from benchmarks.learning import PRECISION, with_part
 from benchmarks.machine import describe
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder
 from rollq.cli.demo.held_out import read_prompts
 from rollq.cli.demo.mean_rewards import mean_rewards

@@ -19,7 +19,7 @@ import redis
 
 from benchmarks.world import server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import free_port
+from rollq.buffer.store.embedded_server import free_port
 from rollq.monitor.text.tables import aligned
 
 HEADER = ("role", "MB", "connections")

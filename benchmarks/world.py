@@ -13,7 +13,7 @@ import numpy as np
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import TrainerEpoch
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import (
     FinishReason,
     GroupResult,

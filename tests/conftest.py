@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import redis
 
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
-from rollq.buffer.store.run import RunStore
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.store.run_store import RunStore
 from rollq.buffer.store.servers import Cluster
 from support.any_server import AnyServer
 from support.demo_folder import prepare_once

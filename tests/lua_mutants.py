@@ -28,8 +28,8 @@ from _pytest.runner import runtestprotocol
 
 import rollq.buffer
 from rollq.buffer.store import functions, library
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.pipelining import Command
-from rollq.buffer.store.server import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 LUA = Path(rollq.buffer.__file__).parent / "lua"

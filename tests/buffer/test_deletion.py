@@ -14,7 +14,7 @@ from rollq.buffer.errors import ConfigError, RunMismatch, StoreLost
 from rollq.buffer.rules.codec import encode_rules
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from support.any_server import AnyServer
 from support.buffer_run import World, let_go, payloads_in

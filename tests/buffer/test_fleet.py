@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.steering import Fleet
+from rollq.buffer.calls.orders import Fleet
 from rollq.buffer.errors import StoreLost
 from support.buffer_run import World
 

@@ -8,7 +8,7 @@ from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RunMismatch, ServerRefused
-from rollq.buffer.payloads.files import Folder
+from rollq.buffer.payloads.folders_and_buckets import Folder
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import open_queue
 from support.buffer_run import World, payloads_in

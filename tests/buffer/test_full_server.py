@@ -12,8 +12,8 @@ import redis
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ServerRefused
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import SamplePart, Status
 from support.buffer_run import World, make_sample
 

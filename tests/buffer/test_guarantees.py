@@ -12,7 +12,7 @@ from rollq.buffer.calls.replies import Claimed, PutOutcome
 from rollq.buffer.calls.sweeping import SWEEP_IDS_PER_CALL
 from rollq.buffer.errors import ConfigError, FencedError
 from rollq.buffer.rules.staleness import counted_version, stale_threshold, staleness, token_mask
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample

@@ -9,13 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from rollq.buffer.archive.archiver import Archiver
-from rollq.buffer.archive.reading import Archive
+from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.put_args import MAX_CALL_BYTES
 from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ConfigError, InvalidGroup, ServerRefused
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import FinishedGroup, GroupResult, Prompt, SampleStatus, VersionSpan, unversioned
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample

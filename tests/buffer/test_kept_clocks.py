@@ -12,8 +12,8 @@ import rollq.buffer
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.store import library
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_machine import run_machine
 from support.buffer_run import World, set_clock
 from support.checked_clocks import checked_clocks

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.calls.replies import Control, Offer, Offered, PutOutcome, SalvageOutcome
-from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, GroupResult, Lease, SamplePart, SampleStatus
 from support.buffer_run import World, make_sample

@@ -11,13 +11,13 @@ from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ServerRefused, StoreLost
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store import functions
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import function_name, library_name
 from rollq.buffer.store.pipelining import Command
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import GroupResult, Lease
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_in
 from support.function_names import FUNCTION_NAMES

@@ -13,7 +13,7 @@ from rollq.buffer.errors import CorruptGroup, EpochMoved, StoreLost
 from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import BESIDE, WHOLE, GroupResult, Lease, SampleStatus, Status
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.dropped_groups import drop_by_checkpoint, drop_by_new_samples, drop_by_release

@@ -20,20 +20,20 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.payload_removal import AUDIT_PAUSE_S, Audit
 from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ConfigError, CorruptGroup, RunMismatch, ServerRefused, ServerUnavailable, StoreLost
-from rollq.buffer.payloads import files
-from rollq.buffer.payloads.objects import MARKER
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads import folders_and_buckets as files
+from rollq.buffer.payloads.interface import PayloadName
+from rollq.buffer.payloads.object_payloads import MARKER
 from rollq.buffer.rules.names import check_name
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import GroupResult, Lease, SampleStatus, Status
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
-from rollq.buffer.wire.pieces import Pieces
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
+from rollq.buffer.wire.joined_frame import Pieces
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_of
 from support.dropped_groups import drop_by_checkpoint, drop_by_new_samples, drop_by_release

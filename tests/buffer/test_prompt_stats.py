@@ -7,8 +7,8 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PromptStats, PutOutcome
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import GroupResult, Lease, Prompt, SampleStatus
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample

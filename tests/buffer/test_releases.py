@@ -10,9 +10,9 @@ from rollq.buffer.errors import ConfigError, RunMismatch, StoreLost
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store import library
 from rollq.buffer.store.connection import open_client
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import SCHEMA_VERSION
 from rollq.buffer.store.library import connection_name, digest, is_digest, library_name, library_source
-from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 from support.other_release import MARK, OtherRelease
 

@@ -15,8 +15,8 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.rules.codec import encode_rules
 from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample

@@ -1,6 +1,6 @@
 """Any sequence of moves, against a plain model: every group is where the model says, and the invariants hold."""
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.buffer_machine import run_machine
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.library import digest, function_name, library_name
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import USERS, Role, password_digest
 from rollq.cli.main import main
 

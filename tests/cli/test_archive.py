@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.settings.file import load_settings
 from rollq.cli.settings.model import RollqSettings

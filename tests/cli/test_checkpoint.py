@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.payloads.objects import MARKER
+from rollq.buffer.payloads.object_payloads import MARKER
 from rollq.buffer.snapshots.folder import INDEX
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.run_location import RunLocation, open_run
 from rollq.cli.settings.file import load_settings

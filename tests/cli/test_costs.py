@@ -11,7 +11,7 @@ import pytest
 from rq.command import send_shutdown_command
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.waiting import PATIENCE_S, wait_while_alive
 
 HEAVY = ("torch", "vllm", "transformers", "tokenizers")

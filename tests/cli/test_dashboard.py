@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.calls.replies import Control
-from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.query.pages import MOST_READ, MOST_ROWS
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.cli.commands.dashboard import token_texts
 from rollq.cli.main import main

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.connection import open_client
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.library import library_name
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import Role, acl_lines, password_digest
 from rollq.cli.commands.doctor import planned_tasks, weights_of
 from rollq.cli.main import main

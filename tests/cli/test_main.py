@@ -164,7 +164,7 @@ def test_every_command_warns_of_a_password_in_its_arguments(command: list[str]) 
 
 
 def test_no_other_url_is_warned_of_and_the_output_stays_clean(tmp_path: Path) -> None:
-    from rollq.buffer.store.server import EmbeddedServer
+    from rollq.buffer.store.embedded_server import EmbeddedServer
 
     with EmbeddedServer(tmp_path, password="hunter2") as server:
         place = ("doctor", "--run", "r", "--json", "--url")
@@ -176,7 +176,7 @@ def test_no_other_url_is_warned_of_and_the_output_stays_clean(tmp_path: Path) ->
 
 
 def test_a_wrong_password_is_a_clear_error_that_does_not_show_it(tmp_path: Path) -> None:
-    from rollq.buffer.store.server import EmbeddedServer
+    from rollq.buffer.store.embedded_server import EmbeddedServer
 
     with EmbeddedServer(tmp_path, password="right") as server:
         result = rollq("status", "--url", server.url, "--run", "r", ROLLQ_REDIS_PASSWORD="hunter2")

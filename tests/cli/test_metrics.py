@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
 from support.buffer_run import World
 from support.dashboard import serving

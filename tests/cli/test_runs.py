@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
 from support.buffer_run import World
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rollq.buffer.archive.archiver import Archiver
-from rollq.buffer.archive.reading import Archive
+from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArchiveError
 from rollq.consumer.annotations import MOST_WAITING, Annotator

@@ -279,7 +279,7 @@ def test_a_rank_that_the_release_has_not_reached_waits_for_it(worker: HandWorker
 def test_large_groups_are_shared_out_like_small_ones(
     worker: HandWorker, ranks: Ranks, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.buffer.wire.payload.MOST_INLINE_BYTES", 100)
+    monkeypatch.setattr("rollq.buffer.wire.group_fields.MOST_INLINE_BYTES", 100)
     consumers = ranks(2)
     worker.produce(6)
     prefix = task_keys(buffer.run, "math").prefix

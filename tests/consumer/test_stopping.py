@@ -22,7 +22,7 @@ from rollq.buffer.errors import (
     SyncFirst,
 )
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.waiter import Waiter
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.values.trainer_state import TrainerPhase

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, HistoryGone, InvalidGroup, ServerError
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import describe_folder, digest_of
 from rollq.cli.main import main

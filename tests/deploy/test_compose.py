@@ -8,7 +8,7 @@ import yaml
 
 from rollq.cli.commands.metrics import metrics
 from rollq.cli.settings.file import load_settings
-from rollq.monitor.metrics.reading import LONGEST_S
+from rollq.monitor.metrics.shared_status import LONGEST_S
 from support.compose_file import COMPOSE, read_compose, seconds
 
 MODEL = read_compose({})

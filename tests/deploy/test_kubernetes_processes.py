@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rollq.buffer.store.server import embedded_binary
+from rollq.buffer.store.embedded_server import embedded_binary
 from rollq.cli.main import main
 from support.compose_file import COMPOSE, swapped
 from support.free_ports import free_ports

@@ -23,7 +23,7 @@ from PIL import Image
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.main import Commands
 from rollq.consumer import Consumer, ConsumerSettings

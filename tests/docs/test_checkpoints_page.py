@@ -6,7 +6,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.snapshots.folder import INDEX
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.buffer_run import World
 from support.documented_commands import ROOT, Desk, blocks
 

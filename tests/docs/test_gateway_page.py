@@ -13,7 +13,7 @@ from rollq.workers.gateway.harnesses.local import HarnessSettings
 from rollq.workers.gateway.harnesses.remote import OutsideSettings
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
-from rollq.workers.gateway.settings import SessionSettings
+from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

@@ -17,9 +17,9 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import NotClaimed, ServerRefused, StoreLost
 from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary, free_port
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.library import library_name
-from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from rollq.buffer.store.users import Role
 from rollq.buffer.values.rollouts import MOST_PART_BYTES
 from rollq.cli.main import main

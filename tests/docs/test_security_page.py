@@ -10,8 +10,8 @@ import redis
 from click.testing import CliRunner
 
 from rollq.buffer.store.connection import connect
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.redis_url import complete_url
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import Role, ServerUser, functions_of
 from rollq.cli.main import main
 from rollq.monitor.report.records import METRICS_FILE

@@ -14,7 +14,7 @@ import redis
 from click.testing import CliRunner
 from playwright.sync_api import Browser, sync_playwright
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
 from support.dashboard import serving
 from support.forked_roles import role

@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.chat_engine import PLAIN
 from support.forked_roles import role
 from support.recorded_run import recompute_all

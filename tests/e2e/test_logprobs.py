@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.forked_roles import role
 from support.recorded_run import recompute_all
 from support.waiting import PATIENCE_S

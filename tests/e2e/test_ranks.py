@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.consumer.trainer.checkpoints import newest_checkpoint
 from rollq.consumer.trainer.metrics_files import METRICS_FILE
 from support.forked_roles import role

@@ -8,7 +8,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rules.shards import task_of
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.run_location import open_run
 from rollq.cli.settings.file import load_settings
 from rollq.consumer import Batch, Consumer, ConsumerSettings

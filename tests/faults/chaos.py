@@ -25,7 +25,7 @@ from faults.processes import LIGHT, Load, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.cluster_nodes import move_slot
 from support.proxy import Proxy, Verdict
 

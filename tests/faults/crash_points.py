@@ -21,7 +21,7 @@ from faults.history import read_histories
 from faults.payloads import collect, payload_folder
 from faults.processes import Role
 from faults.saved_store import SavedStore
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.proxy import PASS, Fate, Proxy, Verdict, function_of, name_of
 from support.waiting import PATIENCE_S, wait_until
 

@@ -9,7 +9,7 @@ from faults.history import History
 from faults.recording import recorded
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.values.rollouts import FinishedGroup, Prompt
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.finished_groups import finished_sample
 
 SOURCE = "expert"

@@ -9,7 +9,7 @@ from typing import Any
 from faults.history import History
 from faults.recording import recorded
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.steering import GroupOrder
+from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.tickets import open_queue
 from support.buffer_run import World, let_go
 

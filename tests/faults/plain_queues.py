@@ -20,7 +20,7 @@ import redis
 from rq import Queue
 from rq.registry import StartedJobRegistry
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 Kind = Literal["rq", "zpopmin"]
 KINDS: tuple[Kind, ...] = ("rq", "zpopmin")

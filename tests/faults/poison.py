@@ -9,7 +9,7 @@ from pathlib import Path
 from faults import processes
 from faults.processes import BATCH, SETTINGS_FILE, Load, Role, write_settings
 from faults.stand_ins import StandIns
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Status
 from rollq.producer.settings import ProducerTask
 from support.producer_run import order

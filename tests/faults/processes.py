@@ -24,7 +24,7 @@ from faults.payloads import INLINE_BYTES, payloads_in
 from faults.recording import record_worker
 from faults.trainer import Launch
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.wire import payload
+from rollq.buffer.wire import group_fields as payload
 from support.forks import FORKS
 
 SETTINGS_FILE = "rollq.toml"

@@ -18,14 +18,14 @@ import pytest
 from faults.sleepers import Sleepers
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.calls.replies import Claimed, TrainerEpoch
-from rollq.buffer.calls.steering import GroupOrder
 from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import CheckpointOverdue, HistoryGone, ServerRefused, StaleWorker
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import FinishedGroup, GroupResult, Prompt
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.buffer_run import World, let_go, make_sample, text_of
 from support.finished_groups import finished_sample
 from support.invariants import check_task

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from rollq.buffer.store import functions, library
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.buffer_machine import run_machine
 from support.late_copies import RecordingBuffer, check_copies
 

@@ -6,7 +6,7 @@ import pytest
 
 from faults.crash_points import Scenario, crash_everywhere
 from faults.scenarios import scenarios
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 CALLS = {
     "sweeper": 15,

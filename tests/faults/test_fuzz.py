@@ -6,7 +6,7 @@ import pytest
 
 from faults.fuzz_decoders import fuzz, targets
 from faults.fuzz_functions import Fuzzer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 INPUTS = 300
 

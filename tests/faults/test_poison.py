@@ -5,7 +5,7 @@ from pathlib import Path
 from faults.poison import run_poison
 from faults.processes import Load
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 LOAD = Load(lengths=(20, 40), lease_s=2.0)
 MAX_DEATHS = TaskRules(batch_groups=1).max_deaths

@@ -4,7 +4,7 @@ from collections import Counter
 
 from faults.races import trainer_races, zombie_puts
 from rollq.buffer.calls.replies import PutOutcome
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 
 def test_no_late_result_is_accepted(server: EmbeddedServer) -> None:

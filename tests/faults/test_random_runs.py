@@ -1,7 +1,7 @@
 """A few random runs. `python -m faults runs` plays many."""
 
 from faults.random_runs import broken_promise
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 
 def test_random_runs_break_no_promise(fresh_server: EmbeddedServer) -> None:

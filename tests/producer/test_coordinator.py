@@ -15,7 +15,7 @@ from rq import Queue
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PutOutcome, Shortfall
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, RollqError, UnknownBatch
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import GroupResult, Lease, Prompt, Sample, SampleStatus
 from rollq.consumer.batches.batch import Batch

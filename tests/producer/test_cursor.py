@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import TaskKeys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import Prompt, SampleStatus, Status
 from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile

@@ -9,7 +9,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import BatchState, Control, PutOutcome
 from rollq.buffer.errors import InvalidPrompt, ServerRefused, StoreLost
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import SampleStatus, Status

@@ -1,6 +1,6 @@
 """The kinds of servers on which a buffer may be."""
 
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 AnyServer = EmbeddedServer | EmbeddedCluster

@@ -10,7 +10,7 @@ import numpy as np
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.payload_removal import AUDIT_PAUSE_S, Audit
 from rollq.buffer.calls.replies import Claimed, PutOutcome, TrainerEpoch
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import (
@@ -24,7 +24,7 @@ from rollq.buffer.values.rollouts import (
     Status,
     VersionSpan,
 )
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.invariants import check_task
 
 OUTSIDE_BYTES = 2 * MOST_INLINE_BYTES

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import yaml
 
-from rollq.buffer.store.server import embedded_binary
+from rollq.buffer.store.embedded_server import embedded_binary
 from support.waiting import PATIENCE_S, wait_while_alive
 
 COMPOSE = Path(__file__).parents[2] / "compose"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE, Status
 

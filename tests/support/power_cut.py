@@ -4,7 +4,7 @@ from typing import Any
 
 import redis
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 
 SYNCED_WITHIN_MS = 30_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.recorded_run import recompute_all, role
 from support.vllm_run import ENGINE_ARGS, cpu_environment, free_port, make_qwen3
 from support.vllm_server import VllmServer

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Status
 from support.recorded_run import role, rollq
 from support.vllm_run import ENGINE_ARGS, cpu_environment, make_qwen3

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Status
 from rollq.workers.engines.vllm.watchdog import VARIABLE
 from support.invariants import check_task

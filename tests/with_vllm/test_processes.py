@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.engines.vllm.engine import VllmEngine
 from rollq.workers.engines.vllm.guard import ProcessGuard

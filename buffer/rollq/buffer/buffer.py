@@ -1,6 +1,6 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
-from rollq.buffer.calls.steering import Steering
+from rollq.buffer.calls.orders import Steering
 from rollq.buffer.calls.tasks import Registry
 from rollq.buffer.roles import (
     ArchiverBuffer,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from rollq.buffer.calls.orders import Order
 from rollq.buffer.calls.replies import Control
-from rollq.buffer.calls.steering import Order
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.steering import CONTROLS, way_back, why_not
 from rollq.monitor.status.read import RunStatus

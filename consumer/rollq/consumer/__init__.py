@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rollq.buffer.archive.reading import Archive
+    from rollq.buffer.archive.reader import Archive
     from rollq.buffer.images.processor import ImageProcessor
     from rollq.buffer.rewards.advantages import AdvantageSettings
     from rollq.buffer.rewards.credit import token_advantages
@@ -59,7 +59,7 @@ else:
         __name__,
         {
             "rollq.buffer.rewards.advantages": "AdvantageSettings",
-            "rollq.buffer.archive.reading": "Archive",
+            "rollq.buffer.archive.reader": "Archive",
             "rollq.buffer.rewards.credit": "token_advantages",
             "rollq.buffer.images.processor": "ImageProcessor",
             "rollq.consumer.batches.batch": "Batch",

@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from rollq.buffer.archive.archiver import Archiver, file_name
-from rollq.buffer.archive.reading import Archive
+from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.archiving import Portion, StoredGroup
 from rollq.buffer.calls.replies import Shortfall
@@ -369,7 +369,7 @@ def test_an_archiver_waits_for_its_folder_and_says_so(
 
     with monkeypatch.context() as patch:
         if is_full:
-            patch.setattr("rollq.buffer.payloads.files._write", fill)
+            patch.setattr("rollq.buffer.payloads.folders_and_buckets._write", fill)
         else:
             folder.rename(folder.with_name("elsewhere"))
             folder.mkdir()

@@ -16,7 +16,7 @@ from datasets import load_dataset
 
 from rollq.buffer.archive.archiver import encode_file
 from rollq.buffer.archive.pages import ArchivePages
-from rollq.buffer.archive.reading import Archive
+from rollq.buffer.archive.reader import Archive
 from rollq.buffer.archive.rows import group_of, rows_of
 from rollq.buffer.archive.schema import VERSION, VERSION_KEY, check_version, schema
 from rollq.buffer.calls.archiving import Portion, StoredGroup
@@ -36,7 +36,7 @@ from rollq.buffer.values.rollouts import (
     VersionSpan,
 )
 from rollq.buffer.wire.prompts import encode_prompt
-from rollq.buffer.wire.samples import encode_samples
+from rollq.buffer.wire.sample_frames import encode_samples
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "archive.md"
 FIELDS = {

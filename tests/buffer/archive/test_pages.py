@@ -11,8 +11,8 @@ from rollq.buffer.archive import pages
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.export import export, groups_in
 from rollq.buffer.archive.pages import ArchivePages
-from rollq.buffer.archive.reading import ARCHIVED_AS, Archive
-from rollq.buffer.calls.steering import GroupOrder
+from rollq.buffer.archive.reader import ARCHIVED_AS, Archive
+from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.pages import MOST_READ, Selection
 from rollq.buffer.values.rollouts import Sample, SampleStatus

@@ -13,7 +13,7 @@ import pytest
 
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.export import export, groups_in
-from rollq.buffer.archive.reading import Archive
+from rollq.buffer.archive.reader import Archive
 from rollq.buffer.errors import ArchiveError, ConfigError, QueryError
 from support.buffer_run import World
 from support.documented_commands import ROOT, code_with

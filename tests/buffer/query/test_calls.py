@@ -16,8 +16,8 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.query import calls as asking
 from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.store.connection import connect, open_client
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SamplePart, SampleStatus, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample

@@ -18,17 +18,17 @@ from safetensors.numpy import load_file
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import BatchState, Claimed, PutOutcome
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index
 from rollq.buffer.snapshots.save import as_indexed
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
-from rollq.buffer.wire.payload import encode_payload
+from rollq.buffer.wire.group_fields import encode_payload
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import decode_samples
+from rollq.buffer.wire.sample_frames import decode_samples
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_of, set_clock
 from support.finished_groups import finished_groups, finished_sample

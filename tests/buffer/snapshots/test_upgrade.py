@@ -18,8 +18,8 @@ from rq import Queue
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RunMismatch
 from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import SCHEMA_VERSION, RunKeys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.cli.main import main
 from support.buffer_run import World

@@ -14,9 +14,9 @@ from redis._parsers.base import BaseParser
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
 from rollq.buffer.store.connection import Patience, connect, open_client, patiently, unfit
+from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary, free_port
 from rollq.buffer.store.redis_errors import diagnose, reply_text
 from rollq.buffer.store.redis_url import address, check_url, cli_command, has_password, mask_url
-from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from support.any_server import AnyServer
 from support.power_cut import kill_synced
 from support.proxy import Proxy

@@ -11,16 +11,16 @@ import pytest
 import redis
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
-from rollq.buffer.store import server as server_module
+from rollq.buffer.store import embedded_server as server_module
 from rollq.buffer.store.connection import connect
-from rollq.buffer.store.server import EmbeddedServer, config_word, embedded_binary
+from rollq.buffer.store.embedded_server import EmbeddedServer, config_word, embedded_binary
 from support.any_server import AnyServer
 from support.power_cut import kill_synced
 
 PARENT = """
 import signal, sys
 from rollq.buffer.store.connection import connect
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it ignored
 server = EmbeddedServer(sys.argv[1])
 server.start()

@@ -7,8 +7,8 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.store.connection import connect
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.redis_url import complete_url
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.cli.certificate_files import make_certificates
 

@@ -19,9 +19,9 @@ from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.store import servers
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
+from rollq.buffer.store.embedded_server import EmbeddedServer, free_port
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_url import check_url, mask_url, node_url, node_urls
-from rollq.buffer.store.server import EmbeddedServer, free_port
 from rollq.buffer.store.servers import connect_servers
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import Status

@@ -24,9 +24,9 @@ from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store import keys
 from rollq.buffer.store.connection import Patience, open_client
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.library import COMMON, READ_ONLY, digest, function_name, function_sources, library_name
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import (
     READS,
     USERS,

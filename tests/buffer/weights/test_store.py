@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost, WeightsError
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.weights.loading import KEPT_MODELS, load_weights
 from rollq.buffer.weights.manifest import (
     ADAPTER_CONFIG,

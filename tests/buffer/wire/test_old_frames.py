@@ -10,7 +10,7 @@ from hypothesis import given
 
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Sample, VersionSpan
-from rollq.buffer.wire.samples import decode_sample, decode_samples
+from rollq.buffer.wire.sample_frames import decode_sample, decode_samples
 from support.made_samples import PROFILE, SAMPLES, a_sample, a_segment, assert_same_sample
 from support.old_frames import PREFIX, encode_old_frame, sealed_old
 

@@ -13,7 +13,7 @@ from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.values.rollouts import Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.values.sample_numbers import means, sample_numbers, together
-from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.sample_rows import SampleRows
 
 
 def segment(prompt: int, spans: list[tuple[int, int, int]], mask: list[bool] | None = None, **arrays: Any) -> Segment:

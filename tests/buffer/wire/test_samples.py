@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, ArrayRef, Sample, VersionSpan
 from rollq.buffer.values.sample_columns import Samples
-from rollq.buffer.wire import samples as codec
-from rollq.buffer.wire.samples import FRAME_VERSION, MAGIC, PREFIX, decode_sample, decode_samples, encode_samples
+from rollq.buffer.wire import sample_frames as codec
+from rollq.buffer.wire.sample_frames import FRAME_VERSION, MAGIC, PREFIX, decode_sample, decode_samples, encode_samples
 from support.made_samples import (
     DTYPES,
     JSON,

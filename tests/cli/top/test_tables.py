@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollq.buffer.calls.orders import Order
 from rollq.buffer.calls.replies import Control
-from rollq.buffer.calls.steering import Order
 from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.changes import change_of

@@ -10,8 +10,8 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.values.history import HISTORY_COUNTERS
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.status.diagnosis import State

@@ -8,7 +8,7 @@ import pytest
 from rollq.buffer.archive.annotations import Annotation, Annotations
 from rollq.buffer.calls.group_details import FoundGroup, TrainStep
 from rollq.buffer.values.rollouts import Prompt, Status
-from rollq.monitor.dashboard.annotations import TrainedReader, trained_step, values_of
+from rollq.monitor.dashboard.trainer_values import TrainedReader, trained_step, values_of
 from rollq.monitor.groups.view import SegmentView
 
 TRAINED = FoundGroup("math", 7, Status.ARCHIVED, {}, Prompt("p"), (), "", (), TrainStep(3, 1, 2), None, 5)

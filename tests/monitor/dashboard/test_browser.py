@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.query.pages import MOST_READ
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample, SampleStatus, Status
 from support.buffer_run import World
 from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollq.monitor.dashboard.pieces import pieces
+from rollq.monitor.dashboard.token_text import pieces
 
 TEXT = "größer 數學 🙂 end"
 

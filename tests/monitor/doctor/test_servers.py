@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from rollq.buffer.store.connection import Patience, open_client
-from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
+from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary, free_port
 from rollq.monitor.doctor.checks import BUFFER_CHECKS, QUEUE_CHECKS
 from rollq.monitor.doctor.examine import examine_server
 from rollq.monitor.doctor.facts import read_facts

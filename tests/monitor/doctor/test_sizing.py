@@ -13,11 +13,11 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import SalvageOutcome
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.servers import OneServer
 from rollq.buffer.values.rollouts import MOST_PART_BYTES, Lease, Prompt, SamplePart, SampleStatus
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
-from rollq.buffer.wire.samples import encode_samples
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
+from rollq.buffer.wire.sample_frames import encode_samples
 from rollq.monitor.doctor.examine import (
     Sizing,
     Weights,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rollq.buffer.errors import ServerUnavailable
-from rollq.monitor.metrics.reading import MOST_OFTEN_S, SharedReading
+from rollq.monitor.metrics.shared_status import MOST_OFTEN_S, SharedReading
 from rollq.monitor.status.read import RunStatus
 from support.run_statuses import run_status
 from support.waiting import PATIENCE_S

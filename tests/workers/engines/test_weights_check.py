@@ -18,8 +18,8 @@ from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
-from rollq.workers.engines.trial import before
 from rollq.workers.engines.weights_check import WeightsRejected
+from rollq.workers.engines.weights_trial import before
 from support.model_families import make_model
 
 Tensors = dict[str, torch.Tensor]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.buffer.calls.orders import Fleet
 from rollq.buffer.calls.replies import UnderWay
-from rollq.buffer.calls.steering import Fleet
 from rollq.workers.groups.fair_share import (
     ALIKE,
     PATIENCE_S,

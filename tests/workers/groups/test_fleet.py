@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.steering import Order
+from rollq.buffer.calls.orders import Order
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import Status
 from rollq.workers.groups import fair_share

@@ -18,7 +18,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.groups.recipes import make_recipes
-from rollq.workers.groups.samples import all_of
+from rollq.workers.groups.sample_maker import all_of
 from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge

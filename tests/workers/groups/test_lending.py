@@ -10,7 +10,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ServerRefused
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Prompt, Sample, Status
 from rollq.workers.engines.speed import EngineSpeed
@@ -19,7 +19,7 @@ from rollq.workers.groups.borrower import Borrower
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.samples import SampleMaker, made_tokens
+from rollq.workers.groups.sample_maker import SampleMaker, made_tokens
 from rollq.workers.run import Worker
 from support.buffer_run import make_sample
 from support.waiting import PATIENCE_S

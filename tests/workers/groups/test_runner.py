@@ -15,8 +15,8 @@ from safetensors.numpy import save
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Leased
 from rollq.buffer.errors import StoreLost, WeightsError
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import FinishReason, GroupResult, Prompt, Sample, SampleStatus, Status, VersionSpan
 from rollq.buffer.weights.manifest import WEIGHTS_FILE

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollq.buffer.calls.orders import Fleet
 from rollq.buffer.calls.replies import UnderWay
-from rollq.buffer.calls.steering import Fleet
 from rollq.workers.engines.speed import EngineSpeed
 from rollq.workers.groups.spread import (
     Spare,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.orders import Order
 from rollq.buffer.calls.replies import Control
-from rollq.buffer.calls.steering import Order
 from rollq.buffer.values.rollouts import FinishReason, Lease, Prompt, Sample, Status
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion
-from rollq.workers.groups.samples import priority
+from rollq.workers.groups.sample_maker import priority
 from rollq.workers.groups.task_control import WorkerState, leasable, should_interrupt, wants_sleep
 from rollq.workers.run import Worker
 from rollq.workers.settings import PauseMode

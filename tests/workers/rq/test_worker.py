@@ -22,7 +22,7 @@ from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
 from rollq.workers.rq.in_flight import Taken
 from rollq.workers.rq.ticket_source import BLOCK_S

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rq import Queue
 
-from rollq.buffer.calls.steering import Order
+from rollq.buffer.calls.orders import Order
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import ENGINE, check_object, inside
 from rollq.buffer.errors import ConfigError, RollqError
@@ -32,6 +32,7 @@ from rollq.workers.groups.agent_loops import check_loop
 from rollq.workers.groups.borrower import Borrower
 from rollq.workers.groups.cut_off import CutOff
 from rollq.workers.groups.fleet_share import FleetShare
+from rollq.workers.groups.group_runner import GroupRunner
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
 from rollq.workers.groups.lender import Lender
@@ -39,9 +40,8 @@ from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.places import AllPlaces, Places
 from rollq.workers.groups.rates import LastMinute
 from rollq.workers.groups.recipes import Recipe, make_recipes
-from rollq.workers.groups.runner import GroupRunner
 from rollq.workers.groups.salvage import Salvage
-from rollq.workers.groups.samples import SampleMaker
+from rollq.workers.groups.sample_maker import SampleMaker
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.groups.timeouts import AttemptTimeouts

@@ -16,7 +16,7 @@ from rollq.buffer.archive.schema import parquet, write_rows
 from rollq.buffer.calls.archiving import MAX_PORTION_GROUPS, Portion, StoredGroup
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ArchiveError, ConfigError, ServerError, StoreLost
-from rollq.buffer.payloads.files import Bucket, Folder, Objects
+from rollq.buffer.payloads.folders_and_buckets import Bucket, Folder, Objects
 from rollq.buffer.roles import ArchiverBuffer
 from rollq.buffer.store.connection import wait_out
 from rollq.buffer.values.rollouts import Status

@@ -12,8 +12,8 @@ from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from rollq.buffer.archive.found import found_group
-from rollq.buffer.archive.reading import OF_A_STEP, Archive, by_group
+from rollq.buffer.archive.group_details import found_group
+from rollq.buffer.archive.reader import OF_A_STEP, Archive, by_group
 from rollq.buffer.archive.rows import Row
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.common import exact_json

@@ -27,7 +27,7 @@ from rollq.buffer.values.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.wire.payload import decode_kept
+from rollq.buffer.wire.group_fields import decode_kept
 from rollq.buffer.wire.prompts import decode_prompt
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 from rollq.buffer.calls.replies import Clock, Control, LiveModel
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, StoreLost
-from rollq.buffer.payloads import objects
-from rollq.buffer.payloads.store import Frame, PayloadName
-from rollq.buffer.payloads.stores import Payloads
+from rollq.buffer.payloads import object_payloads
+from rollq.buffer.payloads.interface import Frame, PayloadName
+from rollq.buffer.payloads.router import Payloads
 from rollq.buffer.rules.codec import decode_rules
 from rollq.buffer.rules.names import is_name
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
@@ -23,7 +23,7 @@ from rollq.buffer.store.connection import Patience, check_policy
 from rollq.buffer.store.events import EventKind, Events, channel_of
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.store.redis_url import address
-from rollq.buffer.store.run import RunStore
+from rollq.buffer.store.run_store import RunStore
 from rollq.buffer.store.servers import Servers
 from rollq.buffer.values.memory_use import Fullness
 
@@ -105,7 +105,7 @@ class BufferCore(RunStore):
         unmarked = None if self.send("EXISTS", self.keys.info) else outside
         if unmarked:  # before the run, so that a role that dies here leaves no run without a marker
             unmarked.mark(self.payloads.folder(new))
-        place = objects.PLACE if outside else ""
+        place = object_payloads.PLACE if outside else ""
         found = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place)
         self._incarnation = self.checked_incarnation(found)
         if unmarked and self._incarnation != new:

@@ -12,7 +12,7 @@ from rollq.buffer.calls.replies import BatchState
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import SampleStatus
 from rollq.buffer.values.sample_numbers import Numbers, means, together
-from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.sample_rows import SampleRows
 
 BatchType = Literal["train", "eval"]
 GROUPS_PER_TRIP = 500

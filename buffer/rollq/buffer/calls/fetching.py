@@ -6,12 +6,12 @@ from typing import Any
 from rollq.buffer.calls.core import BufferCore, pairs
 from rollq.buffer.calls.replies import ClaimedGroup
 from rollq.buffer.errors import CorruptFrame, CorruptGroup
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.values.rollouts import WHOLE, Group, Prompt
 from rollq.buffer.values.sample_columns import Samples
-from rollq.buffer.wire.payload import decode_group
+from rollq.buffer.wire.group_fields import decode_group
 from rollq.buffer.wire.prompts import decode_prompt
 
 FETCH_GROUPS_PER_TRIP = 64

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from rollq.buffer.calls.core import BufferCore, pairs
 from rollq.buffer.errors import ConfigError, CorruptFrame, ServerError
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.wire.group_fields import frames_by_index
 from rollq.buffer.wire.parts import decode_parts
-from rollq.buffer.wire.payload import frames_by_index
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import decode_samples
+from rollq.buffer.wire.sample_frames import decode_samples
 
 GROUPS_PER_TRIP = 16
 STEPPED = (Status.CLAIMED, Status.ARCHIVED)

@@ -15,7 +15,7 @@ from rollq.buffer.errors import ConfigError, InvalidGroup, InvalidPrompt, Server
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE, FinishedGroup
-from rollq.buffer.wire.payload import encode_whole
+from rollq.buffer.wire.group_fields import encode_whole
 from rollq.buffer.wire.prompts import encode_prompt
 
 MOST_SOURCE_CHARACTERS = 200

@@ -12,18 +12,18 @@ import orjson
 from redis.exceptions import RedisError
 
 from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.calls.orders import Fleet, Order
 from rollq.buffer.calls.put_args import GroupArgs, calls_of, encode_result, part_args, result_args
 from rollq.buffer.calls.replies import Leased, PutOutcome, Renewed, SalvageOutcome, UnderWay
-from rollq.buffer.calls.steering import Fleet, Order
 from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_errors import code_of
 from rollq.buffer.values.rollouts import AWAY, BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
+from rollq.buffer.wire.group_fields import decode_kept, frames_by_index, is_large
 from rollq.buffer.wire.parts import tokens_in_parts
-from rollq.buffer.wire.payload import decode_kept, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from rollq.buffer.calls.leasing import Leasing, decode_lease, fences, leases_by_
 from rollq.buffer.calls.replies import Offer, Offered
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE, Lease, Sample, SampleStatus
-from rollq.buffer.wire.payload import decode_kept
+from rollq.buffer.wire.group_fields import decode_kept
 
 
 class Lending(Leasing):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rollq.buffer.calls.core import BufferCore
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 
 NAMES_PER_CALL = 200
 AUDIT_PAUSE_S = 60.0

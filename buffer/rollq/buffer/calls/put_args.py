@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rewards.credit import judged_reward
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors, brings_labels, counted_version
@@ -28,10 +28,10 @@ from rollq.buffer.values.rollouts import (
 )
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.values.sample_numbers import sample_numbers
+from rollq.buffer.wire.group_fields import encode_payload, encode_whole, is_whole
+from rollq.buffer.wire.joined_frame import Pieces
 from rollq.buffer.wire.parts import encode_part
-from rollq.buffer.wire.payload import encode_payload, encode_whole, is_whole
-from rollq.buffer.wire.pieces import Pieces
-from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.sample_rows import SampleRows
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,9 @@ RESULT_ARGS = (
 def encode_result(
     result: GroupResult, pieces_from: int | None = None
 ) -> tuple[GroupResult, Mapping[str, bytes | Pieces]]:
-    """The result, or a failed one when it cannot be trained on, and its frames (see `rollq.buffer.wire.payload`): one
-    of the whole group, or those of its new samples. A frame of `pieces_from` bytes and more is in pieces."""
+    """The result, or a failed one when it cannot be trained on, and its frames (see
+    `rollq.buffer.wire.group_fields`): one of the whole group, or those of its new samples. A frame of `pieces_from`
+    bytes and more is in pieces."""
     lease, samples = result.lease, result.samples
     try:
         if pieces_from is not None and is_whole(samples):

@@ -16,7 +16,7 @@ from rollq.buffer.rules.names import is_name
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.store.keys import TaskKeys
-from rollq.buffer.store.run import RunStore
+from rollq.buffer.store.run_store import RunStore
 from rollq.buffer.store.servers import Servers
 from rollq.buffer.values.rollouts import Status
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from rollq.buffer.payloads.store import Frame, PayloadName, T, Write
+from rollq.buffer.payloads.interface import Frame, PayloadName, T, Write
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
-from rollq.buffer.store.run import RunStore
-from rollq.buffer.wire.pieces import Pieces
+from rollq.buffer.store.run_store import RunStore
+from rollq.buffer.wire.joined_frame import Pieces
 
 PLACE = "cluster"
 KEYS_PER_PAGE = 1000

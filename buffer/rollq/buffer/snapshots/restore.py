@@ -16,8 +16,8 @@ import orjson
 
 from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.errors import RunMismatch, SnapshotError
-from rollq.buffer.payloads.objects import PLACE
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
+from rollq.buffer.payloads.object_payloads import PLACE
 from rollq.buffer.rules.codec import decode_rules, encode_rules
 from rollq.buffer.rules.revisions import differences
 from rollq.buffer.rules.settings import FIXED_RULES, TaskRules
@@ -26,7 +26,7 @@ from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.values.rollouts import NO_VERSION, WHOLE
-from rollq.buffer.wire.payload import frame_bytes, is_large
+from rollq.buffer.wire.group_fields import frame_bytes, is_large
 
 RESTORABLE = (4, 5, 6, 7, SCHEMA_VERSION)
 """Schemas of runs that can be restored. Runs before 5 stored each sample on its own, those before 6 no payloads, and

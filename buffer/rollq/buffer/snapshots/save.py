@@ -17,7 +17,7 @@ import orjson
 
 from rollq.buffer.calls.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.values.rollouts import WHOLE, Status

@@ -12,7 +12,7 @@ import redis
 from redis import exceptions as driver
 
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
-from rollq.buffer.store.server import PORT_TRIES, EmbeddedServer, free_port
+from rollq.buffer.store.embedded_server import PORT_TRIES, EmbeddedServer, free_port
 from rollq.buffer.store.server_access import START_USER
 
 SLOTS = 16384

@@ -275,7 +275,7 @@ class FinishedGroup:
 
 
 WHOLE: Final = "all"
-"""The field of the frame of a whole group; see `rollq.buffer.wire.payload`."""
+"""The field of the frame of a whole group; see `rollq.buffer.wire.group_fields`."""
 BESIDE: Final = "beside"
 """In its place for a large frame, which is a separate key in the task's slot."""
 AWAY: Final = "away"

@@ -75,7 +75,7 @@ def export(
     """
     from rollq.buffer.archive.export import export as write
     from rollq.buffer.archive.export import groups_in
-    from rollq.buffer.archive.reading import Archive
+    from rollq.buffer.archive.reader import Archive
     from rollq.cli.commands.status import parse_query_text
     from rollq.cli.run_location import find_run
 

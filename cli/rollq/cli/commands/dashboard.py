@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from rollq.buffer.archive.annotations import AnnotationReader
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.calls.steering import GroupOrder, Order, Ordered
+    from rollq.buffer.calls.orders import GroupOrder, Order, Ordered
     from rollq.cli.run_location import RunLocation
     from rollq.cli.run_reader import RunReader
     from rollq.monitor.dashboard.groups import TokenTexts
-    from rollq.monitor.dashboard.steering import Preview
+    from rollq.monitor.dashboard.orders import Preview
     from rollq.monitor.status.read import RunStatus
 
 TOKEN = "ROLLQ_DASHBOARD_TOKEN"
@@ -78,8 +78,8 @@ def dashboard(
     from rollq.cli.run_location import find_run
     from rollq.cli.run_reader import RunReader
     from rollq.cli.signals import stop_on_signals
-    from rollq.monitor.dashboard.annotations import TrainedReader
-    from rollq.monitor.metrics.reading import SharedReading
+    from rollq.monitor.dashboard.trainer_values import TrainedReader
+    from rollq.monitor.metrics.shared_status import SharedReading
 
     if archive_url is not None:
         if url or run_name or token_file:
@@ -103,10 +103,10 @@ def _archive(url: str, texts: "TokenTexts") -> "Starlette":
     """The app of an archive. Raises `ConfigError`, `ArchiveError`."""
     from rollq.buffer.archive.annotations import AnnotationReader, root_of
     from rollq.buffer.archive.pages import ArchivePages
-    from rollq.buffer.archive.reading import ARCHIVED_AS, Archive
-    from rollq.monitor.dashboard.annotations import TrainedReader
+    from rollq.buffer.archive.reader import ARCHIVED_AS, Archive
     from rollq.monitor.dashboard.app import archive_app
     from rollq.monitor.dashboard.browsing import Browsing
+    from rollq.monitor.dashboard.trainer_values import TrainedReader
 
     archive = Archive(url)
     pages = ArchivePages(archive)
@@ -159,7 +159,7 @@ class _Orders:
 
     def preview(self, run: "RunStatus", order: "Order", kind: str, name: str) -> "Preview":
         from rollq.cli.changes import VERBS, change_of
-        from rollq.monitor.dashboard.steering import Preview
+        from rollq.monitor.dashboard.orders import Preview
 
         known = {"run": [""], "task": [task.task for task in run.tasks], "worker": list(run.workers)}
         if name not in known.get(kind, ()):

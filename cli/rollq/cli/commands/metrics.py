@@ -36,7 +36,7 @@ def metrics(
     from rollq.cli.run_location import find_run
     from rollq.cli.run_reader import RunReader
     from rollq.cli.signals import stop_on_signals
-    from rollq.monitor.metrics.reading import SharedReading
+    from rollq.monitor.metrics.shared_status import SharedReading
 
     location = find_run(file, url, run_name)
     stop_on_signals()  # a signal ends the server, and has no further effect

@@ -10,7 +10,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
-    from rollq.buffer.calls.steering import Order
+    from rollq.buffer.calls.orders import Order
 
 _OPTIONS = (
     click.option("--task", "tasks", multiple=True, help="Only this task; may be repeated."),
@@ -45,7 +45,7 @@ def pause(
       rollq pause rollq.toml --task math
       rollq pause rollq.toml --worker gpu1
     """
-    from rollq.buffer.calls.steering import Order
+    from rollq.buffer.calls.orders import Order
 
     _steer(Order.PAUSE, file, url, run_name, tasks, workers)
 
@@ -66,7 +66,7 @@ def resume(
       rollq resume rollq.toml --task math
       rollq resume rollq.toml --worker gpu1
     """
-    from rollq.buffer.calls.steering import Order
+    from rollq.buffer.calls.orders import Order
 
     _steer(Order.RUN, file, url, run_name, tasks, workers)
 
@@ -87,7 +87,7 @@ def drain(
       rollq drain rollq.toml --task math
       rollq drain rollq.toml --worker gpu1-3f2a9c10
     """
-    from rollq.buffer.calls.steering import Order
+    from rollq.buffer.calls.orders import Order
 
     _steer(Order.DRAIN, file, url, run_name, tasks, workers)
 

@@ -64,7 +64,7 @@ def redis(
       rollq redis --bind 10.0.0.1 --acl rollq.acl --certificates certificates --program /usr/bin/redis-server
     """
     from rollq.buffer.store.embedded_cluster import EmbeddedCluster
-    from rollq.buffer.store.server import EmbeddedServer
+    from rollq.buffer.store.embedded_server import EmbeddedServer
 
     password = None
     if password_env is not None:

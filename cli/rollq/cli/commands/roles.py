@@ -130,7 +130,7 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
         raise ConfigError(f"`rollq train` needs the package {error.name!r}: pip install 'rollq[torch]'") from error
     stop = stop_on_signals()
     if archive_url is not None:
-        from rollq.buffer.archive.reading import Archive
+        from rollq.buffer.archive.reader import Archive
 
         step = train_from_archive(Archive(archive_url), trainer, seed=settings.seed, stop=stop)
         log.info("stopped after step %d of %d", step, trainer.steps)

@@ -129,7 +129,7 @@ class _Archived:
     @cached_property
     def _found(self) -> "ArchivePages | None":
         from rollq.buffer.archive.pages import ArchivePages
-        from rollq.buffer.archive.reading import Archive
+        from rollq.buffer.archive.reader import Archive
 
         try:
             return ArchivePages(Archive(self._folder)) if self._folder else None

@@ -22,7 +22,7 @@ import orjson
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
 from rollq.cli.demo.length import LEAST_GAIN, duration, gain, step_seconds, steps_within
 from rollq.cli.demo.models import MODELS, TINY, DemoModel

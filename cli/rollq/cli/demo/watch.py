@@ -15,7 +15,7 @@ from rich.live import Live
 
 from rollq.buffer.errors import ServerUnavailable, StoreLost
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.supervisor import Role, Supervisor
 from rollq.monitor.report.buffer_reading import take_reading
 from rollq.monitor.report.live_view import LiveView, clock, plain_line, render

@@ -10,7 +10,7 @@ from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.widgets import DataTable, Static
 
-from rollq.buffer.calls.steering import Order
+from rollq.buffer.calls.orders import Order
 from rollq.buffer.errors import RollqError
 from rollq.cli.changes import Change, change_of
 from rollq.cli.run_reader import RunReader

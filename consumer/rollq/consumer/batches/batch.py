@@ -14,7 +14,7 @@ from rollq.buffer.rewards.credit import StepKind
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
 from rollq.buffer.values.sample_numbers import Numbers
-from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.sample_rows import SampleRows
 from rollq.consumer.batches import packing
 from rollq.consumer.batches.content import BatchContent, HeldGroups, Reader
 from rollq.consumer.batches.group_credit import group_credit

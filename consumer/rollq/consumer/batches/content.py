@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rollq.buffer.values.rollouts import BoolArray, Group, Sample
 from rollq.buffer.values.sample_columns import Samples
-from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.sample_rows import SampleRows
 from rollq.consumer.batches.sequences import TokenSequence, TokenStaleness, token_sequences
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from rollq.buffer.errors import CorruptGroup
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.values.rollouts import Group, Prompt, Sample, SampleStatus, Segment
 from rollq.buffer.values.sample_columns import Samples
-from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.sample_rows import SampleRows
 from rollq.consumer.claims.prefetch import Prefetch, decode_rows
 
 log = logging.getLogger(__name__)

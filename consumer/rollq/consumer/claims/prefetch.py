@@ -15,7 +15,7 @@ from rollq.buffer.errors import CorruptFrame, CorruptGroup, RollqError, ServerEr
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.values.rollouts import Group
 from rollq.buffer.values.sample_columns import Samples
-from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.sample_rows import SampleRows
 from rollq.consumer.batches import packing
 
 log = logging.getLogger(__name__)

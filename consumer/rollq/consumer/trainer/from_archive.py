@@ -3,7 +3,7 @@
 import threading
 from contextlib import nullcontext
 
-from rollq.buffer.archive.reading import Archive
+from rollq.buffer.archive.reader import Archive
 from rollq.buffer.errors import ArchiveError
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers.trackers import Trackers, check_packages

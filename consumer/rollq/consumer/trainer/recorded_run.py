@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from rollq.buffer.archive.reading import Archive
+from rollq.buffer.archive.reader import Archive
 from rollq.buffer.archive.rows import TrainedGroup
 from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.calls.replies import Production

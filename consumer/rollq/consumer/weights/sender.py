@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.store.server import free_port
+from rollq.buffer.store.embedded_server import free_port
 from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog, TensorSpec, assign_ranks
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights

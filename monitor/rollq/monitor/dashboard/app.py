@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rollq.buffer.calls.group_details import FoundGroup
-from rollq.buffer.calls.steering import GroupOrder, Order
+from rollq.buffer.calls.orders import GroupOrder, Order
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.listening.connections import identify
 from rollq.buffer.query.pages import Page, Selection
@@ -29,10 +29,10 @@ from rollq.monitor.dashboard.access import refusal_of
 from rollq.monitor.dashboard.answers import Unreadable, answer, dumps, json_endpoint, number_of
 from rollq.monitor.dashboard.browsing import Browsing
 from rollq.monitor.dashboard.events import Events
+from rollq.monitor.dashboard.orders import Steering, preview_of_group
 from rollq.monitor.dashboard.series import series
-from rollq.monitor.dashboard.steering import Steering, preview_of_group
 from rollq.monitor.metrics.app import metrics_app
-from rollq.monitor.metrics.reading import SharedReading
+from rollq.monitor.metrics.shared_status import SharedReading
 from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.text import as_json_line
 

@@ -11,9 +11,9 @@ from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.query.pages import Page, Selection
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.dashboard.annotations import TrainedReader
 from rollq.monitor.dashboard.answers import Missing, json_endpoint, number_of
 from rollq.monitor.dashboard.groups import TokenTexts, chosen, group_of, row_of, tokens_of
+from rollq.monitor.dashboard.trainer_values import TrainedReader
 from rollq.monitor.groups.view import view_of
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rollq.buffer.archive.annotations import Annotations
 from rollq.buffer.calls.group_details import FoundGroup
-from rollq.monitor.dashboard.annotations import Trained, values_of
-from rollq.monitor.dashboard.pieces import Decode, pieces
+from rollq.monitor.dashboard.token_text import Decode, pieces
+from rollq.monitor.dashboard.trainer_values import Trained, values_of
 from rollq.monitor.groups.view import GroupView, SampleView, SegmentView, prompt_turns
 
 FIRST_TOKENS = 600

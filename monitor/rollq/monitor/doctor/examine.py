@@ -9,8 +9,8 @@ import redis
 from redis import exceptions as driver
 
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
-from rollq.buffer.payloads import cluster, objects
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads import cluster, object_payloads
+from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
@@ -150,7 +150,7 @@ def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
             checkpoint_steps=rules.max_uncheckpointed_steps,
             surplus_groups=waiting if rules.offline else 0,  # no bound holds for insertions
             spread_bytes=away_bytes[cluster.PLACE],
-            outside_bytes=away_bytes[objects.PLACE],
+            outside_bytes=away_bytes[object_payloads.PLACE],
         )
     return sizes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.rollouts import MOST_PART_BYTES
-from rollq.buffer.wire.payload import is_large
+from rollq.buffer.wire.group_fields import is_large
 
 PAYLOAD_FACTOR = 1.25
 """Allocators round large values up to size classes, by at most a quarter."""

@@ -32,8 +32,8 @@ from rollq.workers.engines.protocol import (
 )
 from rollq.workers.engines.receiver import Incoming, Receiver
 from rollq.workers.engines.tensors import few
-from rollq.workers.engines.trial import Trials
 from rollq.workers.engines.weights_check import WeightsCheck, WeightsRejected
+from rollq.workers.engines.weights_trial import Trials
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.shared_speed import Running, SharedSpeed
-from rollq.workers.engines.spans import version_spans
+from rollq.workers.engines.version_spans import version_spans
 from rollq.workers.tokenizers.byte import EOS_ID
 
 FILLER_ID = 0

@@ -11,8 +11,8 @@ that is fully used leaves them to the next that has a place: it would only keep 
 
 from math import ceil, floor
 
+from rollq.buffer.calls.orders import Fleet
 from rollq.buffer.calls.replies import UnderWay
-from rollq.buffer.calls.steering import Fleet
 
 NOISE = 0.1
 """A share is taken for the next whole number of groups when it is this near."""

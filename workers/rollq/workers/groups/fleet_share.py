@@ -3,12 +3,12 @@
 Invariant: no group is taken before the fleet knows of this worker, and a worker that takes none counts for nothing.
 """
 
-from rollq.buffer.calls.steering import Fleet
+from rollq.buffer.calls.orders import Fleet
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.fair_share import counted_speed, share_of
 from rollq.workers.groups.places import AllPlaces
-from rollq.workers.groups.samples import SampleMaker
+from rollq.workers.groups.sample_maker import SampleMaker
 from rollq.workers.groups.task_control import TaskControl
 
 

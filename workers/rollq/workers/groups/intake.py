@@ -20,11 +20,11 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.fair_share import allowance, denied_for_s
 from rollq.workers.groups.fleet_share import FleetShare
+from rollq.workers.groups.group_runner import GroupRunner
 from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.lender import Lender
 from rollq.workers.groups.places import AllPlaces
-from rollq.workers.groups.runner import GroupRunner
-from rollq.workers.groups.samples import UNFINISHED
+from rollq.workers.groups.sample_maker import UNFINISHED
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.rq.in_flight import Taken
 from rollq.workers.wake_signals import POLL_S, Signals

@@ -9,7 +9,7 @@ from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.samples import UNFINISHED, SampleMaker
+from rollq.workers.groups.sample_maker import UNFINISHED, SampleMaker
 from rollq.workers.groups.spread import (
     FEW_GROUPS,
     LEAST_RATIO,

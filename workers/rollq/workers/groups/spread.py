@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
+from rollq.buffer.calls.orders import Fleet
 from rollq.buffer.calls.replies import UnderWay
-from rollq.buffer.calls.steering import Fleet
 from rollq.workers.engines.speed import EngineSpeed
 
 LEAST_PART = 0.2

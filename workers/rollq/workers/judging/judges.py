@@ -20,7 +20,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import explanation
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
-from rollq.buffer.wire.samples import decode_sample, encode_samples
+from rollq.buffer.wire.sample_frames import decode_sample, encode_samples
 from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext

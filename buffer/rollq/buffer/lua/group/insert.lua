@@ -4,7 +4,7 @@
 -- ARGV: incarnation, source, after, then per group: prompt, reward, tokens, bytes, rows, frame
 --   source: what they come from   after: how many groups of it were inserted before these
 --   reward: mean of its samples   tokens: of their responses   bytes: of the frame
---   rows: of its samples, for the trainer (see `rollq.buffer.wire.rows`)   frame: of the WHOLE group
+--   rows: of its samples, for the trainer (see `rollq.buffer.wire.sample_rows`)   frame: of the WHOLE group
 -- Returns: how many groups of the source were inserted so far
 -- Caller: Insertion.insert; producers
 -- Repeat: finds that more of the source was inserted, and inserts nothing

@@ -12,7 +12,7 @@
 --   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
 --   bytes: of the frames and payloads given
---   rows: of the samples, for the trainer (see `rollq.buffer.wire.rows`); '' unless all have ended
+--   rows: of the samples, for the trainer (see `rollq.buffer.wire.sample_rows`); '' unless all have ended
 --   counted_in: the epoch; or a dead one that made all tokens, whose versions are then as they were in it
 --   unjudged: indices of samples that are whole and were interrupted while they were judged, comma separated
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all

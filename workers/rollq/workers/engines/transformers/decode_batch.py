@@ -19,9 +19,9 @@ from rollq.buffer.images.processor import ImageProcessor, PlacedImages
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion
-from rollq.workers.engines.spans import version_spans
 from rollq.workers.engines.transformers.expert_recorder import ExpertArray, ExpertRecorder
 from rollq.workers.engines.transformers.sampling import SamplingRows, sample, token_logprobs, uniforms
+from rollq.workers.engines.version_spans import version_spans
 
 _MAX_SEED = 2**64 - 1
 

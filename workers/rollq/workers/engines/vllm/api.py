@@ -12,7 +12,7 @@ from rollq.buffer.images.files import open_image
 from rollq.buffer.images.processor import PlacedImages
 from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion, parse_reason
-from rollq.workers.engines.spans import version_spans
+from rollq.workers.engines.version_spans import version_spans
 
 
 def image_input(ids: list[int], images: PlacedImages) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
 from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.gateway.sessions.finished_sample import Chooser
 from rollq.workers.gateway.sessions.session import SETTLE_S, Session
-from rollq.workers.gateway.settings import SessionSettings
 
 LOOK_S = 0.2
 """How soon a stopped group is noticed."""

@@ -17,9 +17,9 @@ from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.harnesses.local import given_prompt, make_chooser
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
+from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.gateway.sessions.finished_sample import Chooser
 from rollq.workers.gateway.sessions.session import Session
-from rollq.workers.gateway.settings import SessionSettings
 
 LOOK_S: Final = 0.2
 

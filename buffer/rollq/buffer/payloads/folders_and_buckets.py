@@ -18,7 +18,7 @@ from rollq.buffer.common.atomic_files import fsync_folder
 from rollq.buffer.common.s3 import open_bucket
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.store.redis_errors import Trouble
-from rollq.buffer.wire.pieces import Pieces
+from rollq.buffer.wire.joined_frame import Pieces
 
 FILES_PER_PAGE = 1000
 UNFINISHED = "."

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rollq.buffer.archive.reading import status_of
+from rollq.buffer.archive.reader import status_of
 from rollq.buffer.archive.rows import content_of, sample_of
 from rollq.buffer.calls.group_details import FoundGroup, PastLease, TrainStep
 from rollq.buffer.errors import CorruptFrame

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.payloads import cluster, objects
-from rollq.buffer.payloads.store import Frame, PayloadName, PayloadStore, T, Write
+from rollq.buffer.payloads import cluster, object_payloads
+from rollq.buffer.payloads.interface import Frame, PayloadName, PayloadStore, T, Write
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.run import RunStore
-from rollq.buffer.wire.payload import is_large
+from rollq.buffer.store.run_store import RunStore
+from rollq.buffer.wire.group_fields import is_large
 
 
 class Payloads:
@@ -21,12 +21,12 @@ class Payloads:
         self._min_bytes = settings.min_bytes
         self.max_buffer_bytes = settings.max_buffer_bytes
         self._stores: dict[str, PayloadStore] = {}
-        self.outside: objects.ObjectPayloads | None = None
+        self.outside: object_payloads.ObjectPayloads | None = None
         if run.servers.spread:
             self._stores[cluster.PLACE] = cluster.ClusterPayloads(run)
         if settings.url:
-            self.outside = objects.ObjectPayloads(settings.url, lambda: self.folder(run.incarnation), patience)
-            self._stores[objects.PLACE] = self.outside
+            self.outside = object_payloads.ObjectPayloads(settings.url, lambda: self.folder(run.incarnation), patience)
+            self._stores[object_payloads.PLACE] = self.outside
 
     def __bool__(self) -> bool:
         """Whether there may be any."""
@@ -49,7 +49,7 @@ class Payloads:
     def place_for(self, size_bytes: int) -> str | None:
         """The place of a new payload of this size; None if it is not to be away."""
         if self.outside and size_bytes >= self._min_bytes:
-            return objects.PLACE
+            return object_payloads.PLACE
         if cluster.PLACE in self._stores and is_large(size_bytes):
             return cluster.PLACE
         return None

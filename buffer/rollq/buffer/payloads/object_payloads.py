@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from rollq.buffer.errors import ConfigError, ServerRefused
-from rollq.buffer.payloads.files import open_objects
-from rollq.buffer.payloads.store import Frame, PayloadName, T, Write
+from rollq.buffer.payloads.folders_and_buckets import open_objects
+from rollq.buffer.payloads.interface import Frame, PayloadName, T, Write
 from rollq.buffer.store.connection import Patience, wait_out
-from rollq.buffer.wire.pieces import Pieces
+from rollq.buffer.wire.joined_frame import Pieces
 
 PLACE = "store"
 AT_ONCE = 8

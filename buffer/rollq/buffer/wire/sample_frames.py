@@ -32,8 +32,8 @@ from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.blob import DTYPES, check_vectors, decode_spans, view_tensor
+from rollq.buffer.wire.joined_frame import Pieces
 from rollq.buffer.wire.old_frames import OLD_VERSION, decode_old_frame
-from rollq.buffer.wire.pieces import Pieces
 
 MAGIC = b"RQSF"
 FRAME_VERSION = 2

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollq.buffer.calls.steering import GroupOrder, Order, Ordered, Refusal
+from rollq.buffer.calls.orders import GroupOrder, Order, Ordered, Refusal
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.status.read import RunStatus
 

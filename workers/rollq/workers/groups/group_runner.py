@@ -27,7 +27,7 @@ from rollq.workers.groups.cut_off import without_the_rest
 from rollq.workers.groups.filters import FilterError, is_enough, is_finished, keep
 from rollq.workers.groups.leases import HeldLease, StopReason
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.samples import SampleMaker
+from rollq.workers.groups.sample_maker import SampleMaker
 from rollq.workers.groups.timeouts import AttemptTimeouts
 
 log = logging.getLogger(__name__)

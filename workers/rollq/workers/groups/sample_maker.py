@@ -18,7 +18,7 @@ import numpy as np
 
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
-from rollq.buffer.wire.payload import sample_problem
+from rollq.buffer.wire.group_fields import sample_problem
 from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer

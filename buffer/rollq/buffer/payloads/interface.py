@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, Self, TypeVar
 
-from rollq.buffer.wire.pieces import Pieces
+from rollq.buffer.wire.joined_frame import Pieces
 
 T = TypeVar("T")
 Frame = bytes | memoryview
