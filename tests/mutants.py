@@ -32,7 +32,7 @@ MODULES = {
     "buffer/rollq/buffer/query/language.py": ("tests/buffer/query/test_language.py",),
     "buffer/rollq/buffer/query/plan.py": ("tests/buffer/query/test_plan.py",),
     "producer/rollq/producer/strategy.py": ("tests/producer/test_strategy.py",),
-    "consumer/rollq/consumer/claims/outlook.py": ("tests/consumer/test_batch_wait.py",),
+    "consumer/rollq/consumer/claims/outlook.py": ("tests/consumer/test_outlook.py",),
     "workers/rollq/workers/groups/filters.py": (
         "tests/workers/groups/test_filters.py",
         "-k", "same_reward or would_be or first_filter or says_which or one_sample",
