@@ -73,9 +73,9 @@ buffer_url = "{url}"
 [tasks.sums]
 prompts = "prompts/sum.jsonl"
 judge = "last_number"
-chat = true
+rows.chat = true
 agent_loop = "{loop}"
-max_prompt_tokens = 64
+rows.max_prompt_tokens = 64
 max_tokens = 64
 batch_groups = {batch_groups}
 group_size = 8

@@ -158,13 +158,13 @@ run = "{run}"
 buffer_url = "{url}"
 [tasks.{TASK}]
 prompts = "prompts.jsonl"
-answer_field = ""
+rows.answer_field = ""
 judge = "benchmarks.production.judge"
 batch_groups = {rules.batch_groups}
 group_size = 1
 max_staleness = {rules.max_staleness}
-stragglers = "{rules.stragglers}"
-max_uncheckpointed_steps = {rules.max_uncheckpointed_steps}
+staleness.stragglers = "{rules.stragglers}"
+batches.max_uncheckpointed_steps = {rules.max_uncheckpointed_steps}
 max_tokens = 2000
 [producer]
 strategy = "{strategy}"

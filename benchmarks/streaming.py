@@ -111,7 +111,7 @@ run = "{run}"
 buffer_url = "{url}"
 [tasks.{TASK}]
 prompts = "prompts.jsonl"
-answer_field = ""
+rows.answer_field = ""
 judge = "benchmarks.production.judge"
 batch_groups = {rules.batch_groups}
 group_size = {rules.group_size}

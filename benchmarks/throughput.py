@@ -201,8 +201,8 @@ judge = "exact_match"
 batch_groups = {rules.batch_groups}
 group_size = {rules.group_size}
 max_staleness = {rules.max_staleness}
-stragglers = "{rules.stragglers}"
-resume = "{rules.resume}"
+staleness.stragglers = "{rules.stragglers}"
+batches.resume = "{rules.resume}"
 max_tokens = {MAX_TOKENS}
 temperature = {TEMPERATURE}
 [producer]

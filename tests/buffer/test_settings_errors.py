@@ -51,17 +51,6 @@ def test_a_problem_is_one_line_with_key_value_and_what_is_allowed(data: dict[str
     assert lines(data) == [line]
 
 
-def test_a_former_key_names_the_one_that_replaces_it_and_what_to_write() -> None:
-    (line,) = lines({"run": "r", "worker": {"groups_in_flight": 64}})
-    assert line == (
-        "worker.groups_in_flight: unknown key; it is 'samples_in_flight' now: it counts samples, so write "
-        "groups_in_flight times group_size; or leave it out, and a worker takes as many as its engine, or its agent "
-        "loop, can run"
-    )
-    (elsewhere,) = lines({"run": "r", "inner": {"groups_in_flight": 64}})
-    assert elsewhere == "inner.groups_in_flight: unknown key; allowed here: strategy, share, url, password"
-
-
 def test_every_problem_is_told_at_once() -> None:
     assert len(lines({"run": 1, "inner": {"share": -1, "x": 2}})) == 3
 

@@ -15,7 +15,6 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.settings.file import load_settings
-from rollq.cli.settings.model import RollqSettings
 from support.buffer_run import World
 from support.waiting import wait_until
 
@@ -72,17 +71,10 @@ def test_trained_steps_without_a_checkpoint_are_not_forgotten(fresh_server: Embe
         assert "archive" not in delete().output
 
 
-def test_tasks_are_archived_unless_they_say_otherwise(file: Path) -> None:
+def test_tasks_are_archived_where_there_is_an_archive(file: Path) -> None:
     assert load_settings(file).tasks["math"].archive
-    file.write_text(file.read_text() + "archive = false\n")
+    file.write_text(file.read_text().replace("[archive]\nurl", "[payloads]\nurl"))
     assert not load_settings(file).tasks["math"].archive
-
-
-def test_an_archive_without_a_place_is_refused(file: Path) -> None:
-    data = load_settings(file).model_dump()
-    data["archive"] = {}
-    with pytest.raises(ValueError, match=r"tasks.math.archive = true: where\? set url in \[archive\]"):
-        RollqSettings.model_validate(data)
 
 
 def test_the_command_names_the_setting_that_it_needs(file: Path) -> None:

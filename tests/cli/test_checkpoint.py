@@ -152,7 +152,7 @@ def test_xb16_resuming_into_a_non_empty_buffer_or_under_another_policy_is_refuse
         assert again.exit_code == 1
         assert "error: the run exists here already" in again.output
         assert world.statuses() == {"completed": 2}
-    other = write_config(tmp_path / "other.toml", fresh_server.url, run_name, rules='order = "fifo"')
+    other = write_config(tmp_path / "other.toml", fresh_server.url, run_name, rules='batches.order = "fifo"')
     refused = rollq("restore", tmp_path / "saved", other)
     assert refused.exit_code == 1
     assert "error: task 'math' was saved with order = staleness, the settings ask for fifo" in refused.output

@@ -173,7 +173,7 @@ def test_passwords_are_used_and_not_shown(healthy_server: EmbeddedServer, tmp_pa
 
 
 def test_the_settings_bound_what_a_task_takes(tmp_path: Path) -> None:
-    task = 'filters = ["zero_advantage"]\naudit_groups = 7\n[producer]\nover_sample = 0.3'
+    task = 'filters = ["zero_advantage"]\nlimits.audit_groups = 7\n[producer]\nover_sample = 0.3'
     settings = load_settings(write_settings(tmp_path, "redis://h", task=task, trainer=TRAINER), {})
     assert live_groups(planned_tasks(settings)["math"]) == (2 + 1 + 5) * 4 + 2 + 7
     without = load_settings(write_settings(tmp_path, "redis://h"), {})
@@ -227,7 +227,11 @@ def test_every_primary_of_a_cluster_is_examined(tmp_path: Path) -> None:
 def test_the_memory_of_every_primary_is_compared_with_its_share(tmp_path: Path) -> None:
     with EmbeddedCluster(tmp_path / "cluster") as cluster:
         config = write_settings(
-            tmp_path, cluster.url, redis_more='queue_url = "redis://127.0.0.1:1"', task="shards = 4", trainer=TRAINER
+            tmp_path,
+            cluster.url,
+            redis_more='queue_url = "redis://127.0.0.1:1"',
+            task="batches.shards = 4",
+            trainer=TRAINER,
         )
 
         def sizing() -> dict[str, tuple[str, str]]:

@@ -325,7 +325,7 @@ def test_a_dry_run_needs_no_server(settings: Path) -> None:
 CHANGES: dict[str, Callable[[str], str]] = {
     "demos: prompts: with offline = true the task is never sampled": lambda text: text + 'prompts = "p.jsonl"\n',
     "demos: judge, temperature: with offline = true": lambda text: text + 'judge = "m"\ntemperature = 1.0\n',
-    "demos: shards: a task with offline = true has one shard": lambda text: text + "shards = 2\n",
+    "demos: shards: a task with offline = true has one shard": lambda text: text + "batches.shards = 2\n",
     "math.prompts: is required": lambda text: text.replace('prompts = "math.jsonl"\n', ""),
 }
 

@@ -50,7 +50,7 @@ def order(config: Path, n: int) -> list[str]:
     settings = load_settings(config, {})
     task = settings.tasks["math"]
     with PromptFile(task) as source:
-        found = Sampler(source, (settings.seed, task.shuffle_seed), task.max_bad_rows).prompts_from(0, n)
+        found = Sampler(source, (settings.seed,), task.max_bad_rows).prompts_from(0, n)
     return [str(prompt.content) for prompt, _ in found]
 
 
@@ -153,7 +153,7 @@ def test_an_order_of_ones_own_stands_beside_the_settings(
         "    def takes(self, row, number, stats): return stats is None and row % 2 == 1\n"
     )
     config.write_text(config.read_text().replace("batch_groups = 200", "batch_groups = 2\ngroup_size = 1"))
-    config.write_text(config.read_text() + 'prompt_order = "my_order.Backwards"\n')
+    config.write_text(config.read_text() + 'curriculum.prompt_order = "my_order.Backwards"\n')
     with Buffer.connect(server_url, run_name) as buffer:
         buffer.create_run()
         begin(buffer)

@@ -105,42 +105,56 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ("group_sise = 8", "rollq.toml: tasks.math.group_sise: unknown key; did you mean 'group_size'?"),
         ('group_size = "8"', "rollq.toml: tasks.math.group_size = '8': must be a whole number"),
         ("group_size = 0", "tasks.math.group_size = 0: must be greater than 0"),
-        ("partial_rollout = 1", "tasks.math.partial_rollout = 1: must be true or false"),
+        ("staleness.partial_rollout = 1", "tasks.math.staleness.partial_rollout = 1: must be true or false"),
         ("temperature = nan", "tasks.math.temperature = nan: must be greater than or equal to 0"),
         ("temperature = 0", "tasks.math: temperature = 0: all samples of a group would be the same"),
-        ('order = "lifo"', "tasks.math.order = 'lifo': must be 'staleness' or 'fifo'"),
-        ("min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
-        ("lease_s = inf", "tasks.math.lease_s = inf: must be a finite number"),
+        ('batches.order = "lifo"', "tasks.math.batches.order = 'lifo': must be 'staleness' or 'fifo'"),
+        ("limits.min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
+        ("limits.lease_s = inf", "tasks.math.limits.lease_s = inf: must be a finite number"),
         ("max_tokens = 8.0", "tasks.math.max_tokens = 8.0: must be a whole number"),
-        ("prompt_field = 2001-02-03", "tasks.math.prompt_field: must be a text in quotes"),
+        ("rows.prompt_field = 2001-02-03", "tasks.math.rows.prompt_field: must be a text in quotes"),
         ('[tasks.code]\nprompts = "p"\nbatch_groups = 1001', "tasks.code.batch_groups = 1001: must be less than or"),
         ('[tasks."a:b"]\nprompts = "p"\nbatch_groups = 1', "task name 'a:b': 1 to 64 characters of A-Z a-z 0-9"),
         (
-            '[tasks.code]\nprompts = "p"\nbatch_groups = 1\nsync_weights_interval = 2',
-            "tasks.*.sync_weights_interval: must be the same for every task of a run, not {'math': 1, 'code': 2}",
+            '[tasks.code]\nprompts = "p"\nbatch_groups = 1\nstaleness.sync_weights_interval = 2',
+            "tasks.*.staleness.sync_weights_interval: must be the same for every task of a run, not {'math': 1, ",
         ),
         ('judge = "environment"', 'adds up the rewards of an environment, but agent_loop = "single_turn" has none'),
-        ('answer_field = ""', 'judge = "exact_match" compares with the answer of each prompt, but answer_field = ""'),
-        ("max_staleness = 0\nmax_uses = 3", "max_uses = 3: 1 train steps after its first use every group is too old"),
-        ("max_staleness = 2\nmax_uses = 2\nreuse_cooldown_steps = 2", "max_uses = 2: 3 train steps after its first"),
+        (
+            'rows.answer_field = ""',
+            'judge = "exact_match" compares with the answer of each prompt, but answer_field = ""',
+        ),
+        (
+            "max_staleness = 0\nbatches.max_uses = 3",
+            "max_uses = 3: 1 train steps after its first use every group is too old",
+        ),
+        (
+            "max_staleness = 2\nbatches.max_uses = 2\nbatches.reuse_cooldown_steps = 2",
+            "max_uses = 2: 3 train steps after its first",
+        ),
         ('[producer]\nstrategy = "sync"\nover_sample = 1', "producer: over_sample needs strategy = 'async'"),
         (
-            'max_uses = 2\nreuse_cooldown_steps = 1\nmax_staleness = 3\n[producer]\nstrategy = "sync"',
+            'batches.max_uses = 2\nbatches.reuse_cooldown_steps = 1\nmax_staleness = 3\n[producer]\nstrategy = "sync"',
             "makes no replacement for groups that cool down",
         ),
-        ("schedule = [[3, 0], [5, 4]]", "tasks.*.schedule: no task has a group in the batch of step 3"),
-        ('[evaluations.test]\nprompts = "p"\nkind = "train"', "evaluations.test.kind = 'train': must be 'eval'"),
+        ("batches.schedule = [[3, 0], [5, 4]]", "tasks.*.batches.schedule: no task has a group in the batch of step 3"),
         ('[redis]\nbuffer_url = "http://x"', "must begin with redis://"),
         ('[redis]\nqueue_url = "redis://:hunter2@"', "redis://***@"),
         ("[producers]", "producers: unknown key; did you mean 'producer'?"),
-        ("min_p = 1.5", "tasks.math.min_p = 1.5: must be less than or equal to 1"),
-        ("presence_penalty = -2.5", "tasks.math.presence_penalty = -2.5: must be greater than or equal to -2"),
-        ("stop_token_ids = [-1]", "tasks.math.stop_token_ids.0 = -1: must be greater than or equal to 0"),
-        ('bad_words = [""]', "tasks.math.bad_words.0 = '': must have at least 1 character"),
-        ("logit_bias = { end = 1.0 }", "tasks.math.logit_bias.end"),
-        ("min_tokens = 2000", "tasks.math: min_tokens = 2000: must not exceed max_tokens = 1024"),
+        ("sampling.min_p = 1.5", "tasks.math.sampling.min_p = 1.5: must be less than or equal to 1"),
         (
-            'guided_json = {}\nguided_regex = "a"',
+            "sampling.presence_penalty = -2.5",
+            "tasks.math.sampling.presence_penalty = -2.5: must be greater than or equal to -2",
+        ),
+        (
+            "sampling.stop_token_ids = [-1]",
+            "tasks.math.sampling.stop_token_ids.0 = -1: must be greater than or equal to 0",
+        ),
+        ('sampling.bad_words = [""]', "tasks.math.sampling.bad_words.0 = '': must have at least 1 character"),
+        ("sampling.logit_bias = { end = 1.0 }", "tasks.math.sampling.logit_bias.end"),
+        ("sampling.min_tokens = 2000", "tasks.math: min_tokens = 2000: must not exceed max_tokens = 1024"),
+        (
+            'sampling.guided_json = {}\nsampling.guided_regex = "a"',
             "tasks.math: guided_json and guided_regex: only one can guide a sample, leave the other out",
         ),
     ],
@@ -168,8 +182,8 @@ def test_a_teacher_that_tells_one_logprob_cannot_be_followed_on_several(tmp_path
     pool = '\n[worker.pools.teacher]\nurls = ["http://teacher/v1"]\nserved_model = "teacher"\n'
     asked = '[trainer.loss]\ndistillation = { math = 1.0 }\ndistilled_tokens = "top_k"' + pool
     with pytest.raises(ConfigError, match=r"worker.pools.teacher has top_k = 0.* set top_k = 8 there"):
-        load(tmp_path, more='scorers = ["teacher"]', trainer=asked)
-    load(tmp_path, more='scorers = ["teacher"]', trainer=asked + "top_k = 4\n")
+        load(tmp_path, more='judging.scorers = ["teacher"]', trainer=asked)
+    load(tmp_path, more='judging.scorers = ["teacher"]', trainer=asked + "top_k = 4\n")
     load(tmp_path, trainer=asked)  # an agent loop may set the arrays
 
 
@@ -183,7 +197,7 @@ def test_groups_of_one_can_be_compared_with_the_batch(tmp_path: Path) -> None:
     [
         (
             "checkpoint_every = 101",
-            "trainer.checkpoint_every = 101: must not exceed tasks.math.max_uncheck",
+            "trainer.checkpoint_every = 101: must not exceed tasks.math.batches.max_uncheck",
         ),
         ("micro_batch_tokens = 5000", "trainer.micro_batch_tokens = 5000: must hold one sample of tasks.math"),
         ("evaluate_every = 5", "trainer.evaluate_every = 5: there is nothing to evaluate"),
@@ -231,7 +245,7 @@ groups = 7
 schedule = [{ step = 10, groups = 4 }, { step = 20, weights = { code = 2.0 } }]
 [tasks.math]
 prompts = "math.jsonl"
-weight = 2.0
+batches.weight = 2.0
 [tasks.code]
 prompts = "code.jsonl"
 """
@@ -250,7 +264,7 @@ def test_one_batch_is_shared_by_the_tasks_weights_and_changes_by_step(tmp_path: 
 def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path) -> None:
     path = tmp_path / "rollq.toml"
     weights = {"a": 2, "b": 1, "c": 0}
-    tables = "".join(f'[tasks.{name}]\nprompts = "p"\nweight = {weight}\n' for name, weight in weights.items())
+    tables = "".join(f'[tasks.{name}]\nprompts = "p"\nbatches.weight = {weight}\n' for name, weight in weights.items())
     path.write_text(f'run = "r"\n[batch]\ngroups = 7\n{tables}')
     assert {name: task.batch_groups for name, task in load_settings(path, {}).tasks.items()} == {"a": 5, "b": 2, "c": 0}
 
@@ -258,18 +272,17 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("weight = 2.0", "weight = -1.0", "task 'math': weight -1.0 must be a number from 0 on"),
-        ("weight = 2.0", 'weight = "2"', "tasks.math.weight = '2': must be a number"),
-        ("weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] sets the size of batches"),
-        ("weight = 2.0", "weight = 0.001", "tasks.math: gets no group of any batch"),
+        ("batches.weight = 2.0", "batches.weight = -1.0", "task 'math': weight -1.0 must be a number from 0 on"),
+        ("batches.weight = 2.0", 'batches.weight = "2"', "tasks.math.batches.weight = '2': must be a number"),
+        ("batches.weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] sets the size of batches"),
+        ("batches.weight = 2.0", "batches.weight = 0.001", "tasks.math: gets no group of any batch"),
         ("code = 2.0", "sort = 2.0", "names task 'sort', which does not exist"),
         ("step = 10, groups = 4", "step = 10, groups = 0", "batch.schedule.0.groups = 0: must be greater than 0"),
         ("step = 10", "step = 1", "batch.schedule.0.step = 1: must be greater than 1"),
         ("step = 10", "step = 20", "batch.schedule: step 20 is listed twice; steps must increase"),
-        ('prompts = "code.jsonl"', 'prompts = "code.jsonl"\nkind = "eval"', "belongs in [evaluations.code]"),
         (
             'prompts = "code.jsonl"',
-            'prompts = "c"\ntail_batch_trigger_size = -1\ntail_batch_max_tries = 2',
+            'prompts = "c"\nstaleness.tail_batch_trigger_size = -1\nstaleness.tail_batch_max_tries = 2',
             "tail_batch_trigger_size = -1 drops expired groups",
         ),
         (
@@ -284,7 +297,7 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
         ),
         (
             'prompts = "code.jsonl"',
-            'prompts = "c"\n[evaluations.test]\nprompts = "c"\nscorers = ["teacher"]\nfilters = ["zero_advantage"]',
+            'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudging.scorers = ["teacher"]\nfilters = ["overlong"]',
             "filters, scorers: an evaluation is never trained, leave this out",
         ),
     ],
@@ -322,28 +335,21 @@ def test_sampling_that_the_trainer_cannot_follow_is_refused_in_tasks_and_allowed
     tmp_path: Path, key: str
 ) -> None:
     written, value = RARE[key]
-    found = problem(tmp_path, more=f"{key} = {written}")
+    found = problem(tmp_path, more=f"sampling.{key} = {written}")
     assert f"tasks.math: {key} = {value!r}: changes the distribution that tokens are drawn from" in found
-    evaluation = f'[evaluations.test]\nprompts = "p"\n{key} = {written}\n'
+    evaluation = f'[evaluations.test]\nprompts = "p"\nsampling.{key} = {written}\n'
     task = load(tmp_path, more=f'{evaluation}[worker]\nengine = "vllm"').all_tasks()["test"]
     assert task.sampling(7).rare() == {key: value}
     if key == "min_p":
         load(tmp_path, more=evaluation)
     else:
-        refused = f"evaluations.test.{key}: engine 'transformers' does not support it"
+        refused = f"evaluations.test.sampling.{key}: engine 'transformers' does not support it"
         assert refused in problem(tmp_path, more=evaluation)
 
 
 def test_a_task_may_choose_the_tokens_that_end_its_samples(tmp_path: Path) -> None:
-    task = load(tmp_path, more="ignore_eos = true\nstop_token_ids = [7, 8]").tasks["math"]
+    task = load(tmp_path, more="sampling.ignore_eos = true\nsampling.stop_token_ids = [7, 8]").tasks["math"]
     assert task.sampling(None).rare() == {"ignore_eos": True, "stop_token_ids": (7, 8)}
-
-
-def test_an_evaluation_may_say_its_kind_and_a_seed_for_its_prompts(tmp_path: Path) -> None:
-    path = tmp_path / "rollq.toml"
-    path.write_text(SHARED + '[evaluations.test]\nprompts = "test.jsonl"\nkind = "eval"\nshuffle_seed = 3\n')
-    evaluation = load_settings(path, {}).evaluations["test"]
-    assert (evaluation.shuffle_seed, evaluation.as_task().kind) == (3, "eval")
 
 
 def test_an_evaluation_at_temperature_0_is_greedy(tmp_path: Path) -> None:

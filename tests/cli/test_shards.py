@@ -36,7 +36,7 @@ def write(folder: Path, url: str, run: str, *, shards: int, rows: int = 9, more:
     path = folder / f"{shards}.toml"
     path.write_text(
         f'run = "{run}"\n[redis]\nbuffer_url = "{url}"\n[worker]\nengine = "simulated"\n'
-        f'[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 6\nshards = {shards}\n{more}'
+        f'[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 6\nbatches.shards = {shards}\n{more}'
     )
     return path
 
@@ -74,7 +74,7 @@ def test_the_bounds_of_shards_add_up_to_those_of_their_task() -> None:
 @pytest.mark.parametrize(
     ("tasks", "problem"),
     [
-        ({"math": {"shards": 7}}, "tasks.math.shards = 7: no batch has more than 6"),
+        ({"math": {"shards": 7}}, "tasks.math.batches.shards = 7: no batch has more than 6"),
         ({"math": {"shards": 65}}, "less than or equal to 64"),
         ({"math.1of3": {}}, "those of shards"),
     ],
@@ -87,7 +87,7 @@ def test_shards_that_make_no_sense_are_refused(tasks: dict[str, dict[str, object
 
 def test_each_shard_needs_a_prompt(tmp_path: Path) -> None:
     found = load_settings(write(tmp_path, "redis://127.0.0.1:1/0", "r", shards=3, rows=2), {})
-    with pytest.raises(ConfigError, match=r"tasks\.math\.shards = 3: there are 2 prompts"):
+    with pytest.raises(ConfigError, match=r"tasks\.math\.batches\.shards = 3: there are 2 prompts"):
         open_prompts(found.train_tasks(), {}).__enter__()
 
 

@@ -88,7 +88,7 @@ def test_a_judge_that_expects_another_form_is_a_problem_until_the_form_is_named(
     result = tried(tmp_path, more=judge)
     assert result.exit_code == 1
     assert "gives 0 to the row's own answer, and no less to a wrong text; answer_text names the form" in result.output
-    assert tried(tmp_path, more=f'{judge}\nanswer_text = "FINAL: {{answer}}"').exit_code == 0
+    assert tried(tmp_path, more=f'{judge}\njudging.answer_text = "FINAL: {{answer}}"').exit_code == 0
 
 
 def test_samples_are_shown_and_those_that_teach_nothing_are_a_problem(tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ def test_a_wrong_name_and_an_offline_task_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_a_problem(tmp_path: Path) -> None:
-    result = tried(tmp_path, more="max_prompt_tokens = 5")
+    result = tried(tmp_path, more="rows.max_prompt_tokens = 5")
     assert "the prompt has 6 tokens, more than max_prompt_tokens = 5" in result.output
     assert result.exit_code == 1

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.task_tables import field_of, place_of
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.settings import WorkerSettings
@@ -22,14 +23,16 @@ TABLES: dict[str, type[BaseModel]] = {
     "worker": WorkerSettings,
     "trainer": TrainerSettings,
 }
-SETTING = re.compile(r"`(tasks|evaluations|producer|worker|trainer)\.(?:<name>\.)?([a-z_]+)")
+SETTING = re.compile(r"`(tasks|evaluations|producer|worker|trainer)\.(?:<name>\.)?([a-z_.]+)")
 
 
 @pytest.mark.parametrize("page", ["from-xtuner.md", "from-trinity.md"])
 def test_every_setting_that_a_page_names_exists(page: str) -> None:
     named = set(SETTING.findall((GUIDE / page).read_text()))
     assert len(named) > 5
-    assert {(table, key) for table, key in named if key not in TABLES[table].model_fields} == set()
+    fields = {(table, key): field_of(*key.rpartition(".")[::2]) if "." in key else key for table, key in named}
+    assert {(table, key) for (table, key), field in fields.items() if field not in TABLES[table].model_fields} == set()
+    assert {key for (table, key), field in fields.items() if table == "tasks" and place_of(field) != key} == set()
     assert set(TABLES) <= {*RollqSettings.model_fields}
 
 

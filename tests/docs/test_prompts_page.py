@@ -9,6 +9,7 @@ import pytest
 from rollq.buffer.calls.replies import PromptStats
 from rollq.buffer.rules.settings import TaskRules
 from rollq.cli.settings.model import TaskSettings
+from rollq.cli.settings.task_tables import flattened, place_of
 from rollq.producer.columns import Columns
 from rollq.producer.prompt_order import make_order
 from rollq.producer.settings import ProducerTask
@@ -28,7 +29,9 @@ GSM8K = {"question": "2+2?", "answer": "2+2=4 #### 4"}
 
 @pytest.mark.parametrize(("number", "row", "answer"), [(0, VERL, "4"), (1, GSM8K, "2+2=4 #### 4")])
 def test_the_mappings_fit_the_data_that_they_are_for(number: int, row: dict[str, object], answer: str) -> None:
-    (_, task), *_ = tomllib.loads([block.code for block in BLOCKS if block.language == "toml"][number])["tasks"].items()
+    data, problems = flattened(tomllib.loads([block.code for block in BLOCKS if block.language == "toml"][number]))
+    assert problems == []
+    (task, *_) = data["tasks"].values()
     prompt = Columns.from_task(TaskSettings(batch_groups=1, **task)).prompt(row)[0]
     assert prompt.content[-1] == {"role": "user", "content": "2+2?"}
     assert prompt.answer == answer
@@ -52,4 +55,5 @@ def test_the_page_names_every_setting_of_prompts() -> None:
     text = PAGE.read_text("utf-8")
     others = {*TaskRules.model_fields, "min_keep_rate", "stop_after_failures", "should_continue"}
     fields = ProducerTask.model_fields.keys() - others
-    assert [name for name in fields if f"`{name}" not in text and f"<name>.{name}`" not in text] == []
+    keys = [place_of(name).rpartition(".")[2] for name in fields]
+    assert [key for key in keys if f"`{key}" not in text and f"<name>.{key}`" not in text] == []

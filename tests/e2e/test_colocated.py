@@ -22,7 +22,7 @@ run = "{run}"
 buffer_url = "{url}"
 [tasks.math]
 prompts = "prompts.jsonl"
-answer_field = ""
+rows.answer_field = ""
 judge = "judges.fair"
 batch_groups = 4
 group_size = 2

@@ -28,7 +28,7 @@ run = "{run}"
 buffer_url = "{url}"
 [tasks.math]
 prompts = "prompts.jsonl"
-answer_field = ""
+rows.answer_field = ""
 judge = "judges.parity"
 batch_groups = 4
 group_size = 2

@@ -17,9 +17,8 @@ run = "{run}"
 buffer_url = "{url}"
 [tasks.look]
 prompts = "prompts.jsonl"
-answer_field = ""
-chat = true
-inline_image_bytes = 500
+rows.answer_field = ""
+rows.chat = true
 judge = "judges.parity"
 batch_groups = 3
 group_size = 2

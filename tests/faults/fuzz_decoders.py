@@ -231,7 +231,7 @@ buffer_url = "redis://127.0.0.1:6379/0"
 [tasks.sum]
 prompts = "sum.jsonl"
 batch_groups = 32
-schedule = [[100, 48]]
+batches.schedule = [[100, 48]]
 [producer]
 strategy = "async"
 [worker]

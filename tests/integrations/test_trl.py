@@ -172,7 +172,7 @@ def test_weights_are_published_when_they_are_due_and_when_a_batch_needs_them(
         ({"entropy_coef": 0.1}, "entropy_coef = 0.1: leave it out"),
         ({"top_entropy_quantile": 0.2}, "top_entropy_quantile = 0.2: leave it out: the quantile depends on micro"),
         ({"use_adaptive_entropy": True}, "use_adaptive_entropy = True: leave it out"),
-        ({"mask_truncated_completions": True}, "mask_truncated_completions = True: .*overlong_filter"),
+        ({"mask_truncated_completions": True}, "mask_truncated_completions = True: .*'overlong'"),
         ({"sync_ref_model": True}, "sync_ref_model = True: leave it out: checkpoints lack the reference"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha = 5.0: leave it out"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor = 0.1: leave it out"),

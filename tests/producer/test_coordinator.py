@@ -552,5 +552,5 @@ def test_errors_can_be_caught_as_those_of_rollq_and_as_built_in_ones(error: type
 def test_a_task_with_shards_is_refused(world: World, queue: Queue) -> None:
     shards: dict[str, dict[str, object]] = {"math.1of2": {}, "math.2of2": {}}
     world.start(0, mode="replay", launch_id="one", **shards)
-    with pytest.raises(ConfigError, match=r"'math' has shards.*leave tasks\.math\.shards out"):
+    with pytest.raises(ConfigError, match=r"'math' has shards.*leave tasks\.math\.batches\.shards out"):
         BatchCoordinator(world.buffer, queue).submit("math", "1", PROMPTS, step=1)

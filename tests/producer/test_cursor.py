@@ -21,7 +21,7 @@ from support.producer_run import TASK, Rows, begin, lease, make_run, producer, p
 
 ROWS = 12
 BAD = frozenset({3, 8})
-SEEDS = (5, 0)
+SEEDS = (5,)
 
 PROFILE = settings(
     derandomize=True,
@@ -121,12 +121,12 @@ def test_sb01_no_prompt_is_skipped_or_doubled_when_producers_die_or_ask_twice(
     assert cursor == (expected[-1][1] if expected else 0)
 
 
-@given(deeds=DEEDS, retry=st.integers(0, 3))
+@given(deeds=DEEDS)
 @PROFILE
 def test_sb01_the_curriculum_takes_no_prompt_twice_in_a_pass_and_every_new_one(
-    server: EmbeddedServer, deeds: list[tuple[str, int, int]], retry: int
+    server: EmbeddedServer, deeds: list[tuple[str, int, int]]
 ) -> None:
-    rows, cursor = play(server, deeds, prompt_order="curriculum", curriculum_retry_passes=retry)
+    rows, cursor = play(server, deeds, prompt_order="curriculum")
     places = iter([prompt.row for prompt, _ in Sampler(Rows(ROWS), SEEDS, 1.0).prompts_from(0, cursor)])
     assert all(row in places for row in rows), "the order of places, some of them passed over"
     first_pass = [prompt.row for prompt, after in Sampler(Rows(ROWS, BAD), SEEDS, 1.0).prompts_from(0, ROWS)]
@@ -178,15 +178,13 @@ def test_xs01_the_dataset_continues_where_it_was_after_groups_of_the_pools(
         made.tick()
         rows = [int(buffer.inspect(TASK, group_id)["row"]) for group_id in range(1, 13)]
     with PromptFile(task) as source:
-        assert rows == [prompt.row for prompt, _ in Sampler(source, (0, 0), 1.0).prompts_from(0, 12)]
+        assert rows == [prompt.row for prompt, _ in Sampler(source, (0,), 1.0).prompts_from(0, 12)]
 
 
 def test_a_producer_leaves_out_what_its_curriculum_finds_too_hard(
     server_url: str, run_name: str, tmp_path: Path
 ) -> None:
-    task = task_settings(
-        prompt_file(tmp_path / "p.jsonl", 8), prompt_order="curriculum", curriculum_high=1.0, curriculum_retry_passes=0
-    )
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 8), prompt_order="curriculum", curriculum_high=1.0)
     with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
         held = begin(buffer)
         made.tick()
@@ -196,7 +194,8 @@ def test_a_producer_leaves_out_what_its_curriculum_finds_too_hard(
         assert train(buffer, held, 2, 4)
         made.tick()
         asked = [int(str(item.prompt.content)) for item in lease(buffer, 8)]
-    assert sorted(asked) == sorted([1, 3, 5, 7] * 2)
+    assert set(asked) == {1, 3, 5, 7, 4}, "each pass tries a fifth of the others again: row 4 in the second"
+    assert asked.count(4) == 1
 
 
 def test_xs03_a_prompt_becomes_one_group_of_group_size_samples(buffer: Buffer) -> None:

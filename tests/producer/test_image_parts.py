@@ -17,7 +17,7 @@ from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings
 from support.pictures import picture
 
-SMALL, LARGE = picture(1, 1, seed=0), picture(40, 40, seed=1)
+SMALL, LARGE, HUGE = picture(1, 1, seed=0), picture(90, 90, seed=1), picture(700, 700, seed=2)
 LARGE_CUT = f"data:;base64,{base64.b64encode(LARGE[:30]).decode()}"
 DIGEST = digest_of_image(LARGE)
 PART = {"type": "image"}
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path, row: Any, **settings: Any) -> Prompt:
     """The prompt of a row of a file in `folder`."""
     (folder / "prompts.jsonl").write_text(json.dumps(row) + "\n")
-    given = {"prompts": folder / "prompts.jsonl", "answer_field": "", "inline_image_bytes": 100, **settings}
+    given = {"prompts": folder / "prompts.jsonl", "answer_field": "", **settings}
     with PromptFile(PromptSettings.model_validate(given)) as file:
         return file.prompt(0)
 
@@ -151,7 +151,10 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
             "name them once",
         ),
         ({"messages": [{"role": "system", "content": "x"}], "images": "small.png"}, "no message of the user"),
-        ({"prompt": "x", "images": inline_image(LARGE).url}, "holds an image of .* bytes: raise inline_image_bytes"),
+        (
+            {"prompt": "x", "images": inline_image(HUGE).url},
+            "holds an image of .* bytes, more than 1,048,576: name a file",
+        ),
     ],
 )
 def test_bad_images_make_the_row_unusable(folder: Path, row: Any, problem: str) -> None:

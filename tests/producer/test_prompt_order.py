@@ -24,8 +24,11 @@ def task(**changes: Any) -> ProducerTask:
     return ProducerTask(prompts=Path("none"), batch_groups=4, **changes)
 
 
-def curriculum(**changes: Any) -> Curriculum:
-    return Curriculum(task(prompt_order="curriculum", **{"curriculum_retry_passes": 0, **changes}))
+NEVER = 1_000_000
+
+
+def curriculum(retry_passes: int = NEVER, **changes: Any) -> Curriculum:
+    return Curriculum(task(prompt_order="curriculum", **changes), retry_passes)
 
 
 def tried(pass_rate: float, tries: int = 1) -> PromptStats:
@@ -55,20 +58,15 @@ def test_the_curriculum_takes_what_is_new_or_within_its_band(stats: PromptStats 
     assert curriculum(curriculum_low=0.2, curriculum_high=0.8).takes(7, 0, stats) is taken
 
 
-@pytest.mark.parametrize(("tries", "taken"), [(1, True), (2, True), (3, False), (4, False)])
-def test_a_prompt_is_judged_after_as_many_tries_as_are_set(tries: int, taken: bool) -> None:
-    assert curriculum(curriculum_tries=3).takes(7, 0, tried(0.0, tries)) is taken
-
-
 @given(row=st.integers(0, 10**6), passes=st.integers(1, 9), first=st.integers(0, 50))
 @PROFILE
 def test_a_prompt_out_of_the_band_is_retried_every_few_passes(row: int, passes: int, first: int) -> None:
-    order = curriculum(curriculum_retry_passes=passes)
+    order = curriculum(passes)
     assert sum(order.takes(row, number, tried(1.0)) for number in range(first, first + passes)) == 1
 
 
 def test_every_pass_gives_a_chance_to_its_share_of_rows() -> None:
-    order = curriculum(curriculum_retry_passes=4)
+    order = curriculum(4)
     assert [sum(order.takes(row, number, tried(0.0)) for row in range(100)) for number in range(4)] == [25] * 4
 
 
@@ -85,14 +83,14 @@ def test_rows_out_of_the_band_are_passed_over_and_the_others_keep_their_order() 
 @given(
     known=st.dictionaries(st.integers(0, 29), st.sampled_from([tried(0.0), tried(0.5), tried(1.0)])),
     bad=st.frozensets(st.integers(0, 29), max_size=29),
-    retry=st.integers(0, 3),
+    retry=st.integers(1, 3),
     cut=st.integers(1, 70),
 )
 @PROFILE
 def test_xs04_the_same_seed_cursor_and_statistics_give_the_same_suffix(
     known: dict[int, PromptStats], bad: frozenset[int], retry: int, cut: int
 ) -> None:
-    order = curriculum(curriculum_retry_passes=retry)
+    order = curriculum(retry)
     whole = sampler(Rows(30, bad), order, known).prompts_from(0, 80)
     assert sampler(Rows(30, bad), order, known).prompts_from(whole[cut - 1][1], 80 - cut) == whole[cut:]
     one_by_one, cursor = [], 0
@@ -108,11 +106,11 @@ def test_a_pass_of_which_nothing_would_be_taken_takes_all_with_a_warning(caplog:
     known = {row: tried(0.0) for row in range(10)}
     with caplog.at_level(logging.WARNING):
         made = sampler(Rows(10, bad=frozenset({4})), curriculum(), known)
-        found = made.prompts_from(0, 20)
+        found = made.prompts_from(10, 20)
         made.prompts_from(found[-1][1], 1)
     assert sorted(contents(found)[:9]) == sorted(contents(found)[9:18]) == [str(row) for row in range(10) if row != 4]
     warnings = [record.message for record in caplog.records if "order takes none" in record.message]
-    assert warnings[0].startswith("the order takes none of the 10 prompts in pass 0, so the pass takes all of them")
+    assert warnings[0].startswith("the order takes none of the 10 prompts in pass 1, so the pass takes all of them")
     assert len(warnings) == 3
 
 
@@ -158,7 +156,7 @@ class FileOrder:
     uses_stats = False
 
     def __init__(self, task: ProducerTask) -> None:
-        self.seed = task.shuffle_seed
+        self.low = task.curriculum_low
 
     def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
         return np.arange(rows)
@@ -182,9 +180,9 @@ class Forgetful(FileOrder):
 
 def test_an_order_of_ones_own_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "my_orders", sys.modules[__name__])
-    order = make_order(task(prompt_order="my_orders.FileOrder", shuffle_seed=4))
+    order = make_order(task(prompt_order="my_orders.FileOrder", curriculum_low=0.4))
     assert isinstance(order, FileOrder)
-    assert order.seed == 4
+    assert order.low == 0.4
     assert contents(Sampler(Rows(5), (3,), 1.0, order).prompts_from(3, 4)) == ["3", "4", "0", "1"]
     assert isinstance(make_order(task()), Shuffle)
     assert isinstance(make_order(task(prompt_order="curriculum")), Curriculum)
@@ -219,7 +217,7 @@ def test_an_order_that_forgets_rows_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"curriculum_low": 0.9, "curriculum_high": 0.1}, "curriculum_low = 0.9 exceeds curriculum_high = 0.1"),
+        ({"curriculum_low": 0.9, "curriculum_high": 0.1}, "curriculum.low = 0.9 exceeds curriculum.high = 0.1"),
         ({"prompt_order": "curriculum", "prompt_stats": False}, "relies on statistics of every prompt"),
     ],
 )

@@ -84,7 +84,7 @@ def producer(
     """A producer with connections of its own."""
     with make_run(url, run, task) as buffer, PromptFile(task) as source:
         stats_of = partial(buffer.prompt_stats, TASK)
-        sampler = Sampler(source, (0, task.shuffle_seed), task.max_bad_rows, make_order(task), stats_of)
+        sampler = Sampler(source, (0,), task.max_bad_rows, make_order(task), stats_of)
         feed = TaskFeed(
             TASK, sampler, task.max_prompt_tokens, task.min_keep_rate, should_continue, task.stop_after_failures
         )
@@ -94,7 +94,7 @@ def producer(
 def order(task: ProducerTask, n: int) -> list[str]:
     """The first `n` prompts of the task."""
     with PromptFile(task) as source:
-        found = Sampler(source, (0, task.shuffle_seed), task.max_bad_rows).prompts_from(0, n)
+        found = Sampler(source, (0,), task.max_bad_rows).prompts_from(0, n)
     return [str(prompt.content) for prompt, _ in found]
 
 

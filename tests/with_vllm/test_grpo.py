@@ -26,9 +26,9 @@ judge = "parity_judge.reward"
 batch_groups = 4
 group_size = 4
 max_staleness = 1
-stragglers = "expire"          # batches that wait for nobody: the next weights come in the middle of answers
-partial_rollout = {partial}
-max_prompt_tokens = 400
+staleness.stragglers = "expire"          # batches that wait for nobody: the next weights come in the middle of answers
+staleness.partial_rollout = {partial}
+rows.max_prompt_tokens = 400
 max_tokens = 150
 temperature = 0.7
 

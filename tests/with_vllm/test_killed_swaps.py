@@ -39,11 +39,11 @@ judge = "parity_judge.reward"
 batch_groups = 4
 group_size = 2
 max_staleness = 8
-sync_weights_interval = {interval}
-max_tries = 50
+staleness.sync_weights_interval = {interval}
+limits.max_tries = 50
 max_deaths = 50
-lease_s = 5
-max_prompt_tokens = 100
+limits.lease_s = 5
+rows.max_prompt_tokens = 100
 max_tokens = 24
 
 [worker]

@@ -6,7 +6,7 @@ No line shows a password: values of secret keys are left out, and those in URLs 
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -36,24 +36,22 @@ _WORDS = {
 _SAME_TYPE = {(bool, bool), (int, int), (float, float), (int, float)}
 """Pairs of types, in the file and in the settings, that mean the same."""
 
-_RENAMED = {
-    "groups_in_flight": (
-        "samples_in_flight",
-        "it counts samples, so write groups_in_flight times group_size; or leave it out, and a worker takes as many as "
-        "its engine, or its agent loop, can run",
-    ),
-}
-"""Former key -> the key that replaces it in the same table, and what to write."""
+Location = tuple[str | int, ...]
+"""The keys that lead to a value."""
 
 
 def explain(
-    error: ValidationError, model: type[BaseModel] | None = None, origins: Mapping[str, str] | None = None
+    error: ValidationError,
+    model: type[BaseModel] | None = None,
+    origins: Mapping[str, str] | None = None,
+    place: Callable[[Location], Location] = tuple,
 ) -> list[str]:
     """One line per problem that validating a `model` found.
 
     With `model`, unknown keys come with the allowed ones. `origins`: key path -> environment variable of its value.
+    `place` gives the place in the user's file of a location in the model, where the two differ.
     """
-    return [_line(details, model, origins or {}) for details in error.errors(include_url=False)]
+    return [_line(details, model, origins or {}, place) for details in error.errors(include_url=False)]
 
 
 def explanation(error: ValidationError, model: type[BaseModel] | None = None) -> str:
@@ -61,23 +59,36 @@ def explanation(error: ValidationError, model: type[BaseModel] | None = None) ->
     return "; ".join(explain(error, model))
 
 
-def changed_types(data: Any, value: Any, path: str = "") -> Iterator[str]:
+def changed_types(
+    data: Any, value: Any, place: Callable[[Location], Location] = tuple, location: Location = ()
+) -> Iterator[str]:
     """One line per value whose type pydantic changed silently ("8" to 8, 1 to true).
 
-    `data` is the content of the file, `value` the settings made of it.
+    `data` is the content of the file, `value` the settings made of it; `place` is as in `explain`.
     """
     if isinstance(data, dict):
         for key, item in data.items():
             accepted = value[key] if isinstance(value, Mapping) else getattr(value, key)
-            yield from changed_types(item, accepted, f"{path}.{key}" if path else key)
-    elif isinstance(data, float) and not math.isfinite(data):
+            yield from changed_types(item, accepted, place, (*location, key))
+        return
+    path = _dotted(place(location))
+    if isinstance(data, float) and not math.isfinite(data):
         yield f"{path} = {data}: must be a finite number"
     elif isinstance(value, bool | int | float) and (type(data), type(value)) not in _SAME_TYPE:
         yield f"{path}{_shown(path, data)}: {_WORDS[f'{type(value).__name__}_type']}"
 
 
-def _line(details: ErrorDetails, model: type[BaseModel] | None, origins: Mapping[str, str]) -> str:
-    path = ".".join(str(part) for part in details["loc"])
+def _dotted(location: Location) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _line(
+    details: ErrorDetails,
+    model: type[BaseModel] | None,
+    origins: Mapping[str, str],
+    place: Callable[[Location], Location],
+) -> str:
+    path = _dotted(place(details["loc"]))
     kind = details["type"]
     if kind == "extra_forbidden":
         return f"{path}: unknown key{_hint(details, model)}"
@@ -107,8 +118,6 @@ def _hint(details: ErrorDetails, model: type[BaseModel] | None) -> str:
     owner = None if model is None else _section_model(model, section)
     if owner is None:
         return ""
-    if (renamed := _RENAMED.get(str(key))) and renamed[0] in owner.model_fields:
-        return f"; it is {renamed[0]!r} now: {renamed[1]}"
     close = difflib.get_close_matches(str(key), owner.model_fields, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; allowed here: {', '.join(owner.model_fields) or 'none'}"
 

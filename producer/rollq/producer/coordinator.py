@@ -97,7 +97,7 @@ class BatchCoordinator:
             if set(shards_among(self._buffer.tasks(), task)) - {task}:
                 raise ConfigError(
                     f"task {task!r} has shards, and a coordinator's batch is in one task of the buffer: leave "
-                    f"tasks.{task}.shards out in a new run"
+                    f"tasks.{task}.batches.shards out in a new run"
                 ) from error
             raise
 

@@ -17,6 +17,10 @@ MARK: Final = "<image>"
 """The place of an image in a message whose content is a text."""
 PART: Final[Mapping[str, Any]] = {"type": "image"}
 """The place of an image in a message whose content is a list of parts, as chat templates read it."""
+INLINE_BYTES: Final = 16_384
+"""Files of images up to this size travel in Redis, larger ones by their path."""
+MOST_INLINE_BYTES: Final = 1 << 20
+"""Largest image that a row may hold itself: it travels in Redis."""
 _NAMES = ("bytes", "image", "url", "path")  # in rows of `datasets`, `path` is a mere name beside `bytes`
 
 
@@ -114,7 +118,7 @@ def _check(data: bytes, image: NamedImage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """Finds the files of images. Relative paths are those of `folder`; files of up to `inline_bytes` become URLs that
+    """Finds the files of images. Relative paths are those of `folder`; files of up to `INLINE_BYTES` become URLs that
     hold them.
 
     Invariant: rows may come from strangers. Only files in `folder` and `more_folders` are read, wherever links lead,
@@ -123,7 +127,6 @@ class ImageFiles:
 
     folder: Path
     more_folders: tuple[Path, ...]
-    inline_bytes: int
 
     def resolve(self, image: NamedImage) -> ImageRef:
         """The reference to an image as workers and trainers read it.
@@ -172,11 +175,10 @@ class ImageFiles:
         inline = inline_image(data)
         if image.sha256 not in (None, inline.sha256):
             raise ImageError(f"image {image.place[:80]!r}: sha256 is {inline.sha256}, the row says {image.sha256}")
-        if len(data) <= self.inline_bytes:
-            return inline
-        if url is None:
+        if url is not None and len(data) > INLINE_BYTES:
+            return ImageRef(url, inline.sha256)
+        if len(data) > MOST_INLINE_BYTES:
             raise ImageError(
-                f"the row holds an image of {len(data)} bytes: raise inline_image_bytes (up to 1 MiB), or name "
-                "the paths of files"
+                f"the row holds an image of {len(data):,} bytes, more than {MOST_INLINE_BYTES:,}: name a file"
             )
-        return ImageRef(url, inline.sha256)
+        return inline

@@ -22,6 +22,8 @@ from rollq.buffer.errors import ConfigError
 from rollq.producer.settings import ProducerTask
 
 _MASK = 2**64 - 1
+RETRY_PASSES: Final = 5
+"""Passes after which the curriculum tries a prompt again that it left out."""
 
 
 class PromptOrder(Protocol):
@@ -56,23 +58,24 @@ class Shuffle:
 class Curriculum(Shuffle):
     """Like `Shuffle`, but leaves out prompts that have become too easy or are too hard.
 
-    It takes prompts that were tried less than `curriculum_tries` times, and those with a pass rate from
-    `curriculum_low` to `curriculum_high`. Each of the others is tried again every `curriculum_retry_passes` passes, a
-    different part of them in each pass, because the policy changes.
+    It takes prompts that were never tried, and those with a pass rate from `curriculum_low` to `curriculum_high`. Each
+    of the others is tried again every `retry_passes` passes, a different part of them in each pass, because the policy
+    changes.
     """
 
     uses_stats: ClassVar[bool] = True
 
-    def __init__(self, task: ProducerTask) -> None:
+    def __init__(self, task: ProducerTask, retry_passes: int = RETRY_PASSES) -> None:
         self._task = task
+        self._retry_passes = retry_passes
 
     def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
         task = self._task
-        if stats is None or stats.tries < task.curriculum_tries:
+        if stats is None or not stats.tries:
             return True
         if task.curriculum_low <= stats.pass_rate <= task.curriculum_high:
             return True
-        return task.curriculum_retry_passes > 0 and (row + number) % task.curriculum_retry_passes == 0
+        return (row + number) % self._retry_passes == 0
 
 
 BUILT_IN: Final[Mapping[str, Callable[[ProducerTask], PromptOrder]]] = {

@@ -22,7 +22,7 @@ def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int
     bytes at another path is the same.
     """
     is_evaluation = buffer.rules(task).kind == "eval"
-    seeds = "" if is_evaluation else f"seed = {seed}, shuffle_seed = {file.settings.shuffle_seed}"
+    seeds = "" if is_evaluation else f"seed = {seed}"
     table = f"{'evaluations' if is_evaluation else 'tasks'}.{task_of(task)}"
     mine = (file.fingerprint, file.rows, seeds, str(file.path))
     known = buffer.record_prompts(task, *mine)
@@ -31,8 +31,8 @@ def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int
         if file.settings.on_prompts_changed == "fail":
             raise RunMismatch(
                 f"{table}.prompts: {change}. The order of the prompts, and the place in it, depend on this: change it "
-                f'back, set {table}.on_prompts_changed = "continue" to continue at the same place of the new order, or '
-                "give the run another name"
+                f'back, set {table}.rows.on_prompts_changed = "continue" to continue at the same place of the new '
+                "order, or give the run another name"
             )
         before, known = known, buffer.record_prompts(task, *mine, revision=known.revision)
         if known.revision == before.revision + 1:

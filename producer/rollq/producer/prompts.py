@@ -30,7 +30,7 @@ from rollq.producer.settings import PromptSettings
 LOOKED_AT = 100
 """First rows of a file that are searched for the columns that settings name."""
 READING = set(PromptSettings.model_fields) - {
-    "prompts", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed", "shuffle_seed",
+    "prompts", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed",
     "image_folders",
 }  # fmt: skip
 """The settings that decide how a row becomes a prompt."""
@@ -80,7 +80,7 @@ class PromptFile:
         self.path = task.prompts
         self._columns = Columns.from_task(task)
         self._read_answer = read_answer
-        self._images = ImageFiles(task.prompts.parent, task.image_folders, task.inline_image_bytes)
+        self._images = ImageFiles(task.prompts.parent, task.image_folders)
         self._image_options = task.image_options
         self._table: Table | None = None
 

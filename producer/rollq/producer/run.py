@@ -39,9 +39,10 @@ class TaskPrompts:
     def feed(self, buffer: ProducerBuffer, seed: int) -> TaskFeed:
         """The feed of this task for a `Producer`; its order uses the buffer's statistics of prompts."""
         stats_of = partial(buffer.prompt_stats, self.name)
-        seeds = (seed, self.task.shuffle_seed)
         _, number, shards = shard_of(self.name)
-        sampler = Sampler(self.file, seeds, self.task.max_bad_rows, self.order, stats_of, number=number, shards=shards)
+        sampler = Sampler(
+            self.file, (seed,), self.task.max_bad_rows, self.order, stats_of, number=number, shards=shards
+        )
         return TaskFeed(
             self.name,
             sampler,
@@ -84,7 +85,7 @@ def open_prompts(
                 log.info("%s %s: %d prompts in %s", kind, task, file.rows, settings.prompts)
                 if file.rows < shards:
                     raise ConfigError(
-                        f"tasks.{task}.shards = {shards}: there are {file.rows} prompts; use fewer shards"
+                        f"tasks.{task}.batches.shards = {shards}: there are {file.rows} prompts; use fewer shards"
                     )
             return opened[task]
 

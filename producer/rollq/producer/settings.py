@@ -50,12 +50,6 @@ class PromptSettings(PromptLength):
     image_folders: tuple[Path, ...] = Field(
         default=(), description="folders whose images rows may name, beside the folder of prompts"
     )
-    inline_image_bytes: int = Field(
-        default=16_384,
-        ge=0,
-        le=1 << 20,
-        description="images up to this size travel in Redis, others by path",
-    )
     image_options: dict[str, Any] = Field(
         default_factory=dict, description="arguments of the model's image processor, such as its size limits"
     )
@@ -79,7 +73,6 @@ class PromptSettings(PromptLength):
         default="fail",
         description="when the file or the seeds are not those that the run began with: refuse to start, or continue",
     )
-    shuffle_seed: int = Field(default=0, description="changes the order of these prompts alone; evaluations have none")
 
 
 class ProducerTask(TaskRules, PromptSettings):
@@ -90,10 +83,6 @@ class ProducerTask(TaskRules, PromptSettings):
     )
     curriculum_low: float = Field(default=0.1, ge=0, le=1, description="lowest pass rate that the curriculum trains")
     curriculum_high: float = Field(default=0.9, ge=0, le=1, description="highest pass rate that the curriculum trains")
-    curriculum_tries: int = Field(default=1, gt=0, description="attempts after which a prompt's pass rate counts")
-    curriculum_retry_passes: int = Field(
-        default=5, ge=0, description="passes after which the curriculum retries a prompt that it left out; 0: never"
-    )
     min_keep_rate: float = Field(
         default=0.0, ge=0, le=1, description="production stops when a smaller fraction of keep_window groups is kept"
     )
@@ -117,7 +106,7 @@ class ProducerTask(TaskRules, PromptSettings):
             raise ValueError('prompt_order = "curriculum" relies on statistics of every prompt: leave prompt_stats out')
         if self.curriculum_low > self.curriculum_high:
             raise ValueError(
-                f"curriculum_low = {self.curriculum_low} exceeds curriculum_high = {self.curriculum_high}: "
+                f"curriculum.low = {self.curriculum_low} exceeds curriculum.high = {self.curriculum_high}: "
                 "no pass rate lies between them"
             )
         return self

@@ -61,7 +61,7 @@ def test_a_buffer_larger_than_the_answer_is_refused() -> None:
 def test_truncated_samples_are_punished_and_masked_on_their_way_through_a_worker(
     buffer: Buffer, server_url: str
 ) -> None:
-    rules = {"max_tokens": 4, "overlong_buffer_tokens": 2, "overlong_penalty": 0.5, "overlong_filter": True}
+    rules = {"max_tokens": 4, "overlong_buffer_tokens": 2, "overlong_penalty": 0.5, "filters": ["overlong"]}
     world = WorkerWorld(buffer, server_url, rules)
     world.admit(1)
 

@@ -18,19 +18,18 @@ WARM_UP_STEPS = 600
 TASK = """
 [tasks.{name}]
 prompts = {prompts}
-prompt_field = {prompt_field}
-answer_field = {answer_field}
+rows.prompt_field = {prompt_field}
+rows.answer_field = {answer_field}
 judge = {judge}
 max_tokens = {max_tokens}
-stop = {stop}
+sampling.stop = {stop}
 temperature = {temperature}
-chat = {chat}
+rows.chat = {chat}
 batch_groups = {batch_groups}
 group_size = {group_size}
 max_staleness = {max_staleness}
-partial_rollout = {partial_rollout}
-lease_s = {lease_s}                  # the groups of a killed worker are taken over this soon
-shuffle_seed = {seed}
+staleness.partial_rollout = {partial_rollout}
+limits.lease_s = {lease_s}                  # the groups of a killed worker are taken over this soon
 """
 
 FILE = """\

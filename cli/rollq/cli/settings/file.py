@@ -18,6 +18,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import PayloadSettings, RedisSettings
 from rollq.buffer.settings_errors import changed_types, explain
 from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.task_tables import flattened, place_in_file
 
 ENVIRONMENT = {
     "ROLLQ_RUN": "run",
@@ -45,11 +46,14 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
     environment = os.environ if environment is None else environment
     data = _read_toml(path)
     origins = _override(data, environment)
+    data, problems = flattened(data)
+    if problems:
+        raise _config_error(path, problems)
     try:
         settings = RollqSettings.model_validate(data)
     except ValidationError as error:
-        raise _config_error(path, explain(error, RollqSettings, origins)) from None
-    if problems := list(changed_types(data, settings)):
+        raise _config_error(path, explain(error, RollqSettings, origins, place_in_file)) from None
+    if problems := list(changed_types(data, settings, place_in_file)):
         raise _config_error(path, problems)
     return anchored(settings, path.absolute().parent)
 

@@ -5,9 +5,9 @@ knows more than its own part. `rollq.cli.settings.file` reads the file.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -18,6 +18,7 @@ from rollq.buffer.rules.settings import ArchiveSettings, GroupRules, PayloadSett
 from rollq.buffer.rules.shards import MAX_SHARDS, SHARED, check_task_name, shard_names, split_rules
 from rollq.buffer.store.redis_url import check_url
 from rollq.cli.settings.shared_batch import BatchSettings, share_batch
+from rollq.cli.settings.task_tables import place_of
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
@@ -41,6 +42,22 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
         return self
 
 
+Profile = Literal["on-policy", "one-step-off", "throughput"]
+PROFILES: Final[Mapping[object, Mapping[str, Any]]] = {
+    "on-policy": {
+        "max_staleness": 0, "sync_weights_interval": 1, "max_token_staleness": None, "stragglers": "wait",
+        "expiry": "member", "tail_batch_trigger_size": 0, "partial_rollout": False,
+    },
+    "one-step-off": {
+        "max_staleness": 1, "sync_weights_interval": 1, "max_token_staleness": None, "stragglers": "wait",
+        "expiry": "member", "tail_batch_trigger_size": 0, "partial_rollout": False,
+    },
+    "throughput": {
+        "max_staleness": 4, "sync_weights_interval": 1, "max_token_staleness": None, "stragglers": "expire",
+        "expiry": "member", "tail_batch_trigger_size": 0, "partial_rollout": True,
+    },
+}  # fmt: skip
+"""Profile -> what it sets unless a key is given. docs/guide/staleness.md says what each costs."""
 OFFLINE_KEYS = frozenset(TaskRules.model_fields) | {
     "prompt_field", "answer_field", "ids_field", "metadata_fields", "chat", "system_prompt", "max_prompt_tokens",
     "max_tokens", "shards",
@@ -51,9 +68,19 @@ OFFLINE_KEYS = frozenset(TaskRules.model_fields) | {
 class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
     """One task: a table `[tasks.<name>]`. One that is offline has no `prompts`."""
 
+    profile: Profile = Field(
+        default="one-step-off",
+        description="how old samples may become: sets max_staleness and the keys of .staleness that are not given",
+    )
     shards: int = Field(
         default=1, gt=0, le=MAX_SHARDS, description="parts in which the buffer keeps this task, for several primaries"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _profile_sets_staleness(cls, data: Any) -> Any:
+        profile = data.get("profile") if isinstance(data, dict) else None
+        return {**PROFILES[profile], **data} if profile in PROFILES else data
 
     @model_validator(mode="before")
     @classmethod
@@ -156,22 +183,15 @@ class RollqSettings(Settings):
 
 
 def _with_archive(data: Any) -> Any:
-    """The content of `rollq.toml` with `archive` of all tasks and evaluations filled in from `[archive]`."""
+    """The content of `rollq.toml`, in which all tasks and evaluations are archived if `[archive]` has a place."""
     if not isinstance(data, dict) or not isinstance(data.get("archive"), dict) or "url" not in data["archive"]:
         return data
-    found = {name: data[name] for name in ("tasks", "evaluations") if isinstance(data.get(name), dict)}
+    roots = {name: data[name] for name in ("tasks", "evaluations") if isinstance(data.get(name), dict)}
     filled = {
-        name: {key: {"archive": True} | table if isinstance(table, dict) else table for key, table in tables.items()}
-        for name, tables in found.items()
+        name: {key: {**table, "archive": True} if isinstance(table, dict) else table for key, table in tables.items()}
+        for name, tables in roots.items()
     }
     return {**data, **filled}
-
-
-def _archives_have_a_place(settings: RollqSettings) -> Iterator[str]:
-    for kind, tables in (("tasks", settings.tasks), ("evaluations", settings.evaluations)):
-        for name, table in tables.items():
-            if table.archive and settings.archive.url is None:
-                yield f"{kind}.{name}.archive = true: where? set url in [archive]"
 
 
 def _names_differ(settings: RollqSettings) -> Iterator[str]:
@@ -179,19 +199,13 @@ def _names_differ(settings: RollqSettings) -> Iterator[str]:
         yield f"{name!r} is a task and an evaluation: give them different names"
 
 
-def _tasks_are_trained(settings: RollqSettings) -> Iterator[str]:
-    for name, task in settings.tasks.items():
-        if task.kind != "train":
-            yield f"tasks.{name}.kind: what is evaluated belongs in [evaluations.{name}]"
-
-
 def _batches_fill_despite_cooldown(settings: RollqSettings) -> Iterator[str]:
     for name, task in settings.tasks.items():
         replaced = settings.producer.strategy == "sync" and not task.offline
         if replaced and task.max_uses > 1 and task.reuse_cooldown_steps:
             yield (
-                f"tasks.{name}.reuse_cooldown_steps: producer.strategy = 'sync' makes no replacement for groups that "
-                "cool down, so batches would never fill; use 'async', or no cooldown"
+                f"tasks.{name}.{place_of('reuse_cooldown_steps')}: producer.strategy = 'sync' makes no replacement for "
+                "groups that cool down, so batches would never fill; use 'async', or no cooldown"
             )
 
 
@@ -199,14 +213,17 @@ def _batches_have_groups(settings: RollqSettings) -> Iterator[str]:
     tasks = settings.tasks.values()
     for step in sorted({1} | {step for task in tasks for step, _ in task.schedule}):
         if not any(groups_at(task.batch_groups, task.schedule, step) for task in tasks):
-            yield f"tasks.*.schedule: no task has a group in the batch of step {step}"
+            yield f"tasks.*.{place_of('schedule')}: no task has a group in the batch of step {step}"
 
 
 def _shards_have_groups(settings: RollqSettings) -> Iterator[str]:
     for name, task in settings.tasks.items():
         largest = max(task.batch_groups, *(groups for _, groups in task.schedule), 0)
         if task.shards > max(1, largest):
-            yield f"tasks.{name}.shards = {task.shards}: no batch has more than {largest} of its groups; use fewer"
+            yield (
+                f"tasks.{name}.{place_of('shards')} = {task.shards}: no batch has more than {largest} of its groups; "
+                "use fewer"
+            )
 
 
 def _urls_are_valid(settings: RollqSettings) -> Iterator[str]:
@@ -226,7 +243,7 @@ def _engines_and_trainer_can_take_turns(settings: RollqSettings) -> Iterator[str
         if not task.offline and (task.max_staleness or task.sync_weights_interval > 1):
             yield (
                 f"trainer.colocated: one batch is generated and trained at a time, so tasks.{name} needs "
-                "max_staleness = 0 and sync_weights_interval = 1"
+                "max_staleness = 0 and sync_weights_interval = 1, as profile = 'on-policy' sets them"
             )
 
 
@@ -234,7 +251,7 @@ def _tasks_agree(settings: RollqSettings) -> Iterator[str]:
     for key in ("sync_weights_interval", "resume"):  # the trainer publishes and resumes for all tasks together
         values = {name: getattr(task, key) for name, task in settings.tasks.items()}
         if len(set(values.values())) > 1:
-            yield f"tasks.*.{key}: must be the same for every task of a run, not {values}"
+            yield f"tasks.*.{place_of(key)}: must be the same for every task of a run, not {values}"
 
 
 def _evaluations_exist(settings: RollqSettings) -> Iterator[str]:
@@ -250,8 +267,8 @@ def _the_engine_can_sample(settings: RollqSettings) -> Iterator[str]:
     for name, evaluation in settings.evaluations.items():
         for parameter in sorted(evaluation.sampling(None).rare().keys() & UNSUPPORTED.get(engine, frozenset())):
             yield (
-                f"evaluations.{name}.{parameter}: engine '{engine}' does not support it; leave it out, or use engine "
-                "'vllm' or 'openai'"
+                f"evaluations.{name}.{place_of(parameter)}: engine '{engine}' does not support it; leave it out, or "
+                "use engine 'vllm' or 'openai'"
             )
 
 
@@ -260,7 +277,7 @@ def _checkpoints_come_in_time(settings: RollqSettings) -> Iterator[str]:
         if settings.trainer and settings.trainer.checkpoint_every > task.max_uncheckpointed_steps:
             yield (
                 f"trainer.checkpoint_every = {settings.trainer.checkpoint_every}: must not exceed "
-                f"tasks.{name}.max_uncheckpointed_steps = {task.max_uncheckpointed_steps}"
+                f"tasks.{name}.{place_of('max_uncheckpointed_steps')} = {task.max_uncheckpointed_steps}"
             )
 
 
@@ -307,9 +324,7 @@ def _teachers_tell_enough(settings: RollqSettings) -> Iterator[str]:
 
 
 RULES = (
-    _archives_have_a_place,
     _names_differ,
-    _tasks_are_trained,
     _batches_fill_despite_cooldown,
     _batches_have_groups,
     _shards_have_groups,

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from rollq.buffer.rules.batch_sizes import share_by_weight
 from rollq.buffer.rules.settings import MAX_BATCH_GROUPS, Settings
+from rollq.cli.settings.task_tables import place_of
 
 TaskTables = Mapping[str, Mapping[str, Any]]
 """The tables `[tasks.<name>]` as read from the file, by name."""
@@ -79,11 +80,13 @@ def _check_no_sizes(tables: TaskTables) -> None:
     for name, table in tables.items():
         for key in ("batch_groups", "schedule"):
             if key in table:
-                raise ValueError(f"tasks.{name}.{key}: [batch] sets the size of batches; leave one of them out")
+                raise ValueError(
+                    f"tasks.{name}.{place_of(key)}: [batch] sets the size of batches; leave one of them out"
+                )
 
 
 def _weight(name: str, table: Mapping[str, Any]) -> float:
     weight = table.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ValueError(f"tasks.{name}.weight = {weight!r}: must be a number")
+        raise ValueError(f"tasks.{name}.{place_of('weight')} = {weight!r}: must be a number")
     return weight

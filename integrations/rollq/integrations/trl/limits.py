@@ -65,7 +65,7 @@ def check_config(args: "GRPOConfig") -> None:
         (
             "mask_truncated_completions",
             not args.mask_truncated_completions,
-            "leave it out, and set filters = ['overlong_filter'] of the task: rollq says which samples are trained",
+            "leave it out, and set filters = ['overlong'] of the task: rollq says which samples are trained",
         ),
         (
             "sync_ref_model",

@@ -10,6 +10,8 @@ from rollq.workers.judging.token_rewards import add_on_last_token
 
 PART = "overlong"
 """Name of the penalty among the parts of a reward."""
+OVERLONG = "overlong"
+"""The filter that leaves samples without an end out of the loss, instead of dropping their group."""
 
 
 def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:

@@ -13,6 +13,7 @@ from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.groups.filters import Filter
+from rollq.workers.groups.overlong import OVERLONG
 from rollq.workers.groups.read_prompts import ReadPrompt
 from rollq.workers.groups.salvage import SHORT_TOKENS
 from rollq.workers.groups.task_settings import WorkerTask
@@ -94,7 +95,9 @@ def make_recipes(
     for name, task in by_task.items():
         for scorer in task.scorers:
             if scorer not in pools:
-                raise ConfigError(f"tasks.{name}.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]")
+                raise ConfigError(
+                    f"tasks.{name}.judging.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]"
+                )
     recipes: dict[str, Recipe] = {}
     for name, task in by_task.items():
         context = JudgeContext(limit_s, processes, task.isolate_judge, pools)
@@ -110,7 +113,7 @@ def make_recipes(
                     of_text=task.agent_loop == "single_turn",
                     may_raise=task.on_judge_error == "zero",
                 ),
-                filters=tuple(Filter.load(path, limit_s) for path in task.filters),
+                filters=tuple(Filter.load(path, limit_s) for path in task.filters if path != OVERLONG),
                 pools=pools,
                 run_seed=run_seed,
             )

@@ -25,7 +25,7 @@ from rollq.workers.engines.protocol import Completion, EngineDead, Request, Toke
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.loans import Loans
-from rollq.workers.groups.overlong import mask_truncated, punish
+from rollq.workers.groups.overlong import OVERLONG, mask_truncated, punish
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.read_prompts import ReadPrompt, read_prompt
 from rollq.workers.groups.recipes import Recipe
@@ -331,7 +331,7 @@ class SampleMaker:
             return replace(made, status=SampleStatus.FAILED, error=f"scorer: {error}")
         if task.overlong_buffer_tokens:
             judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
-        return mask_truncated(judged) if task.overlong_filter else judged
+        return mask_truncated(judged) if OVERLONG in task.filters else judged
 
     async def _generate(self, held: HeldLease, prompt: ReadPrompt, index: int, request: Request) -> Completion:
         """Generate for sample `index` of a group with this prompt; aborts at once when it is being stopped.

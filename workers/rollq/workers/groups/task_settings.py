@@ -131,13 +131,13 @@ class WorkerTask(TaskRules, RolloutSettings):
     )
     filters: tuple[str, ...] = Field(
         default=(),
-        description="filters that drop finished groups: built-in ones by name, custom ones by dotted path",
+        description="zero_advantage drops groups whose rewards are equal, overlong leaves samples that were cut off at "
+        "max_tokens out of the loss; a dotted path names a filter written by you",
     )
     spread: Literal["never", "tail"] = Field(
         default="tail",
         description="whether workers that have less to do make samples of other workers' groups (tail), or never do",
     )
-    overlong_filter: bool = Field(default=False, description="mask samples cut off at max_tokens out of the loss")
     overlong_buffer_tokens: int = Field(
         default=0,
         ge=0,
