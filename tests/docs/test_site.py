@@ -12,16 +12,18 @@ from rollq.buffer.archive.schema import schema
 from rollq.buffer.errors import RollqError
 from rollq.buffer.store import keys
 from rollq.cli.main import COMMANDS
+from rollq.cli.settings.reference import COMMON, engine_reference, reference
+from rollq.cli.settings.task_tables import MAIN
 from rollq.monitor.metrics.catalogue import METRICS
-from rollq_docs import guide, links, reference
+from rollq_docs import guide, links
+from rollq_docs import reference as site_reference
 from rollq_docs.markdown import code
 from rollq_docs.python_pages import PACKAGES
-from rollq_docs.settings_page import TABLES
 from support.documented_commands import ROOT
 from test_public_names import PUBLIC
 
 DOCS = ROOT / "docs"
-PAGES = {name: text for name, _, text in reference.pages()}
+PAGES = {name: text for name, _, text in site_reference.pages()}
 ELSEWHERE = re.compile(r"<(?:script|link|img|iframe)[^>]*?\s(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 SHAPES = {"li": "list_item_open", "table": "table_open", "h2": "heading_open"}
 """Tags that both readings of a page must have equally often -> their tokens in markdown-it."""
@@ -81,11 +83,22 @@ def test_every_setting_of_the_example_has_a_row() -> None:
     named = set(re.findall(r"^#?([a-z]\w*) = ", example, re.MULTILINE)) - {"step"}
     page = PAGES["reference/settings.md"]
     assert [name for name in sorted(named) if f"| {code(name)} |" not in page] == []
-    assert {name.split("]")[0].strip("[") for name in TABLES} >= {
+    assert set(re.findall(r"^##+ \[([^\]]+)\]", page, re.MULTILINE)) >= {
         name.replace(".sum", ".NAME").replace(".held_out", ".NAME")
         for name in re.findall(r"^\[([a-z_.]+)\]", example, re.MULTILINE)
         if not name.endswith("options")
     }
+
+
+def test_the_settings_that_one_sees_without_unfolding_are_few() -> None:
+    settings = [setting for table in [*reference(), *engine_reference()] for setting in table.settings]
+    common = [setting for setting in settings if setting.is_common]
+    assert len(common) <= 120
+    assert sum(len(keys.split()) for keys in COMMON.values()) + len(MAIN) == len(common), "all of them exist"
+    page = PAGES["reference/settings.md"]
+    shown = re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
+    assert page.count("\n| <code>") == len(settings)
+    assert shown.count("\n| <code>") == len(common)
 
 
 def test_every_command_metric_and_error_has_a_place() -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "archive": ("rollq.cli.commands.archive", "Keep what is trained or dropped as Parquet files."),
     "export": ("rollq.cli.commands.archive", "Write groups of the buffer or of an archive to a file."),
     "try": ("rollq.cli.commands.try_", "Try a few rows of a task: prompts, judge and samples."),
+    "settings": ("rollq.cli.commands.settings", "Show the keys of rollq.toml, with meanings and defaults."),
     "status": ("rollq.cli.commands.status", "Show the progress of a run."),
     "top": ("rollq.cli.top.command", "Show a run live, and steer it by keyboard."),
     "dashboard": ("rollq.cli.commands.dashboard", "Show a run in a browser, down to single tokens."),

@@ -1,0 +1,80 @@
+"""`rollq settings`: the keys of `rollq.toml`, with their meanings and defaults."""
+
+import difflib
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.buffer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollq.cli.settings.reference import SettingsTable
+
+
+@click.command("settings")
+@click.argument("key", required=False)
+@click.option("--all", "everything", is_flag=True, help="The advanced keys as well.")
+def settings(key: str | None, everything: bool) -> None:
+    """Show the keys of rollq.toml, with their meanings and defaults.
+
+    Without KEY, shows those that most runs set. KEY is the name of a key or of a table, such as group_size, sampling or
+    trainer.loss.
+    """
+    from rollq.cli.settings.reference import engine_reference, reference
+
+    tables = reference()
+    if key is None:
+        shown = [*tables, *engine_reference()] if everything else [_common(table) for table in tables]
+        click.echo(_text(shown))
+        return
+    shown = _named(key, tables) or _named(key, tables := [*tables, *engine_reference()])
+    if not shown:
+        keys = {setting.key for table in tables for setting in table.settings}
+        close = difflib.get_close_matches(key.rpartition(".")[2], keys, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`rollq settings` shows those that most runs set"
+        raise ConfigError(f"no key or table is called {key!r}; {hint}")
+    click.echo(_text(shown))
+
+
+def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]":
+    """The tables of that name with all their keys, or the keys of that name with their tables."""
+    path, _, key = name.strip("[]").rpartition(".")
+    whole = [table for table in tables if _is_called(table.name, name.strip("[]"))]
+    parts = [
+        replace(table, settings=tuple(setting for setting in table.settings if setting.key == key))
+        for table in tables
+        if not path or _is_called(table.name, path)
+    ]
+    return whole or [table for table in parts if table.settings]
+
+
+def _is_called(table: str, name: str) -> bool:
+    """Whether a table is called so: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
+    words, asked = table.partition("]")[0].strip("[").split("."), name.split(".")
+    return len(asked) <= len(words) and all(
+        word in (part, part.upper()) or (word.isupper() and len(asked) == len(words))
+        for word, part in zip(words[-len(asked) :], asked, strict=True)
+    )
+
+
+def _common(table: "SettingsTable") -> "SettingsTable":
+    return replace(table, settings=tuple(setting for setting in table.settings if setting.is_common))
+
+
+def _text(tables: "Sequence[SettingsTable]") -> str:
+    width = min(shutil.get_terminal_size().columns, 110)
+    lines: list[str] = []
+    for table in tables:
+        if not table.settings:
+            continue
+        lines += [table.name or "before the first table"]
+        for setting in table.settings:
+            default = setting.default if setting.default == "required" else f"default {setting.default}"
+            lines.append(f"  {setting.key}  ({setting.kind}; {default})")
+            lines += textwrap.wrap(setting.meaning, width, initial_indent="      ", subsequent_indent="      ")
+        lines.append("")
+    return "\n".join(lines).rstrip()

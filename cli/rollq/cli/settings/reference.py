@@ -1,0 +1,258 @@
+"""Every key of `rollq.toml` with its type, default and meaning, from the models that check the file."""
+
+import enum
+import json
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import getdoc
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union
+
+import annotated_types
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from rollq.buffer.rewards.advantages import AdvantageSettings
+from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings
+from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.shared_batch import BatchSettings, BatchStep
+from rollq.cli.settings.task_tables import MAIN, SUBTABLES, field_of
+from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.settings import LoraSettings, NcclSettings, TrainerSettings
+from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
+from rollq.producer.settings import ProducerSettings
+from rollq.workers.agents.multi_turn import EnvironmentSettings
+from rollq.workers.agents.tool_environment import ToolsSettings
+from rollq.workers.agents.tools import ToolSettings
+from rollq.workers.engines.registry import ENGINES
+from rollq.workers.engines.vllm.settings import VllmSettings
+from rollq.workers.gateway.harnesses.local import HarnessSettings
+from rollq.workers.gateway.harnesses.remote import OutsideSettings
+from rollq.workers.http.pools import PoolSettings
+from rollq.workers.judging.options import HttpOptions, Part, RegexOptions, WeightedOptions
+from rollq.workers.settings import GatewaySettings, WorkerSettings
+
+TASK: Final = "[tasks.NAME]"
+EVALUATION: Final = "[evaluations.NAME]"
+TABLES: Final[Mapping[str, type[BaseModel]]] = {
+    "[redis]": RedisSettings,
+    "[payloads]": PayloadSettings,
+    "[archive]": ArchiveSettings,
+    TASK: TaskSettings,
+    "[tasks.NAME.judge_options], judge regex": RegexOptions,
+    "[tasks.NAME.judge_options], judge http": HttpOptions,
+    "[tasks.NAME.judge_options], judge weighted": WeightedOptions,
+    "[tasks.NAME.judge_options.parts.PART]": Part,
+    "[tasks.NAME.agent_options], loop tools": ToolsSettings,
+    "[tasks.NAME.agent_options.tools.TOOL]": ToolSettings,
+    "[tasks.NAME.agent_options], loop environment": EnvironmentSettings,
+    "[tasks.NAME.agent_options], loop harness": HarnessSettings,
+    "[tasks.NAME.agent_options], loop outside": OutsideSettings,
+    "[batch]": BatchSettings,
+    "[batch] schedule": BatchStep,
+    EVALUATION: EvaluationSettings,
+    "[producer]": ProducerSettings,
+    "[worker]": WorkerSettings,
+    "[worker.gateway]": GatewaySettings,
+    "[worker.pools.NAME]": PoolSettings,
+    "[trainer]": TrainerSettings,
+    "[trainer.loss]": LossSettings,
+    "[trainer.advantages]": AdvantageSettings,
+    "[trainer.lora]": LoraSettings,
+    "[trainer.nccl]": NcclSettings,
+    "[trainer.tensorboard]": TensorBoardSettings,
+    "[trainer.wandb]": WandbSettings,
+    "[trainer.mlflow]": MlflowSettings,
+}
+"""Table of `rollq.toml` -> its model, in the order of the reference."""
+COMMON: Final[Mapping[str, str]] = {
+    "": "run seed",
+    "[redis]": "buffer_url password",
+    "[payloads]": "url",
+    "[archive]": "url",
+    "[tasks.NAME.rows]": "prompt_field answer_field chat system_prompt max_prompt_tokens max_bad_rows",
+    "[tasks.NAME.judging]": "isolate_judge answer_text on_judge_error scorers",
+    "[tasks.NAME.sampling]": "top_p top_k stop",
+    "[tasks.NAME.staleness]": "sync_weights_interval stragglers partial_rollout",
+    "[tasks.NAME.batches]": "weight schedule max_uses",
+    "[tasks.NAME.curriculum]": "prompt_order low high",
+    "[tasks.NAME.limits]": "lease_s min_valid_samples min_keep_rate",
+    "[tasks.NAME.judge_options], judge regex": "pattern",
+    "[tasks.NAME.judge_options], judge http": "url",
+    "[tasks.NAME.judge_options], judge weighted": "parts",
+    "[tasks.NAME.judge_options.parts.PART]": "judge weight",
+    "[tasks.NAME.agent_options], loop tools": "tools max_turns",
+    "[tasks.NAME.agent_options.tools.TOOL]": "function",
+    "[tasks.NAME.agent_options], loop environment": "environment max_turns",
+    "[tasks.NAME.agent_options], loop harness": "command workspace",
+    "[tasks.NAME.agent_options], loop outside": "",
+    "[batch]": "groups",
+    "[batch] schedule": "step groups weights",
+    EVALUATION: "",
+    "[producer]": "strategy over_sample",
+    "[worker]": "engine tokenizer name samples_in_flight swap judge_timeout_s judge_processes grace_s",
+    "[worker.gateway]": "bind",
+    "[worker.pools.NAME]": "urls served_model",
+    "[trainer]": "model output steps learning_rate schedule warmup_steps gradient_clip micro_batch_tokens device dtype "
+    "checkpoint_every keep_checkpoints evaluate_every transport max_mismatch updates_per_batch trackers",
+    "[trainer.loss]": "preset clip_low clip_high aggregation kl_coefficient old_logprobs",
+    "[trainer.advantages]": "baseline scale",
+    "[trainer.lora]": "rank alpha targets",
+    "[trainer.nccl]": "",
+    "[trainer.tensorboard]": "folder",
+    "[trainer.wandb]": "project",
+    "[trainer.mlflow]": "tracking_uri experiment",
+    "[worker.options], engine transformers": "model device dtype",
+    "[worker.options], engine simulated": "lengths tokens_per_s",
+    "[worker.options], engine vllm": "model dtype engine_args",
+    "[worker.options], engine openai": "urls served_model push_model",
+    "[worker.options], engine sglang": "urls push_model",
+}
+"""Table -> its keys that most runs set or should know; all of `[tasks.NAME]` are. Others are advanced."""
+EXPERIMENTAL: Final = {"[trainer.nccl]": "", "[trainer]": "colocated replay_experts"}
+"""Table -> its keys for what no GPU has run yet; all of a table without keys."""
+UNITS: Final = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tokens": "tokens", "_steps": "train steps"}
+"""End of a key -> its unit."""
+WORDS: Final[Mapping[Any, str]] = {
+    bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", SecretStr: "text", Any: "any",
+    list[str]: "list of texts",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of a table: its type and bounds in words, its default as TOML has it, and its meaning."""
+
+    table: str
+    key: str
+    kind: str
+    default: str
+    meaning: str
+    is_common: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsTable:
+    """A table of `rollq.toml`, what it is about, and its keys."""
+
+    name: str
+    about: str
+    settings: tuple[Setting, ...]
+
+
+def reference() -> list[SettingsTable]:
+    """All tables but the options of engines."""
+    top = {name: RollqSettings.model_fields[name] for name in ("run", "seed")}
+    tables = [SettingsTable("", "Before the first table.", tuple(_settings("", top)))]
+    for name, model in TABLES.items():
+        if model is TaskSettings:
+            tables += _task_tables()
+        elif model is EvaluationSettings:
+            tables.append(SettingsTable(name, _about_evaluations(), ()))
+        else:
+            fields = {key: field for key, field in model.model_fields.items() if field.annotation not in _MODELS}
+            tables.append(SettingsTable(name, getdoc(model) or "", tuple(_settings(name, fields))))
+    return tables
+
+
+def engine_reference() -> list[SettingsTable]:
+    """The options of each engine whose package is installed."""
+    tables = []
+    for engine, (module, _, settings, _) in ENGINES.items():
+        name = f"[worker.options], engine {engine}"
+        with suppress(ModuleNotFoundError):
+            model = VllmSettings if engine == "vllm" else getattr(import_module(module), settings)
+            tables.append(SettingsTable(name, getdoc(model) or "", tuple(_settings(name, model.model_fields))))
+    return tables
+
+
+def rows_of(model: type[BaseModel]) -> Iterator[Setting]:
+    """The keys of a model that has no table in the file."""
+    return _settings("", model.model_fields)
+
+
+_MODELS: Final = set(TABLES.values())
+_ABOUT: Final = {
+    "rows": "How the rows of the file of prompts become prompts.",
+    "judging": "What happens to a finished sample.",
+    "sampling": "How the tokens of a sample are drawn. For a trained task, only what the trainer's logprobs follow.",
+    "staleness": "How old samples may become, where it differs from the profile.",
+    "batches": "What the batch of a train step takes, and how long it is kept.",
+    "curriculum": "Which prompts come next.",
+    "limits": "When a group, a worker or a task is given up.",
+}
+
+
+def _task_tables() -> Iterator[SettingsTable]:
+    fields = TaskSettings.model_fields
+    main = {key: fields[key] for key in MAIN}
+    about = f"{getdoc(TaskSettings)} Its other keys are in tables by subject, as in `sampling.top_p = 0.9`."
+    yield SettingsTable(TASK, about, tuple(_settings(TASK, main)))
+    for table, keys in SUBTABLES.items():
+        name = f"[tasks.NAME.{table}]"
+        yield SettingsTable(
+            name, _ABOUT[table], tuple(_settings(name, {key: fields[field_of(table, key)] for key in keys}))
+        )
+
+
+def _about_evaluations() -> str:
+    left_out = [
+        f"{table}.{key}" if table else key
+        for table, keys in {"": MAIN, **SUBTABLES}.items()
+        for key in keys
+        if field_of(table, key) not in EvaluationSettings.model_fields
+    ]
+    keys = ", ".join(f"`{key}`" for key in left_out)
+    return f"{getdoc(EvaluationSettings)} It has the tables and keys of a task, except {keys}."
+
+
+def _settings(table: str, fields: Mapping[str, FieldInfo]) -> Iterator[Setting]:
+    common = None if table == TASK else COMMON.get(table, "").split()
+    experimental = EXPERIMENTAL[table].split() or list(fields) if table in EXPERIMENTAL else []
+    for key, field in fields.items():
+        unit = next((f", {unit}" for end, unit in UNITS.items() if key.endswith(end)), "")
+        kind = f"{_kind(field.annotation)}{_bounds(field.metadata)}{unit}"
+        meaning = f"{'experimental: ' if key in experimental else ''}{field.description or ''}"
+        yield Setting(table, key, kind, _default(field), meaning, common is None or key in common)
+
+
+def _kind(annotation: Any) -> str:
+    """A type in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0])
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(argument) for argument in arguments if argument is not type(None))
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"list of {_kind(arguments[0])}"
+        return f"[{', '.join(map(_kind, arguments))}]"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "table"
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return " or ".join(f'"{member.value}"' for member in annotation)
+    return WORDS[annotation]
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    """The values that are allowed."""
+    signs = {annotated_types.Gt: (">", "gt"), annotated_types.Ge: (">=", "ge"), annotated_types.Le: ("<=", "le"),
+             annotated_types.Lt: ("<", "lt")}  # fmt: skip
+    bounds = [(signs[type(rule)], rule) for rule in metadata if type(rule) in signs]
+    return " and".join(f" {sign} {getattr(rule, name):,}" for (sign, name), rule in bounds)
+
+
+def _default(field: FieldInfo) -> str:
+    """The default as JSON, which TOML has as well; `required`; or `none`."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "none"
+    return json.dumps(value.value if isinstance(value, enum.Enum) else value, default=str)
