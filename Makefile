@@ -11,6 +11,7 @@ FAULTS_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEMO_INSTALLED := .venv/.demo
 VLLM_BIN := .venv-vllm/bin
 VLLM_INSTALLED := .venv-vllm/.installed
 SGLANG_BIN := .venv-sglang/bin
@@ -24,6 +25,8 @@ CHOSEN_cluster := any_server and not plain_server and
 CHOSEN := $(CHOSEN_$(SERVER)) not slow
 DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(PYTEST_ARGS)
 
+NEW_ENOUGH := 'import sys; sys.exit("rollq needs Python >= 3.11: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
@@ -35,12 +38,18 @@ help:  ## this list
 install: $(INSTALLED)  ## make .venv/ and install rollq into it
 
 $(INSTALLED): pyproject.toml constraints-cpu.txt
-	@$(PYTHON) -c 'import sys; sys.exit("rollq needs Python >= 3.11: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c $(NEW_ENOUGH)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[demo,dev]'
+	@touch $(DEMO_INSTALLED) $@
+
+$(DEMO_INSTALLED): pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c $(NEW_ENOUGH)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[demo]'
 	@touch $@
 
-demo: $(INSTALLED)  ## the main job: producer, two workers and a trainer teach a tiny model
+demo: $(DEMO_INSTALLED)  ## the main job: producer, two workers and a trainer teach a tiny model
 	$(BIN)/rollq demo
 
 test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=4, SERVER=redis or cluster)

@@ -33,28 +33,14 @@ def check_figures(results: Path) -> None:
         assert first <= result["measured"] <= third
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "exchange",
-        "tickets",
-        "expiry",
-        "wakeup",
-        "fleet",
-        "gateway",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("ranks", "logprobs", "publication")),
-        "watching",
-        "bystanders",
-        "archive",
-        "production",
-        "sustained",
-        "cluster",
-        "stores",
-        "scaling",
-        "slots",
-        pytest.param("membership", marks=pytest.mark.slow),  # a dead worker's lease of 30 s
-    ],
-)
+NIGHTLY = (
+    "tickets", "expiry", "wakeup", "fleet", "gateway", "ranks", "logprobs", "publication", "watching", "bystanders",
+    "archive", "production", "sustained", "cluster", "stores", "scaling", "slots", "membership",
+)  # fmt: skip
+"""Benchmarks that `make test-slow` runs; each starts processes for a quarter of a minute or more."""
+
+
+@pytest.mark.parametrize("name", ["exchange", *(pytest.param(name, marks=pytest.mark.slow) for name in NIGHTLY)])
 def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
     run_benchmarks(tmp_path, "--only", name, "--output", "results.json")
     check_figures(tmp_path / "results.json")

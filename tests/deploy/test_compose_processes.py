@@ -58,7 +58,7 @@ def all_have_begun(buffer: Buffer) -> bool:
     return counts.clock.epoch > 0 and counts.progress["admitted"] > 0 and len(buffer.workers()) > 0
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: Path, tmp_path: Path) -> None:
     suffix = {"cpu": "-cpu", "gpu": ""}[profile]
     config = (COMPOSE / "rollq-cpu.toml").read_text("utf-8")
@@ -89,6 +89,7 @@ def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: 
             assert sorted(re.findall(r"rollq gets GPU (\d+)", logs)) == ["0", "1"]
 
 
+@pytest.mark.slow  # users and TLS of all roles are in tests/docs/test_security_page.py
 def test_with_users_and_tls_the_services_do_the_same(
     volume: Path, tmp_path: Path, redis_binary: Path, redis_cli: Path, openssl: Path
 ) -> None:
@@ -147,6 +148,7 @@ def test_the_store_wants_the_password_and_survives_a_kill(tmp_path: Path, redis_
         assert PASSWORD.encode() not in Path(f"/proc/{world.processes['redis'].pid}/cmdline").read_bytes()
 
 
+@pytest.mark.slow  # a run on a cluster is in tests/docs/test_cluster_page.py
 def test_the_nodes_become_a_cluster_that_a_run_can_use(tmp_path: Path, redis_cli: Path) -> None:
     first = free_ports(len(NODES))
     variables = {"ROLLQ_REDIS_MEMORY": "100mb"}

@@ -85,6 +85,7 @@ def play(pods: Pods) -> None:
     assert not pods.passes("producer", "readinessProbe")
 
 
+@pytest.mark.slow  # the same roles start from the compose file
 def test_the_pods_of_the_base_start_become_ready_and_stop_cleanly(
     tmp_path: Path, volumes: dict[str, Path], redis_cli: Path
 ) -> None:

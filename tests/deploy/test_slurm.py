@@ -78,6 +78,7 @@ def test_a_job_trains_to_the_end_and_leaves_nothing_behind(job: Job) -> None:
     assert left_behind(job) == []
 
 
+@pytest.mark.slow  # starts and stops of roles are in tests/docs/test_readme.py
 def test_a_job_that_is_stopped_saves_a_checkpoint_and_its_workers_may_come_and_leave(job: Job) -> None:
     running = job.start("run.sbatch")
     metrics = job.folder / "sums" / "trainer" / METRICS_FILE

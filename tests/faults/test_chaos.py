@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from faults.chaos import Scene, run_chaos
 from faults.plan import CALM, make_failover_plan
 from faults.processes import LENDING
@@ -18,6 +20,7 @@ def test_no_promise_is_broken_while_workers_that_lend_samples_to_each_other_brea
     assert outcome.lent > 0
 
 
+@pytest.mark.slow  # chaos of all roles and the server stays
 def test_a_failover_to_a_replica_that_has_everything_breaks_no_promise(tmp_path: Path) -> None:
     plan = make_failover_plan(1, every_s=3.0, behind_s=0.0)
     outcome = run_chaos(Scene(seed=0, faults=0, odds=CALM, plan=plan, modes=("replay",)), tmp_path)
@@ -25,6 +28,7 @@ def test_a_failover_to_a_replica_that_has_everything_breaks_no_promise(tmp_path:
     assert not outcome.violations, outcome.violations
 
 
+@pytest.mark.slow  # likewise
 def test_no_promise_is_broken_while_nodes_of_a_cluster_break(tmp_path: Path) -> None:
     outcome = run_chaos(Scene(seed=3, faults=6, gap_s=0.2, longest_s=4.0, cluster=True), tmp_path)
     assert not outcome.violations, outcome.violations
