@@ -13,10 +13,10 @@ PAGE = re.compile(r"\[([^\]]+)\]\(([\w-]+\.md)\)")
 
 
 def groups(index: str) -> dict[str, list[dict[str, str]]]:
-    """Heading -> pages of the guide, as entries of `nav`. A page counts where it is linked first."""
+    """Heading -> pages of the guide, as entries of `nav`. A page counts where it is linked first below a heading."""
     found: dict[str, list[dict[str, str]]] = {}
     seen = set()
-    for heading, text in sections(index).items():
+    for heading, text in list(sections(index).items())[1:]:
         for title, name in PAGE.findall(text):
             if name not in seen:
                 seen.add(name)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 MOVED = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Place in the repository -> page of the site."""
-HOME = ("", "Why", "Status", "Read on")
+HOME = ("", "Fits with", "When not to use it", "Read on")
 """Sections of README.md that the home page shows."""
 QUICK_START = "quick-start.md"
 """The page that shows the others."""

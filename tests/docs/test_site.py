@@ -128,8 +128,8 @@ def test_every_row_of_the_table_of_keys_is_understood() -> None:
     ("page", "origin", "text", "rewritten"),
     [
         ("index.md", "README.md", "[a](docs/guide/prompts.md#order)", "[a](guide/prompts.md#order)"),
-        ("guide/a.md", "docs/guide/a.md", "[a](../../README.md#why)", "[a](../index.md#why)"),
-        ("guide/a.md", "docs/guide/a.md", "[a](../../README.md#your-trainer)", "[a](../quick-start.md#your-trainer)"),
+        ("guide/a.md", "docs/guide/a.md", "[a](../../README.md#fits-with)", "[a](../index.md#fits-with)"),
+        ("guide/a.md", "docs/guide/a.md", "[a](../../README.md#start)", "[a](../quick-start.md#start)"),
         ("guide/a.md", "docs/guide/a.md", "[a](../../examples/rollq.toml)", "[a](../source/examples/rollq.toml.md)"),
         ("guide/a.md", "docs/guide/a.md", "[a](#b) [c](https://d.e/f.md)", "[a](#b) [c](https://d.e/f.md)"),
         ("changelog.md", "CHANGELOG.md", "`x[0](y.md)`", "`x[0](y.md)`"),
