@@ -56,14 +56,6 @@ def test_a_replayed_batch_is_the_same_under_other_rules(world: World) -> None:
     assert world.buffer.send_all([("HGET", key, "rules_revision") for key in manifests]) == [b"1", b"1"]
 
 
-def test_a_manifest_of_an_older_rollq_masks_by_the_rules_of_now(world: World) -> None:
-    world.start().complete(2)
-    before = world.train(1)
-    world.buffer.client.hdel(task_keys(world.buffer.run, "math").manifest(1), "token_threshold", "rules_revision")
-    world.begin(0, launch_id="launch-2")
-    assert world.claim(1).counting == before.counting
-
-
 def test_a_batch_size_changes_at_the_first_step_that_is_not_planned(world: World) -> None:
     world.start(math={"group_size": 2, "batch_groups": 2}).complete(6)
     world.train(1)
@@ -152,21 +144,6 @@ def test_a_fixed_rule_in_an_edited_file_is_refused_and_changes_nothing(world: Wo
     with pytest.raises(RunMismatch, match="task 'math': order = fifo, and the run has staleness: it stays as it is"):
         buffer.register_task("math", edited)
     assert buffer.rules("math").max_staleness == 1
-
-
-def test_a_run_of_an_older_rollq_takes_its_rules_as_those_of_the_file(world: World) -> None:
-    buffer, keys = world.buffer, task_keys(world.buffer.run, "math")
-    buffer.create_run()
-    buffer.register_task("math", FILE)
-    buffer.client.delete(keys.rules)
-    buffer.client.hdel(keys.clock, "rules_revision", "weight")
-    buffer.client.hset(keys.clock, mapping={"token_staleness": "1", "revision": "older"})
-    buffer.register_task("math", FILE)
-    assert buffer.rule_revisions("math") == []
-    buffer.register_task("math", FILE.model_copy(update={"max_staleness": 3}))
-    assert (buffer.rules("math").max_staleness, buffer.clock("math").rules_revision) == (3, 3)
-    buffer.register_task("math", FILE)
-    assert buffer.rules("math").max_staleness == 3, "the older file is known as one"
 
 
 def test_groups_that_cool_come_back_when_groups_are_used_once_from_now_on(world: World) -> None:

@@ -152,7 +152,7 @@ def test_a_url_that_makes_no_sense_is_refused_without_its_password() -> None:
 @pytest.mark.parametrize(
     "command", [["status"], ["rq-info"], ["doctor"], ["query", "{}"], ["checkpoint", "d"], ["restore", "d"],
                 ["pause"], ["resume"], ["drain"],
-                ["upgrade", "--backup", "b"], ["set", "math"], ["retire", "math"], ["load-functions"]]
+                ["set", "math"], ["retire", "math"], ["load-functions"]]
 )  # fmt: skip
 def test_every_command_warns_of_a_password_in_its_arguments(command: list[str]) -> None:
     result = rollq(*command, "--url", "http://:hunter2@host", "--run", "r")

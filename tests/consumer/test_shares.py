@@ -238,20 +238,6 @@ def test_rows_that_describe_other_samples_are_noticed(worker: HandWorker, ranks:
     assert [number for _, number in batch.group_ids] == [1, 3, 4, 6, 7, 8]
 
 
-def test_groups_of_an_older_rollq_have_no_rows_and_are_read_by_every_rank(
-    worker: HandWorker, ranks: Ranks, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    consumers = ranks(2)
-    worker.produce(6)
-    for number in (1, 4):
-        buffer.client.hdel(task_keys(buffer.run, "math").group(number), "rows")
-    read = frames_sent(monkeypatch)
-    batches = next_batches(consumers)
-    assert sorted(number for _, number in read) == [1, 1, 2, 3, 4, 4, 5, 6]
-    assert batches[0].counts == batches[1].counts
-    assert batches[0].counts.loss_tokens == sum(int(sequence.loss_mask.sum()) for sequence in batches[1].sequences)
-
-
 def test_what_another_rank_trained_is_gone_once_a_checkpoint_covers_it(worker: HandWorker, ranks: Ranks) -> None:
     consumers = ranks(2)
     worker.produce(6)

@@ -180,15 +180,6 @@ def test_a_run_is_rewound_beside_the_old_one_whose_keys_are_removed(room: Room) 
     assert all(key.startswith(b"rollq:{sums-rewound") for key in keys)
 
 
-def test_a_run_of_an_older_schema_is_upgraded(room: Room) -> None:
-    with room.admin() as client:
-        client.hset(RunKeys("sums").trainer, "deadline_ms", 1)
-        client.hset(RunKeys("sums").info, "schema", 6)
-    assert "upgraded run 'sums' with 5 groups" in room.run("rollq upgrade")
-    with room.world() as world:
-        assert world.statuses() == {"completed": 2, "archived": 2, "failed": 1}
-
-
 def test_a_failed_group_is_inspected(room: Room) -> None:
     assert "the judge raised" in room.run('"status": "failed"')
     assert room.run("group:1' error").startswith("the judge raised\n")

@@ -55,8 +55,6 @@ from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings
 from rollq.workers.engines.openai.completions_api import choose_model, read_completion, read_fingerprint
 from rollq.workers.engines.protocol import WeightsVersion
-from support.old_frames import PREFIX as OLD_PREFIX
-from support.old_frames import encode_old_frame, sealed_old
 
 Make = Callable[[random.Random], Any]
 
@@ -123,9 +121,6 @@ def _sample(rng: random.Random) -> Sample:
 
 
 def _frame(rng: random.Random) -> bytes:
-    """The frame of a group, or of one sample as an older rollq wrote it."""
-    if rng.random() < 0.3:
-        return encode_old_frame(_sample(rng))
     return encode_samples([_sample(rng) for _ in range(rng.randint(1, 3))])
 
 
@@ -137,8 +132,6 @@ def _changed_frame(rng: random.Random) -> bytes:
 
 def _forged_frame(rng: random.Random) -> bytes:
     """A frame whose body was changed and whose length and checksum were made to fit."""
-    if rng.random() < 0.3:
-        return sealed_old(mutate_bytes(rng, encode_old_frame(_sample(rng))[OLD_PREFIX.size :]))
     body = mutate_bytes(rng, encode_samples([_sample(rng), _sample(rng)])[PREFIX.size :])
     return PREFIX.pack(MAGIC, FRAME_VERSION, len(body), xxhash.xxh3_64_intdigest(body)) + body
 

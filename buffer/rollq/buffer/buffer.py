@@ -1,6 +1,7 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
 from rollq.buffer.calls.orders import Steering
+from rollq.buffer.calls.runs import Deletion
 from rollq.buffer.calls.tasks import Registry
 from rollq.buffer.roles import (
     ArchiverBuffer,
@@ -10,7 +11,8 @@ from rollq.buffer.roles import (
     TrainerBuffer,
     WorkerBuffer,
 )
-from rollq.buffer.snapshots.upgrade import Upgrading
+from rollq.buffer.snapshots.restore import Restoring
+from rollq.buffer.snapshots.save import Saving
 
 
 class Buffer(
@@ -22,7 +24,9 @@ class Buffer(
     ArchiverBuffer,
     Registry,
     Steering,
-    Upgrading,
+    Saving,
+    Restoring,
+    Deletion,
 ):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 

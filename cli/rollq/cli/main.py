@@ -28,7 +28,6 @@ COMMANDS = {
     "recover": ("rollq.cli.commands.recover", "Let a run continue from given weights, without its checkpoint."),
     "checkpoint": ("rollq.cli.commands.snapshots", "Save a run's buffer to a folder."),
     "restore": ("rollq.cli.commands.snapshots", "Restore a saved buffer."),
-    "upgrade": ("rollq.cli.commands.snapshots", "Store a run of an older rollq in the form of this one."),
     "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups."),
     "resume": ("rollq.cli.commands.pause", "Resume production."),
     "drain": ("rollq.cli.commands.pause", "Admit nothing more, and finish what is on its way."),

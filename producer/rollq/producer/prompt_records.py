@@ -1,7 +1,7 @@
 """Whether the prompts of a task are those that its run began with: the cursor and the statistics depend on their order.
 
 The run has a record of each task's prompts: the digest of the file, its rows, and the seeds of the order. The first
-producer writes it; a run of an older rollq has none, and gets it from the next producer.
+producer writes it.
 """
 
 import logging

@@ -15,7 +15,6 @@ import pytest
 from datasets import load_dataset
 
 from rollq.buffer.archive.archiver import encode_file
-from rollq.buffer.archive.pages import ArchivePages
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.archive.rows import group_of, rows_of
 from rollq.buffer.archive.schema import VERSION, VERSION_KEY, check_version, schema
@@ -172,25 +171,12 @@ def test_datasets_reads_the_archive(file: Path, tmp_path: Path) -> None:
 
 def test_a_file_names_its_version(file: Path) -> None:
     check_version(parquet.read_schema(file).metadata, "step.parquet")
-    with pytest.raises(ArchiveError, match=f"has version 99 of the archive, this rollq reads up to {VERSION}"):
+    with pytest.raises(
+        ArchiveError, match=f"has version 99 of the archive, this rollq reads {VERSION}: use the rollq that wrote it"
+    ):
         check_version({VERSION_KEY: b"99"}, "step.parquet")
     with pytest.raises(ArchiveError, match="is not a file of an archive"):
         check_version({}, "step.parquet")
-
-
-def as_version_1(file: Path, to: Path) -> Path:
-    """The file as a rollq wrote it that did not know of leases."""
-    table = parquet.read_table(file).drop_columns(["leases"])
-    parquet.write_table(table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY: b"1"}), to)
-    return to
-
-
-def test_a_file_of_version_1_is_read_without_the_column_that_it_lacks(file: Path) -> None:
-    as_version_1(file, file)
-    group = ArchivePages(Archive(str(file.parent))).look("math", 4)
-    assert group is not None
-    assert (group.leases, same(group.samples[0], AGENT)) == ((), True)
-    assert same(group_of(Archive(str(file.parent)).rows(file.name)[:2]).group.samples[0], AGENT)
 
 
 def test_a_file_of_this_version_needs_all_columns(file: Path) -> None:
@@ -206,16 +192,6 @@ def test_the_leases_of_a_group_are_in_its_rows(file: Path) -> None:
         (1, "gpu-0", 5, "ran_out", 3), (2, "gpu 1", 5, "put", 0)
     ]  # fmt: skip
     assert [one["ended_at"] - one["leased_at"] for one in first] == [timedelta(milliseconds=ms) for ms in (200, 600)]
-
-
-def test_duckdb_reads_files_of_both_versions(file: Path, tmp_path: Path) -> None:
-    as_version_1(file, tmp_path / "older.parquet")
-    found = duckdb.sql(
-        f"select count(*), count(leases), max(leases[1].outcome) "
-        f"from read_parquet('{tmp_path}/*.parquet', union_by_name = true)"
-    )
-    assert found is not None
-    assert found.fetchall() == [(8, 4, "ran_out")]
 
 
 def test_the_guide_describes_every_column() -> None:

@@ -10,7 +10,6 @@ from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStat
 from rollq.buffer.wire.group_fields import decode_group, decode_kept, encode_payload, encode_whole
 from rollq.buffer.wire.sample_frames import encode_samples
 from support.made_samples import a_sample, a_segment, assert_same_sample
-from support.old_frames import encode_old_frame
 
 PAIR = (a_sample(text="one"), a_sample(text="two", reward=-1.0))
 FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="broken")
@@ -29,12 +28,6 @@ def test_a_whole_group_is_one_frame() -> None:
 def test_a_group_that_is_continued_has_a_frame_for_each_new_sample(unfinished: Sample) -> None:
     stored = encode_payload((*PAIR, unfinished), [1, 2], group_size=3)
     assert stored == {"1": encode_samples([PAIR[1]]), "2": encode_samples([unfinished])}
-
-
-def test_a_group_of_an_older_rollq_is_read() -> None:
-    stored = {str(index): encode_old_frame(sample) for index, sample in enumerate(PAIR)}
-    for got, expected in zip(decode_group(stored, group_size=2), PAIR, strict=True):
-        assert_same_sample(got, expected)
 
 
 def test_a_later_frame_of_a_sample_counts() -> None:
@@ -73,8 +66,6 @@ def test_a_whole_group_that_lacks_samples_is_corrupt() -> None:
         decode_group(stored, group_size=3)
     with pytest.raises(CorruptFrame, match=r"samples \['0'\] in the store, and 2 are needed"):
         decode_group({"0": encode_samples([PAIR[0]])}, group_size=2)
-    with pytest.raises(CorruptFrame, match="sample 1: frame of 3 bytes"):
-        decode_group({"0": encode_samples([PAIR[0]]), "1": b"???"}, group_size=2)
 
 
 def test_a_group_that_cannot_be_trained_on_is_not_encoded() -> None:

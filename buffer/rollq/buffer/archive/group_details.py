@@ -24,7 +24,7 @@ def found_group(rows: Sequence[Mapping[str, Any]], now_ms: int, *, with_samples:
         prompt=_prompt(record),
         samples=tuple(map(sample_of, rows)) if with_samples else (),
         problem="",
-        leases=tuple(map(_lease, first.get("leases") or ())),  # a file of version 1 has none
+        leases=tuple(map(_lease, first["leases"] or ())),
         batch=_batch(first),
         deadline_ms=None,
         server_ms=now_ms,

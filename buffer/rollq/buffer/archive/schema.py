@@ -9,16 +9,13 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.errors import ArchiveError, ConfigError
 
 if TYPE_CHECKING:
     import pyarrow
 
 VERSION = 2
-"""Of the columns and their meaning. A later rollq reads all versions up to its own."""
-ADDED = {"leases": 2}
-"""The version that a column came with; files of earlier ones lack it. All others have been there from the first."""
+"""Of the columns and their meaning."""
 VERSION_KEY, RUN_KEY, INCARNATION_KEY = b"rollq.archive.version", b"rollq.run", b"rollq.incarnation"
 """Of the metadata of a file."""
 TABLE_ROWS = 512
@@ -110,20 +107,20 @@ def _parsing(name: str) -> Iterator[None]:
 
 
 def _check_columns(found: "pyarrow.Schema", name: str) -> None:
-    version = check_version(found.metadata, name)
-    expected = [column for column in schema().names if ADDED.get(column, 1) <= version]
-    if missing := [column for column in expected if column not in found.names]:
+    check_version(found.metadata, name)
+    if missing := [column for column in schema().names if column not in found.names]:
         raise ArchiveError(
             f"{name} is not a file of an archive, but maybe one of annotations: it has no column {missing[0]!r}; name "
             "the folder of the archive"
         )
 
 
-def check_version(metadata: Mapping[bytes, bytes] | None, name: str) -> int:
-    """The version of a file with this metadata. Raises `ArchiveError` unless it can be read."""
-    found = (metadata or {}).get(VERSION_KEY, b"").decode(errors="replace")[:40]
-    if not found:
+def check_version(metadata: Mapping[bytes, bytes] | None, name: str) -> None:
+    """Raise `ArchiveError` unless a file with this metadata can be read."""
+    version = (metadata or {}).get(VERSION_KEY, b"").decode(errors="replace")[:40]
+    if not version:
         raise ArchiveError(f"{name} is not a file of an archive: it has no {VERSION_KEY.decode()} in its metadata")
-    if (number := whole_number(found)) is None or number > VERSION:
-        raise ArchiveError(f"{name} has version {found} of the archive, this rollq reads up to {VERSION}: update it")
-    return number
+    if version != str(VERSION):
+        raise ArchiveError(
+            f"{name} has version {version} of the archive, this rollq reads {VERSION}: use the rollq that wrote it"
+        )

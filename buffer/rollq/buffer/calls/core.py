@@ -236,9 +236,7 @@ class BufferCore(RunStore):
         fields = self.send("HMGET", self.keys.model, "epoch", "version", "digest", "uri", "awaited")
         if fields[0] is None:
             return None
-        epoch, _, entries = (fields[4] or b"").decode().partition(" ")
-        is_of_this_epoch = epoch == fields[0].decode()  # else a trainer of an older rollq has left it there
-        awaited = dict(entry.split(":") for entry in entries.split(",")) if is_of_this_epoch else {}
+        awaited = dict(entry.split(":") for entry in (fields[4] or b"").decode().split(",") if entry)
         digests = {int(version): digest for version, digest in awaited.items()}
         return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode(), digests)
 

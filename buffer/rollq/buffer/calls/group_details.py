@@ -145,7 +145,7 @@ class Looking(BufferCore):
 
 
 def past_leases(fields: Mapping[str, str]) -> tuple[PastLease, ...]:
-    """The leases of a group, oldest first, from its fields `history` and `leased`; none of an older rollq's group."""
+    """The leases of a group, oldest first, from its fields `history` and `leased`."""
     leases = [
         _lease(attempt, leased, int(until_ms), end, parts)
         for line in filter(None, fields.get("history", "").split("\n"))

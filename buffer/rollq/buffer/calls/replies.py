@@ -348,7 +348,7 @@ class TrainerEpoch:
 class ClaimedGroup(NamedTuple):
     """One group of a claimed batch, without its samples. `tokens`: response tokens; `reward`: mean over samples;
     `payload`: the name of the key that holds their frame, '' when it is in the group's rollout; `nonce`: of the lease
-    that made them; `rows`: see `rollq.buffer.wire.sample_rows`, '' for a group that an older rollq stored."""
+    that made them; `rows`: see `rollq.buffer.wire.sample_rows`."""
 
     task: str
     group_id: int

@@ -114,7 +114,7 @@ class Registry(BufferCore):
         while not settled:
             records = self._rule_records(task)
             clock = self.clock(task)
-            former = decode_rules(orjson.loads(records[b"file"])) if b"file" in records else clock.rules
+            former = decode_rules(orjson.loads(records[b"file"]))
             if not differences(former, file):
                 return
             if f"seen:{digest_of_rules(file)}".encode() in records:
@@ -126,9 +126,6 @@ class Registry(BufferCore):
                     newer,
                 )
                 return
-            if b"file" not in records:  # of an older rollq: its rules are those of the first file
-                self._replace(task, clock, clock.rules, clock.rules)
-                continue
             try:
                 wanted = changed_by_file(clock.rules, former, file, self.first_open_step())
             except ConfigError as error:

@@ -28,9 +28,6 @@ from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.values.rollouts import NO_VERSION, WHOLE
 from rollq.buffer.wire.group_fields import frame_bytes, is_large
 
-RESTORABLE = (4, 5, 6, 7, SCHEMA_VERSION)
-"""Schemas of runs that can be restored. Runs before 5 stored each sample on its own, those before 6 no payloads, and
-those before 7 no sizes of frames."""
 BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200
 ITEMS_PER_WRITE = 1000
@@ -51,10 +48,10 @@ class Restoring(BufferCore):
         exists. After any of these nothing has been written.
         """
         snapshot, digest = read_index(directory)
-        if snapshot.functions not in RESTORABLE:
+        if snapshot.functions != SCHEMA_VERSION:
             raise SnapshotError(
                 f"{directory}: was saved from a run with schema {snapshot.functions}, this rollq restores those with "
-                f"{', '.join(map(str, RESTORABLE))}: use the rollq that wrote it"
+                f"{SCHEMA_VERSION}: use the rollq that wrote it"
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)

@@ -16,13 +16,7 @@ from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStat
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.joined_frame import Pieces
 from rollq.buffer.wire.parts import decode_parts
-from rollq.buffer.wire.sample_frames import (
-    check_details,
-    decode_sample,
-    decode_samples,
-    encode_in_pieces,
-    encode_samples,
-)
+from rollq.buffer.wire.sample_frames import check_details, decode_samples, encode_in_pieces, encode_samples
 from rollq.buffer.wire.validation import check_group
 
 log = logging.getLogger(__name__)
@@ -109,22 +103,10 @@ def frame_bytes(stored: Mapping[str, bytes], *, group_size: int) -> int:
 
 
 def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:
-    """The samples of a whole group, also of one that an older rollq stored sample by sample.
-
-    Raises `CorruptFrame`, naming the sample where it can, also when one is missing.
-    """
-    if stored.keys() == {WHOLE}:
-        return _decode_whole(stored, group_size)
-    if stored.keys() != set(map(str, range(group_size))):
+    """The samples of a whole group. Raises `CorruptFrame`, including for one that lacks samples."""
+    if stored.keys() != {WHOLE}:
         raise CorruptFrame(f"it has samples {sorted(stored)} in the store, and {group_size} are needed")
-    return Samples.of([_decode_one(stored[str(index)], index) for index in range(group_size)])
-
-
-def _decode_one(frame: bytes, index: int) -> Sample:
-    try:
-        return decode_sample(frame)
-    except CorruptFrame as error:
-        raise CorruptFrame(f"sample {index}: {error}") from error
+    return _decode_whole(stored, group_size)
 
 
 def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[Sample, ...]:

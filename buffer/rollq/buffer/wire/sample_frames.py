@@ -33,7 +33,6 @@ from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Int32Array, Sam
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.blob import DTYPES, check_vectors, decode_spans, view_tensor
 from rollq.buffer.wire.joined_frame import Pieces
-from rollq.buffer.wire.old_frames import OLD_VERSION, decode_old_frame
 
 MAGIC = b"RQSF"
 FRAME_VERSION = 2
@@ -43,7 +42,6 @@ MAX_FRAME_BYTES = 512 << 20
 
 _HEADER_LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct(PREFIX.format + "Q")
-_VERSION = struct.Struct("<4sI")
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 _INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 _STATUSES = {status.value: status for status in SampleStatus}
@@ -142,16 +140,10 @@ def _mask(segment: Segment) -> Any:
 
 
 def decode_samples(frame: bytes) -> Samples:
-    """Return the samples of a frame, also of one that an older rollq wrote. Arrays are read-only views of `frame`.
+    """Return the samples of a frame. Their arrays are read-only views of `frame`.
 
     Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
     """
-    if frame[: _VERSION.size] == _VERSION.pack(MAGIC, OLD_VERSION):
-        sample = decode_old_frame(frame)
-        try:
-            return Samples.of([sample])
-        except (InvalidGroup, TypeError, ValueError) as error:
-            raise _not_samples(frame, error) from error
     data_at = _check_prefix(frame)
     try:
         header = orjson.loads(frame[_HEAD.size : data_at])
@@ -159,7 +151,10 @@ def decode_samples(frame: bytes) -> Samples:
         details = exact_json.loads(_text(frame, data_at, header.pop("details")))
         return _decode(frame, data_at, header, layout, details)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _not_samples(frame, error) from error
+        raise CorruptFrame(
+            f"frame of {len(frame)} bytes: the checksum is right, but the content is not samples: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def decode_sample(frame: bytes) -> Sample:
@@ -294,7 +289,7 @@ def _check_prefix(frame: bytes) -> int:
         raise CorruptFrame(f"frame of {size} bytes begins with {magic!r}, not with {MAGIC!r}: it is not rollq's")
     if version != FRAME_VERSION:
         raise CorruptFrame(
-            f"frame of {size} bytes has schema version {version}, this rollq reads {OLD_VERSION} and {FRAME_VERSION}: "
+            f"frame of {size} bytes has schema version {version}, this rollq reads {FRAME_VERSION}: "
             "use the version of rollq that wrote it"
         )
     if length != size - PREFIX.size:
@@ -393,13 +388,6 @@ def _objects(columns: Mapping[str, list[Any]], samples: Samples) -> tuple[Sample
             columns["tool_choice"][i],
         )
         for i in range(len(samples))
-    )
-
-
-def _not_samples(frame: bytes, error: Exception) -> CorruptFrame:
-    return CorruptFrame(
-        f"frame of {len(frame)} bytes: the checksum is right, but the content is not samples: "
-        f"{type(error).__name__}: {error}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Commands that save, restore and upgrade a run's buffer: `rollq checkpoint`, `rollq restore`, `rollq upgrade`."""
+"""Commands that save and restore a run's buffer: `rollq checkpoint`, `rollq restore`."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,34 +69,6 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
     first, last = snapshot.resume_steps
     click.echo(f"restored {snapshot.groups} groups of run {snapshot.run!r}, saved {snapshot.saved_at}")
     click.echo(f"now start the trainer from its checkpoint of step {_steps(first, last)}")
-
-
-@click.command()
-@run_options
-@click.option(
-    "--backup", type=click.Path(path_type=Path), required=True, help="Folder for a snapshot of the run as it was."
-)
-def upgrade(file: Path | None, url: str | None, run_name: str | None, backup: Path) -> None:
-    """Store a run that an older rollq has made in the form of this one, in place.
-
-    Stop all roles of the run first; a run that a role uses is refused. The run is saved to the folder --backup, deleted
-    and restored. If this command is interrupted, repeat it with the same folder.
-
-    \b
-    Example:
-      rollq upgrade rollq.toml --backup backups/before-upgrade
-    """
-    from rollq.cli.run_location import find_run
-
-    location = find_run(file, url, run_name)
-    queue = location.queue()
-    with closing(queue.connection), location.buffer() as buffer, _bar("upgrade") as report:
-        snapshot = buffer.upgrade_run(backup, queue, report)
-    if snapshot is None:
-        click.echo(f"run {location.run!r} has the form of this rollq already")
-        return
-    click.echo(f"upgraded run {snapshot.run!r} with {snapshot.groups} groups; as it was, it is in {backup}")
-    click.echo(f"now start the trainer from its checkpoint of step {_steps(*snapshot.resume_steps)}")
 
 
 def _steps(first: int, last: int) -> str:

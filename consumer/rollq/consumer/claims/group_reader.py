@@ -9,7 +9,6 @@ from rollq.buffer.calls.replies import ClaimedGroup
 from rollq.buffer.errors import CorruptGroup
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.values.rollouts import Group, Prompt, Sample, SampleStatus, Segment
-from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.sample_rows import SampleRows
 from rollq.consumer.claims.prefetch import Prefetch, decode_rows
 
@@ -28,7 +27,6 @@ class GroupReader:
         self._prefetch = prefetch
         self._rows: list[SampleRows] = []
         self._present = 0  # of the groups, how many were found to be there
-        self._old: dict[int, Group] = {}  # groups of an older rollq
         self._asked = self._hits = 0
         self.unreadable: list[tuple[str, int]] = []
 
@@ -43,21 +41,15 @@ class GroupReader:
 
     def rows(self) -> list[SampleRows]:
         """The rows of all groups. Raises `CorruptGroup`."""
-        new = range(len(self._rows), len(self._groups))
-        old = [index for index in new if not self._groups[index].rows]
-        found = self._buffer.fetch([self._groups[index] for index in old])
-        self._old.update(zip(old, found, strict=True))
-        self._rows += [self._rows_of(index) for index in new]
+        self._rows += map(decode_rows, self._groups[len(self._rows) :])
         return self._rows
 
     def read(self, indices: Sequence[int]) -> list[Group]:
         """The groups at these indices. Raises `CorruptGroup`."""
-        wanted = [index for index in indices if index not in self._old]
-        found, hits = self._prefetch.read([self._groups[index] for index in wanted])
-        self._asked += len(wanted)
+        groups, hits = self._prefetch.read([self._groups[index] for index in indices])
+        self._asked += len(indices)
         self._hits += hits
-        by_index = {**self._old, **dict(zip(wanted, found, strict=True))}
-        return [by_index[index] for index in indices]
+        return groups
 
     def read_share(self, indices: Sequence[int]) -> list[Group]:
         """The groups at these indices, one rank's share. Raises `CorruptGroup` when any group of the batch is gone.
@@ -72,17 +64,11 @@ class GroupReader:
             return [self._read_or_mask(index) for index in indices]
 
     def _check_present(self) -> None:
-        # those without rows were read as a whole
-        groups = [group for group in self._groups[self._present :] if group.rows]
+        groups = self._groups[self._present :]
         for group, size_bytes in zip(groups, self._buffer.sizes_bytes(groups), strict=True):
             if size_bytes == 0:
                 raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")
         self._present = len(self._groups)
-
-    def _rows_of(self, index: int) -> SampleRows:
-        if index in self._old:
-            return SampleRows.of(Samples.of(self._old[index].samples))
-        return decode_rows(self._groups[index])
 
     def _read_or_mask(self, index: int) -> Group:
         claimed = self._groups[index]

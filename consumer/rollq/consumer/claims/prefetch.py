@@ -180,8 +180,8 @@ class Prefetch:
         sizes = self._sizes(step)
         groups = self._buffer().preview(step, sizes)
         if self._world_size == 1:
-            return [group for group in groups if group.rows]
-        if len(groups) < sum(sizes.values()) or not all(group.rows for group in groups):
+            return groups
+        if len(groups) < sum(sizes.values()):
             return []  # the shares would be others
         lengths = [mine.lengths for mine in map(decode_rows, groups)]
         return [groups[index] for index in packing.groups_of_share(lengths, self._rank, self._world_size)]
@@ -195,13 +195,13 @@ def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]
     """The groups, from the store. Raises `CorruptGroup`, also where samples are not those that their rows describe."""
     found = buffer.fetch(groups)
     for group, claimed in zip(found, groups, strict=True):
-        if claimed.rows and SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
+        if SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
             raise CorruptGroup(group.task, group.group_id, "its samples are not those that its rows describe")
     return found
 
 
 def decode_rows(group: ClaimedGroup) -> SampleRows:
-    """The rows of a group that has some. Raises `CorruptGroup`."""
+    """The rows of a group. Raises `CorruptGroup`."""
     try:
         return SampleRows.decode(group.rows)
     except CorruptFrame as error:
@@ -211,7 +211,7 @@ def decode_rows(group: ClaimedGroup) -> SampleRows:
 def tokens_of(group: ClaimedGroup) -> int:
     """The tokens of a group's sequences; without readable rows, those of its responses."""
     try:
-        return sum(map(sum, decode_rows(group).lengths)) if group.rows else group.tokens
+        return sum(map(sum, decode_rows(group).lengths))
     except CorruptGroup:
         return group.tokens
 

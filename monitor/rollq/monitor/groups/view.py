@@ -155,8 +155,6 @@ def _events(group: FoundGroup) -> Iterator[Event]:
         yield Event(lease.from_ms, f"leased to {lease.worker} with version {lease.version} (attempt {lease.attempt})")
         if lease.until_ms is not None:
             yield Event(lease.until_ms, _end_of(lease))
-    if not group.leases and "put_ms" in fields and "source" not in fields:  # an older rollq has stored it
-        yield Event(int(fields["put_ms"]), f"put after {int(fields['generate_ms']) / 1000:.1f} s of work")
     if group.status is Status.RUNNING:
         yield Event(None, _running(group))
     if group.batch:

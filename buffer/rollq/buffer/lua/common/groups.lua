@@ -36,7 +36,6 @@ do
   -- Moves a group's last lease, which ended at `until_ms`, to its history.
   function note_lease(key, how, until_ms)
     local history, attempt, leased, parts = fields(key, 'history', 'attempt', 'leased', 'parts')
-    if not leased then return end -- an older rollq has granted it
     local line = table.concat({ attempt, until_ms, how, parts or '0', leased }, ' ')
     redis.call('HSET', key, 'history', with_lease(history, line))
     redis.call('HDEL', key, 'leased')

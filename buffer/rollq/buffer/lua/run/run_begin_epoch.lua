@@ -48,7 +48,7 @@ local function refuse_undone(undone, saved_in, from_step)
   )
 end
 
--- From which epoch on all publications are noted: an older rollq notes none.
+-- From which epoch on all publications are noted: a snapshot has none of those before it was saved.
 local function trace(trainer, live_epoch, epoch)
   local traced = redis.call('HGET', trainer, 'traced')
   if tonumber(traced) ~= live_epoch then redis.call('HSET', trainer, 'traced_since', epoch) end
@@ -75,7 +75,7 @@ local function publish_checkpoint(prefix, epoch, from_step, mode, uri, digest)
   note_published(prefix, epoch, from_step, digest)
   local differs = redis.call('HGET', prefix .. 'trainer', 'replays') == 'differ'
   local awaited = mode == 'replay' and not differs and awaited_after(prefix, tonumber(from_step)) or ''
-  redis.call('HSET', prefix .. 'model', 'awaited', awaited ~= '' and exact(epoch) .. ' ' .. awaited or '')
+  redis.call('HSET', prefix .. 'model', 'awaited', awaited)
 end
 
 local function remember_launch(launches, launch_id, epoch)

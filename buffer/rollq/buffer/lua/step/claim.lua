@@ -98,7 +98,7 @@ end
 local function describe_batch(clock, manifest, word, lack, known)
   local floors, claim_round, releases, threshold, later =
     fields(manifest, 'floors', 'round', 'releases', 'token_threshold', 'later')
-  local numbers = { tonumber(claim_round), tonumber(releases), tonumber(threshold or token_threshold(clock)) }
+  local numbers = { tonumber(claim_round), tonumber(releases), tonumber(threshold) }
   local reply = { word, floors, numbers[1], numbers[2], numbers[3], later or '', unpack(lack) }
   return describe_manifest(clock, manifest, known, reply)
 end
