@@ -35,6 +35,7 @@ from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.claims import claimer
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model
+from rollq.consumer.weights.sources import weights_source
 from rollq.consumer.weights.tensor_stream import tensor_stream
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
@@ -651,13 +652,13 @@ def test_folders_of_weights_stay_when_they_are_live_or_of_another_run(buffer: Bu
     for folder in others:
         folder.mkdir()
     outlet = WeightPublisher(buffer, "path", tmp_path, 1)
-    live = outlet.put(tiny_qwen3(0).state_dict())
+    live = outlet.put(weights_source(tiny_qwen3(0).state_dict()))
     held = buffer.begin_epoch(trainer_id="a", launch_id="a", from_step=0, uri=live.uri, digest=live.digest)
     for seed in (1, 2):  # of a trainer that was replaced: they will never be published
-        newest = outlet.put(tiny_qwen3(seed).state_dict())
+        newest = outlet.put(weights_source(tiny_qwen3(seed).state_dict()))
     assert load_weights(buffer, *live, into=tmp_path).as_uri() == live.uri
     buffer.publish(held, 1, uri=newest.uri, digest=newest.digest)
-    unpublished = outlet.put(tiny_qwen3(3).state_dict())
+    unpublished = outlet.put(weights_source(tiny_qwen3(3).state_dict()))
     left = {folder.as_uri() for folder in tmp_path.iterdir()} - {folder.as_uri() for folder in others}
     assert left == {newest.uri, unpublished.uri}
     assert all(folder.exists() for folder in others)

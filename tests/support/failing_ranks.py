@@ -16,7 +16,7 @@ from rollq.consumer.trainer.checkpoints import save_checkpoint
 from rollq.consumer.trainer.recorder import record_weights
 from rollq.consumer.weights import safetensors
 from rollq.consumer.weights.checkpoint_format import Part
-from rollq.consumer.weights.tensor_stream import gathering, model_stream
+from rollq.consumer.weights.sources import gathering, model_stream
 from support.tiny_qwen3 import tiny_qwen3
 
 
@@ -26,7 +26,7 @@ def fail_on_rank_0(rank: int, folder: Path, step: str, way: str) -> None:
     model = _sharded(tiny_qwen3())
     optimizer = torch.optim.AdamW(model.parameters())
     (folder / "config").mkdir(exist_ok=True)
-    at, name = {"write": (safetensors, "_bytes"), "convert": (Part, "convert")}[step]
+    at, name = {"write": (safetensors, "bytes_of"), "convert": (Part, "convert")}[step]
     failing = pytest.MonkeyPatch()
     failing.setattr(at, name, _failing(getattr(at, name)))
     if rank != 0:
@@ -76,7 +76,7 @@ def _save(way: str, rank: int, folder: Path, model: Any, optimizer: torch.optim.
     elif way == "record":
         record_weights(folder, 1, 0, model, folder / "config", rank=rank)
     else:
-        with gathering(model, None, rank=rank) as (stream, _):
+        with gathering(model, None, rank=rank) as stream:
             if rank == 0:
                 safetensors.write_tensors(folder / "file", stream)  # type: ignore[arg-type]
 

@@ -12,6 +12,7 @@ from rollq.buffer.weights.chain import is_chain
 from rollq.consumer.settings import Transport
 from rollq.consumer.weights.probe import probe_of
 from rollq.consumer.weights.publisher import WeightPublisher
+from rollq.consumer.weights.sources import weights_source
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
@@ -39,7 +40,7 @@ def test_an_engine_serves_every_version(
             monkeypatch.setenv(name, value)
         where = server.url if transport == "s3" else tmp_path / "shared"
         publisher = WeightPublisher(buffer, transport, where, 3, full_every=FULL_EVERY)
-        stored = publisher.start(folder, probe_of(model))
+        stored = publisher.start(weights_source(folder, probe_of(model)))
         epoch = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri=stored.uri, digest=stored.digest)
 
         def train(step: int) -> bool:
@@ -48,7 +49,7 @@ def test_an_engine_serves_every_version(
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            stored = publisher.announce(model, step)
+            stored = publisher.announce(weights_source(model), step)
             buffer.publish(epoch, step, uri=stored.uri, digest=stored.digest)
             return is_chain(stored.uri)
 

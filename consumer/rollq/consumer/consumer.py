@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -41,7 +42,7 @@ from rollq.consumer.production import together
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
-from rollq.consumer.weights.tensor_stream import Content, gathering
+from rollq.consumer.weights.sources import Source, gathering
 
 if TYPE_CHECKING:
     from rollq.consumer.batches.micro_batch import MicroBatch
@@ -156,8 +157,9 @@ class Consumer(Iterator[Batch]):
                 scratch=settings.weights_dir,
                 sender=make_sender(buffer, settings),
             )
-            with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as (content, known):
-                epoch = begin_epoch(buffer, settings, lambda: publisher.start(content, known), resume_from, lineage)
+            with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as source:
+                start = None if source is None else partial(publisher.start, source)
+                epoch = begin_epoch(buffer, settings, start, resume_from, lineage)
             annotator = archive and Annotator(archive, run, buffer.incarnation, epoch.epoch, settings.rank)
             return cls(buffer, epoch, sizes, settings, publisher, annotator or None)
         except BaseException:
@@ -357,14 +359,14 @@ class Consumer(Iterator[Batch]):
             )
         before = self._publisher.stored_bytes
         settings = self._settings
-        with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as (content, probe):
-            if settings.rank == 0:
-                self._publish(content, step, probe)
+        with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as source:
+            if source is not None:
+                self._publish(source, step)
         return self._publisher.stored_bytes - before
 
-    def _publish(self, content: Content, step: int, probe: Probe | None) -> None:
+    def _publish(self, source: Source, step: int) -> None:
         with self._activity.during(TrainerPhase.PUBLISHING):
-            stored = self._publisher.announce(content, step, probe)
+            stored = self._publisher.announce(source, step)
             self._replay.check(step, stored.digest)
             self._lease.buffer.publish(self._lease.epoch, step, uri=stored.uri, digest=stored.digest)
             self._publisher.send()

@@ -19,6 +19,7 @@ from rollq.consumer.trainer.checkpoints import save_checkpoint
 from rollq.consumer.trainer.recorder import record_weights
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.sender import Sender
+from rollq.consumer.weights.sources import weights_source
 from support.gloo_group import ADDRESS, GlooRendezvous
 from support.manual_worker import make_run
 from support.tiny_qwen3 import tiny_qwen3
@@ -55,7 +56,7 @@ def published(buffer: Buffer, stored: StoredWeights, folder: Path) -> dict[str, 
 def test_a_model_is_published_as_it_is_saved(family: str, dtype: torch.dtype, buffer: Buffer, tmp_path: Path) -> None:
     buffer.create_run()
     model = make_model(family, dtype)
-    stored = WeightPublisher(buffer, "redis", None, 3).put(model)
+    stored = WeightPublisher(buffer, "redis", None, 3).put(weights_source(model))
     check_equal(published(buffer, stored, tmp_path / "worker"), saved(model, tmp_path / "saved"))
 
 
@@ -114,7 +115,7 @@ def test_a_sharded_model_is_refused_without_a_forward_pass(
 @pytest.mark.parametrize("weights", ["/a/path", torch.nn.DataParallel(tiny_qwen3()), torch.nn.Linear(1, 1)])
 def test_what_is_neither_model_nor_state_dict_nor_folder_is_refused(weights: Any, buffer: Buffer) -> None:
     with pytest.raises(WeightsError, match=f"^cannot publish a {type(weights).__name__}: publish a transformers.Pre"):
-        WeightPublisher(buffer, "redis", None, 3).put(weights)
+        WeightPublisher(buffer, "redis", None, 3).put(weights_source(weights))
 
 
 @every_fused_family
@@ -137,10 +138,10 @@ def test_a_state_dict_with_fused_experts_is_refused_where_it_is_published(
 def test_a_tensor_of_another_shape_than_at_the_start_is_refused(buffer: Buffer) -> None:
     buffer.create_run()
     publisher = WeightPublisher(buffer, "redis", None, 3)
-    publisher.start(tiny_qwen3())
+    publisher.start(weights_source(tiny_qwen3()))
     state = {**tiny_qwen3().state_dict(), "model.norm.weight": torch.ones(0)}  # what DeepSpeed leaves of its shards
     with pytest.raises(WeightsError, match=r"'model.norm.weight' has shape \(0,\), not \(32,\)\. Pass the model"):
-        publisher.announce(state, 1)
+        publisher.announce(weights_source(state), 1)
 
 
 @pytest.mark.parametrize("headed", [True, False])
@@ -153,8 +154,8 @@ def test_a_tied_head_may_be_in_a_state_dict_or_in_the_first_folder_alone(
     both: list[Mapping[str, torch.Tensor]] = [plain, gathered(model)]
     first, second = both if headed else reversed(both)
     publisher = WeightPublisher(buffer, "redis", None, 3)
-    publisher.start(first)
-    check_equal(published(buffer, publisher.announce(second, 1), tmp_path), second)
+    publisher.start(weights_source(first))
+    check_equal(published(buffer, publisher.announce(weights_source(second), 1), tmp_path), second)
 
 
 def test_after_an_adapter_any_state_dict_is_published(buffer: Buffer, tmp_path: Path) -> None:
@@ -163,8 +164,8 @@ def test_after_an_adapter_any_state_dict_is_published(buffer: Buffer, tmp_path: 
     (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text("{}")
     publisher = WeightPublisher(buffer, "redis", None, 3)
-    publisher.start(tmp_path)
-    publisher.announce({"w": torch.zeros(1)}, 1)
+    publisher.start(weights_source(tmp_path))
+    publisher.announce(weights_source({"w": torch.zeros(1)}), 1)
 
 
 def test_a_model_is_broadcast_as_it_is_saved(buffer: Buffer, tmp_path: Path) -> None:
@@ -172,14 +173,14 @@ def test_a_model_is_broadcast_as_it_is_saved(buffer: Buffer, tmp_path: Path) -> 
     model = make_model("qwen3_moe", torch.bfloat16)
     sender = Sender(buffer, GlooRendezvous(), address=ADDRESS, join_s=1, timeout_s=1)
     publisher = WeightPublisher(buffer, "nccl", None, 3, sender=sender)
-    publisher.announce(model, 1)
+    publisher.announce(weights_source(model), 1)
     specs = {spec.name: (spec.dtype, spec.shape) for spec in BroadcastLog(buffer, 1).read().tensors}
     expected = saved(model, tmp_path)
     assert specs == {name: ("bfloat16", tuple(tensor.shape)) for name, tensor in expected.items()}
     check_equal(sender._tensors, expected)
-    publisher.start(tmp_path)
+    publisher.start(weights_source(tmp_path))
     with pytest.raises(WeightsError, match="these weights do not match"):
-        publisher.announce(model.state_dict(), 2)
+        publisher.announce(weights_source(model.state_dict()), 2)
 
 
 @every_fused_family

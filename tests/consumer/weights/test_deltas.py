@@ -24,6 +24,7 @@ from rollq.buffer.weights.store import CHAIN_PART, StoredWeights, read_chain
 from rollq.consumer.settings import ConsumerSettings, Transport
 from rollq.consumer.weights.places import BucketPlace, FolderPlace, RedisPlace
 from rollq.consumer.weights.publisher import WeightPublisher
+from rollq.consumer.weights.sources import weights_source
 from support.s3_server import S3Server
 
 State = dict[str, torch.Tensor]
@@ -77,7 +78,7 @@ class Run:
         return self.publisher
 
     def publish(self, weights: State | Path) -> StoredWeights:
-        stored = self.publisher.put(weights)
+        stored = self.publisher.put(weights_source(weights))
         self.announce(stored)
         return stored
 
@@ -203,7 +204,7 @@ def test_a_trainer_that_dies_before_it_announces_a_delta_leaves_the_live_weights
 ) -> None:
     for version in range(2):
         run.publish(state(version))
-    run.publisher.put(state(2))  # and dies
+    run.publisher.put(weights_source(state(2)))  # and dies
     assert_same(run.load(), state(1))
     resumed = run.restart()
     before = resumed.stored_bytes
@@ -220,7 +221,7 @@ def test_a_trainer_that_was_replaced_removes_nothing_that_the_live_weights_need(
     run.restart(kept=1)
     for version in range(1, 4):
         run.publish(state(version))
-        old.put(state(20 + version))
+        old.put(weights_source(state(20 + version)))
         assert_same(run.load(folder=tmp_path / f"late-{version}"), state(version))
 
 
@@ -233,7 +234,7 @@ def test_live_weights_that_are_published_again_stay_whole_if_their_delta_cannot_
         for place in (RedisPlace, FolderPlace, BucketPlace):
             patched.setattr(place, "put_delta", store_is_away)
         with suppress(WeightsError):
-            run.publisher.put(state(1))
+            run.publisher.put(weights_source(state(1)))
     assert_same(run.load(folder=tmp_path / "late"), state(1))
     run.publish(state(1))
     run.publish(state(2))
@@ -251,7 +252,7 @@ def test_a_trainer_that_was_replaced_and_has_the_live_weights_too_leaves_them_wh
     run.restart()
     run.publish(state(1))
     run.publish(state(2))
-    old.put(state(2))
+    old.put(weights_source(state(2)))
     assert_same(run.load(folder=tmp_path / "late"), state(2))
 
 
@@ -392,7 +393,7 @@ class TestObjectStore:
         run.publish(state(0))
         missing = WeightPublisher(run.buffer, "s3", "s3://no-such-bucket/prefix", 3)
         with pytest.raises(WeightsError, match=r"the object or its bucket is not there$"):
-            missing.put(state(1))
+            missing.put(weights_source(state(1)))
         for name, value, message in (
             ("AWS_SECRET_ACCESS_KEY", "wrong", "refuses these credentials"),
             ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "no answer from the store"),

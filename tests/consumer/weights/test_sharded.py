@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer.weights.publisher import WeightPublisher
+from rollq.consumer.weights.sources import weights_source
 from support.buffer_run import World
 from support.failing_ranks import fail_on_rank_0, tie_unequally
 from support.forks import FORKS
@@ -40,7 +41,7 @@ def test_the_ranks_of_a_sharded_model_publish_the_file_of_one_process(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)
-    expected = WeightPublisher(buffer, "redis", None, 3).put(model)
+    expected = WeightPublisher(buffer, "redis", None, 3).put(weights_source(model))
     assert live is not None
     assert (live.version, live.digest) == (1, expected.digest), "the same bytes"
     folder = load_weights(buffer, live.uri, live.digest, into=tmp_path / "worker")

@@ -18,11 +18,12 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import INDEX_FILE, weight_files
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.settings import Transport
-from rollq.consumer.weights.checkpoint_format import divide_model, shapes_of, to_checkpoint_format, untied
+from rollq.consumer.weights.checkpoint_format import divide_model, to_checkpoint_format, untied
 from rollq.consumer.weights.places import Place, make_place
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model, write_tensors
-from rollq.consumer.weights.tensor_stream import TensorStream, gather, model_stream, tensor_stream
+from rollq.consumer.weights.sources import model_stream, weights_source
+from rollq.consumer.weights.tensor_stream import TensorStream, gather, shapes_of, tensor_stream
 from rollq.workers.engines.transformers.weights import copy_weights, read_weights
 from support.tiny_qwen3 import tiny_qwen3
 from support.untrained_models import FAMILIES, make_model
@@ -221,7 +222,7 @@ def test_deltas_of_shards_give_every_bit(transport: Transport, buffer: Buffer, t
     epoch = None
     for version in range(6):
         change(model, version)
-        stored = publisher.put(model)
+        stored = publisher.put(weights_source(model))
         assert is_chain(stored.uri) == (version % 4 != 0)
         if epoch is None:
             epoch = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri=stored.uri, digest=stored.digest)
@@ -250,7 +251,7 @@ def test_what_a_killed_trainer_left_unfinished_is_removed_at_the_next_start(buff
     for folder in (*others, left):
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"half")
-    stored = WeightPublisher(buffer, "path", shared, 3).start(model)
+    stored = WeightPublisher(buffer, "path", shared, 3).start(weights_source(model))
     assert not left.exists()
     assert {path.as_uri() for path in shared.iterdir()} == {stored.uri, *(other.as_uri() for other in others)}
 
@@ -279,7 +280,7 @@ def test_a_trainer_killed_as_it_removes_old_weights_leaves_no_part_of_them_under
 ) -> None:
     buffer.create_run()
     publisher = WeightPublisher(buffer, "path", tmp_path, 1)
-    first = publisher.put({"w": torch.zeros(4)})
+    first = publisher.put(weights_source({"w": torch.zeros(4)}))
 
     class Killed(BaseException):
         pass
@@ -289,12 +290,12 @@ def test_a_trainer_killed_as_it_removes_old_weights_leaves_no_part_of_them_under
             (folder / "model.safetensors").unlink()
             raise Killed
 
-    publisher.put({"w": torch.ones(4)})
+    publisher.put(weights_source({"w": torch.ones(4)}))
     with monkeypatch.context() as changed:
         changed.setattr("shutil.rmtree", half)
         with pytest.raises(Killed):
-            publisher.put({"w": torch.full((4,), 2)})
-    again = WeightPublisher(buffer, "path", tmp_path, 3).start({"w": torch.zeros(4)})
+            publisher.put(weights_source({"w": torch.full((4,), 2)}))
+    again = WeightPublisher(buffer, "path", tmp_path, 3).start(weights_source({"w": torch.zeros(4)}))
     assert again == first
     assert read_all(load_weights(buffer, *again, into=tmp_path / "worker"))["w"].equal(torch.zeros(4))
     assert not list(tmp_path.glob(".weights-*"))
@@ -322,7 +323,7 @@ def test_the_bytes_of_a_stored_model_do_not_depend_on_how_it_is_stored(buffer: B
     buffer.create_run()
     model = tiny_qwen3()
     found: list[StoredWeights] = [
-        WeightPublisher(buffer, transport, tmp_path / "shared", 3, max_file_bytes=FILE_BYTES).put(model)
+        WeightPublisher(buffer, transport, tmp_path / "shared", 3, max_file_bytes=FILE_BYTES).put(weights_source(model))
         for transport in ("path", "redis")
     ]
     assert found[0].digest == found[1].digest

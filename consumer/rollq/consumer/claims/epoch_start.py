@@ -24,12 +24,16 @@ SPARE_S = 5.0
 def begin_epoch(
     buffer: TrainerBuffer,
     settings: ConsumerSettings,
-    store: Callable[[], StoredWeights],
+    store: Callable[[], StoredWeights] | None,
     resume_from: int,
     lineage: str | None,
 ) -> TrainerEpoch:
-    """Start this launch's epoch at step `resume_from` with the weights that `store` stores; other ranks join it."""
-    if settings.launch_id is not None and settings.rank != 0:
+    """Start this launch's epoch at step `resume_from` with the weights that `store` stores.
+
+    Other ranks have no `store`, and join the epoch of rank 0.
+    """
+    if store is None:
+        assert settings.launch_id is not None
         epoch = _join_epoch(buffer, settings.launch_id, settings.timeout_s)
     else:
         wait_for_holder(buffer, settings, buffer.closed)

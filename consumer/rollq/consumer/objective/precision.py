@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rollq.consumer.weights.tensor_stream import kept_precise
+from rollq.consumer.weights.sources import kept_precise
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from rollq.buffer.common.atomic_files import atomic_file, atomic_folder
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.settings import MAX_FILE_BYTES
 from rollq.consumer.weights.safetensors import write_model
-from rollq.consumer.weights.tensor_stream import model_stream
+from rollq.consumer.weights.sources import model_stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,20 +5,18 @@ files, are one tensor in memory. Engines expect what is in files, so models are 
 """
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.manifest import Verify, describe_folder
+from rollq.consumer.weights.tensor_stream import check_whole, is_sharded, shapes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Weights: TypeAlias = "Path | Mapping[str, Any] | PreTrainedModel"
 """A folder, a state dict (name -> torch tensor), or a model of transformers."""
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,53 +117,3 @@ def _converted(model: "PreTrainedModel", tensors: Mapping[str, Any]) -> dict[str
 
     converted: dict[str, Any] = revert_weight_conversion(model, dict(tensors))
     return converted
-
-
-def is_sharded(tensor: object) -> bool:
-    """Whether this is a DTensor, of which each rank holds a part, as of FSDP or tensor parallelism."""
-    return hasattr(tensor, "full_tensor")
-
-
-def check_whole(state_dict: Mapping[str, Any]) -> None:
-    """Raise `WeightsError` for a tensor that is sharded."""
-    for name, tensor in state_dict.items():
-        if is_sharded(tensor):
-            raise WeightsError(
-                f"tensor {name!r} is sharded over ranks: publish the model itself, on all ranks; or gather a full "
-                "state dict on all ranks, and publish to_checkpoint_format(model, state_dict)"
-            )
-
-
-def is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
-    """Whether this is a model of transformers."""
-    transformers = sys.modules.get("transformers")  # an object of a module that is not imported does not exist
-    return transformers is not None and isinstance(weights, transformers.PreTrainedModel)
-
-
-def folder_shapes(weights: Path) -> Shapes | None:
-    """The shapes of a model's tensors, by name; None for a LoRA adapter. Raises `WeightsError` for unreadable files."""
-    manifest = describe_folder(weights, Verify.SIZES)
-    return shapes_of(manifest.tensors) if manifest.kind == "full" else None
-
-
-def check_format(tensors: Mapping[str, Any], started_from: Shapes) -> None:
-    """Raise `WeightsError` if tensors have other names or shapes than those that training started from.
-
-    Names may be absent on one side only: a tied head is in some files and not in others.
-    """
-    found = shapes_of(tensors)
-    missing, unknown = sorted(started_from.keys() - found.keys()), sorted(found.keys() - started_from.keys())
-    if missing and unknown:
-        difference = f"they lack {missing[0]!r}, and have {unknown[0]!r} instead"
-    elif changed := sorted(name for name in found.keys() & started_from.keys() if found[name] != started_from[name]):
-        difference = f"{changed[0]!r} has shape {found[changed[0]]}, not {started_from[changed[0]]}"
-    else:
-        return
-    raise WeightsError(
-        f"these weights do not match those that training started from: {difference}. Pass the model itself, or "
-        "to_checkpoint_format(model, state_dict), to connect and publish: its names and shapes are those of files"
-    )
-
-
-def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

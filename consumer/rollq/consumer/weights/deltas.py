@@ -33,10 +33,12 @@ class Delta(NamedTuple):
 class DeltaEncoder:
     """Encodes versions as deltas, of which at most `full_every - 1` follow a complete copy.
 
+    `stored_bytes`: of all complete copies and deltas that were noted.
     It keeps a copy of the last version in files without names in `TMPDIR`, which end with the process.
     """
 
     def __init__(self, full_every: int) -> None:
+        self.stored_bytes = 0
         self._most = full_every - 1
         self._chain: Chain | None = None  # leads to the last version
         self._last: Sequence[mmap.mmap] = ()
@@ -58,8 +60,12 @@ class DeltaEncoder:
             return None
         return Delta(mapped, hashlib.sha256(mapped).hexdigest(), self._chain, digest)
 
-    def note(self, chain: Chain, files: Sequence[mmap.mmap]) -> None:
-        """The next delta follows the version in `files`, to which `chain` leads."""
+    def note(self, chain: Chain, files: Sequence[mmap.mmap], stored_bytes: int) -> None:
+        """The version in `files`, to which `chain` leads, took `stored_bytes`. The next delta follows it."""
+        self.stored_bytes += stored_bytes
+        kind = f"delta {len(chain.deltas)}" if chain.deltas else "complete"
+        size_bytes = sum(map(len, files))
+        log.info("weights %s stored (%s): %d bytes for %d", chain.versions[-1][:12], kind, stored_bytes, size_bytes)
         if self._most == 0:
             return
         try:

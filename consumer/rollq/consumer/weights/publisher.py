@@ -6,19 +6,20 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from rollq.buffer.errors import WeightsError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.chain import Chain
 from rollq.buffer.weights.manifest import describe_folder, digest_of, weight_files
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights, keep_weights, record_chain
 from rollq.consumer.settings import MAX_FILE_BYTES, ConsumerSettings, Transport
-from rollq.consumer.weights.checkpoint_format import Shapes, Weights, check_format, folder_shapes, shapes_of
 from rollq.consumer.weights.deltas import Delta, DeltaEncoder, mapped
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.sender import Sender
-from rollq.consumer.weights.tensor_stream import TensorStream, prepare
+from rollq.consumer.weights.sources import Folder, Source
+from rollq.consumer.weights.tensor_stream import Shapes
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,6 @@ class WeightPublisher:
         scratch: Path | None = None,
         sender: Sender | None = None,
     ) -> None:
-        self.stored_bytes = 0  # for models and state dicts, in all
         self._buffer = buffer
         self._place = make_place(buffer, transport, where, kept, scratch)
         self._kept = kept
@@ -63,39 +63,48 @@ class WeightPublisher:
         self._sender = sender
         self._started_from: Shapes | None = None  # None: from an adapter, or not yet
 
-    def start(self, weights: "Weights | TensorStream", probe: Probe | None = None) -> StoredWeights:
+    def start(self, source: Source) -> StoredWeights:
         """Store the weights that training starts from, like `put`. `announce` compares later ones with them.
 
         No other trainer may hold the run.
         """
-        content, probe = prepare(weights, probe)
         self._place.clear()
-        self._started_from = folder_shapes(content) if isinstance(content, Path) else shapes_of(content.described)
-        return self.put(content, probe)
+        self._started_from = source.shapes
+        return self.put(source)
 
-    def put(self, weights: "Weights | TensorStream", probe: Probe | None = None) -> StoredWeights:
-        """Store a model, a state dict, or a folder's weights: safetensors files, or an adapter.
+    def announce(self, source: Source, version: int) -> StoredWeights:
+        """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
+
+        Raises `WeightsError` also for tensors of other names or shapes than those that training started from.
+        """
+        if isinstance(source, Folder):
+            if self._sender is not None:
+                self._sender.forget()
+            return self.put(source)
+        if self._started_from is not None:
+            _check_shapes(source.shapes, self._started_from)
+        if self._sender is not None:
+            return self._sender.announce(dict(source), version, source.probe)
+        return self.put(source)
+
+    def put(self, source: Source) -> StoredWeights:
+        """Store weights: the files of a folder, or tensors, complete or as a delta.
 
         With transport `path`, a folder is announced in place and must stay until newer weights are published.
-        Workers compare their engines with `probe`, by default that of a model; folders and state dicts have none.
-        Raises `WeightsError`, and `ConfigError` for a model or state dict without a folder to write to.
+        Workers compare their engines with the probe of the source.
+        Raises `WeightsError`, and `ConfigError` for tensors without a folder to write to.
         """
-        content, probe = prepare(weights, probe)
-        if isinstance(content, Path):
+        if isinstance(source, Folder):
             self._deltas.forget()
-            return self._place.put_folder(content, probe)
-        with self._place.unfinished(content.size_bytes) as folder:
-            write_model(folder, content, max_file_bytes=self._max_file_bytes)
-            return self._put_model(folder, probe)
-
-    def _put_model(self, folder: Path, probe: Probe | None) -> StoredWeights:
-        """Store the model that was written to a folder, as a delta unless a complete copy is due."""
-        manifest = describe_folder(folder).encode()
-        files = [mapped(path) for path in weight_files(folder)]
-        if delta := self._deltas.encode(files, digest_of(manifest)):
-            return self._put_delta(delta, files, manifest, probe)
-        stored = self._place.put_model(folder, manifest, probe)
-        self._note(Chain(complete=stored.uri, digest=stored.digest), files, sum(map(len, files)))
+            return self._place.put_folder(source.path, source.probe)
+        with self._place.unfinished(source.size_bytes) as folder:
+            write_model(folder, source, max_file_bytes=self._max_file_bytes)
+            manifest = describe_folder(folder).encode()
+            files = list(map(mapped, weight_files(folder)))
+            if delta := self._deltas.encode(files, digest_of(manifest)):
+                return self._put_delta(delta, files, manifest, source.probe)
+            stored = self._place.put_model(folder, manifest, source.probe)
+        self._deltas.note(Chain(complete=stored.uri, digest=stored.digest), files, sum(map(len, files)))
         return stored
 
     def _put_delta(
@@ -108,30 +117,13 @@ class WeightPublisher:
             log.info("weights %s are live already: nothing was stored", stored.digest[:12])
             return stored
         self._place.put_delta(uri, memoryview(delta.data))
-        self._note(chain, files, len(delta.data))
+        self._deltas.note(chain, files, len(delta.data))
         return stored
 
-    def _note(self, chain: Chain, files: Sequence[mmap.mmap], moved: int) -> None:
-        """The version that `chain` leads to, whose files these are, has been stored for `moved` bytes."""
-        self._deltas.note(chain, files)
-        self.stored_bytes += moved
-        kind = f"delta {len(chain.deltas)}" if chain.deltas else "complete"
-        log.info("weights %s stored (%s): %d bytes for %d", chain.versions[-1][:12], kind, moved, sum(map(len, files)))
-
-    def announce(self, weights: "Weights | TensorStream", version: int, probe: Probe | None = None) -> StoredWeights:
-        """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
-
-        Raises `WeightsError` also for tensors of other names or shapes than those that training started from.
-        """
-        content, probe = prepare(weights, probe)
-        if self._started_from is not None and isinstance(content, TensorStream):
-            check_format(content.described, self._started_from)
-        if self._sender is None:
-            return self.put(content, probe)
-        if isinstance(content, Path):
-            self._sender.forget()
-            return self.put(content, probe)
-        return self._sender.announce(dict(content), version, probe)
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that models and state dicts have taken, in all."""
+        return self._deltas.stored_bytes
 
     def send(self) -> None:
         """Broadcast the announced weights to engines that do not have them. Call it after publishing them."""
@@ -148,3 +140,21 @@ class WeightPublisher:
         keep_weights(self._buffer)
         if self._sender is not None:
             self._sender.keep()
+
+
+def _check_shapes(shapes: Shapes, started_from: Shapes) -> None:
+    """Raise `WeightsError` if tensors have other names or shapes than those that training started from.
+
+    Names may be absent on one side only: a tied head is in some files and not in others.
+    """
+    missing, unknown = sorted(started_from.keys() - shapes.keys()), sorted(shapes.keys() - started_from.keys())
+    if missing and unknown:
+        difference = f"they lack {missing[0]!r}, and have {unknown[0]!r} instead"
+    elif changed := sorted(name for name in shapes.keys() & started_from.keys() if shapes[name] != started_from[name]):
+        difference = f"{changed[0]!r} has shape {shapes[changed[0]]}, not {started_from[changed[0]]}"
+    else:
+        return
+    raise WeightsError(
+        f"these weights do not match those that training started from: {difference}. Pass the model itself, or "
+        "to_checkpoint_format(model, state_dict), to connect and publish: its names and shapes are those of files"
+    )

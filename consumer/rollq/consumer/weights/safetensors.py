@@ -12,9 +12,8 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import INDEX_FILE, WEIGHTS_FILE
-from rollq.consumer.weights.tensor_stream import TensorStream
+from rollq.consumer.weights.tensor_stream import TensorStream, bytes_of
 
 _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
@@ -67,37 +66,18 @@ def _shards(described: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
 
 
 def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> None:
-    """Write the headers of all files, and then each tensor to its place, as it comes.
-
-    Raises `WeightsError` for a tensor that is not as announced, and for one that does not come, or comes twice.
-    """
+    """Write the headers of all files, and then each tensor to its place, as it comes. Raises what the stream raises."""
     places: dict[str, tuple[Path, int]] = {}
     for path, described in files.items():
         header, offsets = _layout(described)
         path.write_bytes(header)
         places |= {name: (path, len(header) + offset) for name, offset in offsets.items()}
     for name, tensor in stream:
-        _check_announced(name, tensor, places, stream.described)
-        path, offset = places.pop(name)
+        path, offset = places[name]
         with path.open("r+b") as file:
             file.seek(offset)
-            file.write(_bytes(tensor))
+            file.write(bytes_of(tensor))
         del tensor  # before the next one is gathered
-    if places:
-        raise WeightsError(f"tensor {min(places)!r} was announced by transformers, and did not come")
-
-
-def _check_announced(
-    name: str, tensor: Any, awaited: Mapping[str, tuple[Path, int]], described: Mapping[str, Any]
-) -> None:
-    if name not in awaited:
-        problem = "came twice" if name in described else "came, and was not announced"
-        raise WeightsError(f"tensor {name!r} {problem}")
-    found, expected = ((one.dtype, tuple(one.shape)) for one in (tensor, described[name]))
-    if found != expected:
-        raise WeightsError(
-            f"tensor {name!r} has dtype {found[0]} and shape {found[1]}: {expected[0]} and {expected[1]} were announced"
-        )
 
 
 def _layout(described: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
@@ -128,10 +108,3 @@ def _dtype_name(dtype: Any) -> str:
     empty = save({"tensor": torch.empty(0, dtype=dtype)})
     name: str = orjson.loads(empty[8 : 8 + int.from_bytes(empty[:8], "little")])["tensor"]["dtype"]
     return name
-
-
-def _bytes(tensor: Any) -> memoryview:
-    import torch
-
-    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(raw.numpy())

@@ -1,0 +1,146 @@
+"""Weights as they are published: what a user passes is looked at here, and only here.
+
+All that follows takes a `Folder`, whose files are stored as they are, or a `TensorStream`, which is written.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.manifest import Verify, describe_folder
+from rollq.buffer.weights.probe import Probe, tolerance_of
+from rollq.consumer.weights.checkpoint_format import Weights, divide_model, untied
+from rollq.consumer.weights.tensor_stream import (
+    Shapes,
+    TensorStream,
+    check_whole,
+    gather,
+    is_model,
+    is_sharded,
+    on_meta,
+    received,
+    shapes_of,
+    shared_once,
+    tensor_stream,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The files of a model, or of a LoRA adapter, and the probe that was passed with them."""
+
+    path: Path
+    probe: Probe | None = None
+
+    @property
+    def shapes(self) -> Shapes | None:
+        """The shapes of a model's tensors, by name; None for an adapter. Raises `WeightsError` for unreadable files."""
+        manifest = describe_folder(self.path, Verify.SIZES)
+        return shapes_of(manifest.tensors) if manifest.kind == "full" else None
+
+
+Source: TypeAlias = Folder | TensorStream
+
+
+def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str | None = None) -> Source:
+    """The source of weights, with their probe: that of a model is computed.
+
+    With `dtype`, floating-point numbers of models and state dicts are rounded to it, and the probe allows for that; a
+    folder stays as it is. All ranks call it for a model that is sharded over them.
+    Raises `WeightsError` for what is not weights, and for sharded tensors outside of a model whose parameters are.
+    """
+    if isinstance(weights, Path):
+        return Folder(weights, probe)
+    if isinstance(weights, Mapping):
+        rounded = _rounded(probe, dtype)
+        check_whole(weights)
+        return tensor_stream(weights, dtype=dtype, probe=rounded)
+    if not is_model(weights):
+        raise WeightsError(
+            f"cannot publish a {type(weights).__name__}: publish a transformers.PreTrainedModel (the one inside, if it "
+            "is wrapped), a state dict, or the Path of a folder"
+        )
+    if not _is_shared_out(weights):
+        check_whole(weights.state_dict())  # before the forward pass of a probe, which would wait for other ranks
+    return model_stream(weights, dtype=dtype, probe=_rounded(probe or _probe_of(weights), dtype))
+
+
+@contextmanager
+def gathering(weights: Weights, probe: Probe | None, *, rank: int, dtype: str | None = None) -> Iterator[Source | None]:
+    """Yield the source of weights on rank 0, and None on the others; all ranks enter.
+
+    Those others take part in the gathering of a sharded model before they get None.
+    """
+    if not _is_shared_out(weights):
+        yield weights_source(weights, probe, dtype=dtype) if rank == 0 else None
+        return
+    stream = weights_source(weights, probe, dtype=dtype)
+    assert isinstance(stream, TensorStream)
+    with stream:
+        if rank != 0:
+            stream.take_part()
+        yield stream if rank == 0 else None
+
+
+def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
+    """The tensors of a model, which may be sharded, as `save_pretrained` names and divides them.
+
+    With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
+    """
+    tensors = untied(model, _once(model), _is_equal)
+    precise = kept_precise(model, dtype)
+    dtypes = {name: None if any(part in name for part in precise) else dtype for name in tensors}
+    rounded = {name: on_meta(tensor, dtypes[name]) for name, tensor in tensors.items()}
+    parts = divide_model(model, rounded)
+    gathered = gather(tensors, rounded, [name for part in parts for name in part.sources])
+
+    def converted() -> Iterator[tuple[str, Any]]:
+        for part in parts:
+            yield from part.convert(dict(received(islice(gathered, len(part.sources)), tensors))).items()
+
+    described = {name: tensor for part in parts for name, tensor in part.described.items()}
+    return TensorStream(described, converted(), gathered, probe)
+
+
+def kept_precise(model: Any, dtype: str | None) -> set[str]:
+    """Parts of the names of tensors that transformers loads in float32 although a model is loaded in `dtype`."""
+    strict = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
+    return strict | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else strict
+
+
+def _is_shared_out(weights: Weights) -> bool:
+    """Whether these are a model whose parameters are sharded over ranks."""
+    return is_model(weights) and any(map(is_sharded, weights.parameters()))
+
+
+def _once(model: Any) -> dict[str, Any]:
+    """The state dict of a model, with each parameter under its first name only."""
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    repeated = set(every) - {name for name, _ in model.named_parameters()}
+    return shared_once({name: tensor for name, tensor in model.state_dict().items() if name not in repeated})
+
+
+def _is_equal(tensor: Any, other: Any) -> bool:
+    """Whether tensors are equal; ranks that hold parts of them agree on it. All ranks call it."""
+    return bool(tensor.equal(other))
+
+
+def _probe_of(model: Any) -> Probe:
+    from rollq.consumer.weights.probe import probe_of  # needs torch
+
+    return probe_of(model)
+
+
+def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
+    """The probe of weights that are rounded to `dtype`: engines may be off by as much as with that dtype.
+
+    Sums stay those of bfloat16, which float16 does not round to.
+    """
+    if probe is None or dtype is None:
+        return probe
+    sums = {} if dtype == "float16" else probe.sums
+    return replace(probe, dtype=max(probe.dtype, dtype, key=tolerance_of), sums=sums)
