@@ -132,10 +132,10 @@ def check_parity(runs: Path, base: DemoFolder, seed: int, steps: int) -> float:
     for folder, strategy in zip(folders, ("sync", "async"), strict=True):
         if len(list(read_lines(folder.metrics))) < steps:
             shutil.rmtree(folder.root, ignore_errors=True)
-            train(folder.root, base, Cell("ppo", 0, seed, steps), strategy, 'record_dir = "recorded"')
+            train(folder.root, base, Cell("ppo", 0, seed, steps), strategy, is_recorded=True)
     largest = 0.0
     for step in range(1, steps + 1):
-        left, right = (load_file(folder.root / f"recorded/batches/step-{step:08d}.safetensors") for folder in folders)
+        left, right = (load_file(folder.root / f"record/batches/step-{step:08d}.safetensors") for folder in folders)
         largest = max(largest, float(np.abs(left.pop("logprobs") - right.pop("logprobs")).max(initial=0.0)))
         different = [name for name, array in left.items() if not np.array_equal(array, right[name])]
         if different or largest > LOGPROB_TOLERANCE:
@@ -187,8 +187,8 @@ def figures(metrics: Path) -> dict[str, Any]:
     }
 
 
-def train(root: Path, base: DemoFolder, cell: Cell, strategy: str, *lines: str) -> None:
-    """Train in a new demo's folder `root` from the initial model of `base`, with more `lines` of `[trainer]`.
+def train(root: Path, base: DemoFolder, cell: Cell, strategy: str, *, is_recorded: bool = False) -> None:
+    """Train in a new demo's folder `root` from the initial model of `base`, see `benchmarks.recorder` for records.
 
     Raises `CellFailed`.
     """
@@ -198,10 +198,11 @@ def train(root: Path, base: DemoFolder, cell: Cell, strategy: str, *lines: str) 
     options = _options(folder, cell, strategy)
     with EmbeddedServer(folder.server) as server:
         # A loss that collapses is to be seen, not to be stopped.
-        more = [f'loss = "{cell.loss}"', "max_mismatch = 1e9", *lines, ""]
+        more = [f'loss = "{cell.loss}"', "max_mismatch = 1e9", ""]
         folder.config.write_text(demo_toml(options, folder, own_tasks(folder), server.url) + "\n".join(more), "utf-8")
         with Supervisor(folder.logs, _environment(folder)) as supervisor:
-            trainer = supervisor.start("trainer", (*ROLLQ, "train", str(folder.config)), finishes=True)
+            command = (sys.executable, "-m", "benchmarks.recorder") if is_recorded else (*ROLLQ, "train")
+            trainer = supervisor.start("trainer", (*command, str(folder.config)), finishes=True)
             supervisor.start("producer", (*ROLLQ, "produce", str(folder.config)))
             supervisor.start("worker", (*ROLLQ, "work", str(folder.config)))
             while not trainer.finished:
@@ -235,7 +236,6 @@ def _options(folder: DemoFolder, cell: Cell, strategy: str) -> DemoOptions:
         max_staleness=cell.max_staleness,
         strategy=strategy,
         partial_rollout=False,
-        shuffle_rewards=False,
         warm_up_steps=1,
         workers=1,
         live=False,

@@ -24,11 +24,11 @@ from rollq.monitor.report.records import StepRecord, read_steps
 from rollq.monitor.report.report import running_mean
 
 MODES = {
-    "asynchronous": ("#0072b2", ()),
-    "synchronous": ("#009e73", ("--strategy", "sync")),
-    "rewards shuffled (control)": ("#d55e00", ("--shuffle-rewards",)),
+    "asynchronous": ("#0072b2", "rollq.cli.main", ()),
+    "synchronous": ("#009e73", "rollq.cli.main", ("--strategy", "sync")),
+    "rewards shuffled (control)": ("#d55e00", "benchmarks.control", ()),
 }
-"""The modes that are compared: name -> colour, and options of `rollq demo`."""
+"""The modes that are compared: name -> colour, module of the command `demo`, and its options."""
 
 PRETRAINED = "## A pretrained model"
 """Heading of the section about SmolLM2."""
@@ -157,9 +157,10 @@ def run_demo(study: Study, mode: str, seed: int, steps: int, folder: Path) -> Ru
     summary = folder / "summary.json"
     if not summary.exists():
         print(f"\n== {mode}, seed {seed}", flush=True)
-        command = [sys.executable, "-m", "rollq.cli.main", "demo", "--no-live", "--model", study.model]
+        _, module, more = MODES[mode]
+        command = [sys.executable, "-m", module, "demo", "--no-live", "--model", study.model]
         limits = ["--seed", str(seed), "--steps", str(steps)]
-        subprocess.run([*command, *limits, "--out", str(folder), *MODES[mode][1]], check=True)
+        subprocess.run([*command, *limits, "--out", str(folder), *more], check=True)
     # The prompts are the first files of a run, the summary is the last.
     wall_s = summary.stat().st_mtime - min(path.stat().st_mtime for path in (folder / "prompts").iterdir())
     return Run(mode, seed, read_steps(folder / "trainer" / "metrics.jsonl"), orjson.loads(summary.read_bytes()), wall_s)
@@ -198,7 +199,7 @@ def learning_figure(study: Study, runs: Sequence[Run]) -> Figure:
     """Plot the reward of the trained batches: each seed pale, their mean bold, one colour per mode."""
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    for mode, (colour, _) in MODES.items():
+    for mode, (colour, *_) in MODES.items():
         curves = [
             running_mean([s.reward for s in run.steps], study.smoothing_steps) for run in runs if run.mode == mode
         ]

@@ -16,10 +16,10 @@ PUBLIC = {
         "Status", "VersionSpan", "absent_logprobs", "load_array", "open_queue", "store_array", "task_of", "unversioned",
     },
     "rollq.consumer": {
-        "AdvantageSettings", "Archive", "Batch", "BatchCounts", "BatchStream", "Consumer", "ConsumerSettings",
-        "ImageInputs", "ImageProcessor", "LossSettings", "MicroBatch", "RecordedRun", "TokenSequence",
-        "leave_out_absent", "policy_loss", "probe_of", "replay_experts", "sum_gradients", "teacher_logprobs",
-        "teacher_top_logprobs", "to_checkpoint_format", "token_advantages",
+        "AdvantageSettings", "Archive", "Batch", "BatchCounts", "BatchStream", "Connection", "Consumer",
+        "ConsumerSettings", "ImageInputs", "ImageProcessor", "LossSettings", "MicroBatch", "RecordedRun",
+        "TokenSequence", "leave_out_absent", "policy_loss", "probe_of", "replay_experts", "sum_gradients",
+        "teacher_logprobs", "teacher_top_logprobs", "to_checkpoint_format", "token_advantages",
     },
     "rollq.consumer.losses": {
         "LossSettings", "PRESETS", "PolicyTerms", "Surrogate", "cispo", "clipped", "distillation", "distillation_top_k",

@@ -17,6 +17,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArchiveError
 from rollq.consumer.annotations import MOST_WAITING, Annotator
 from rollq.consumer.batches.batch import Batch
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.trainer.recorded_run import RecordedRun
@@ -40,7 +41,7 @@ def consumer(any_server: AnyServer, run_name: str, folder: Path, model_folder: P
         world.complete(1)
         settings = ConsumerSettings(transport="path", weights_dir=folder.parent / "weights", takeover=True)
         yield Consumer.connect(
-            any_server.url, run=run_name, weights=model_folder, settings=settings, archive=str(folder)
+            Connection(any_server.url, run_name, archive=str(folder)), weights=model_folder, settings=settings
         )
 
 

@@ -16,6 +16,7 @@ from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.values.rollouts import Float32Array, Group, PipelineOutput, Prompt, Sample
 from rollq.buffer.wire.arrays import store_array
 from rollq.consumer import AdvantageSettings, Batch, policy_loss
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer.learner import Learner
 from rollq.consumer.trainer.metrics_files import METRICS_FILE
@@ -167,7 +168,6 @@ def settings(model_folder: Path, tmp_path: Path) -> Any:
     [
         ({"discount": 0.9}, 'discount = 0.9: needs credit = "tokens" or "turns"'),
         ({"credit": "turns", "advantages": {"scale": "batch"}}, 'in advantages cannot be "batch"'),
-        ({"credit": "turns", "shuffle_rewards": True}, "only the rewards of samples can be shuffled"),
         ({"credit": "tokens", "loss": "gmpo"}, "loss gmpo has one advantage for each sample"),
     ],
 )
@@ -231,10 +231,10 @@ def test_a_run_trains_on_what_tokens_earned_and_stops_without_it(
         return rewarded(made, [(segment.response_ids % 2).tolist() for segment in made.segments])
 
     with fed(server_url, run_name, tmp_path / "plain"), pytest.raises(InvalidGroup, match="has no array"):
-        train(server_url, run_name, chosen)
+        train(Connection(server_url, run_name), chosen)
     monkeypatch.setattr(HandWorker, "_sample", with_rewards)
     with fed(server_url, f"{run_name}-rewarded", tmp_path / "rewarded"):
-        assert train(server_url, f"{run_name}-rewarded", chosen) == 2
+        assert train(Connection(server_url, f"{run_name}-rewarded"), chosen) == 2
     lines = [orjson.loads(line) for line in (tmp_path / "out" / METRICS_FILE).read_bytes().splitlines()]
     assert all(line["gradient_norm"] > 0 for line in lines)
 

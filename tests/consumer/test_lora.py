@@ -90,7 +90,6 @@ def test_targets_that_match_nothing_are_refused() -> None:
     ("changed", "message"),
     [
         ({"transport": "nccl", "device": "cuda"}, "transport 'nccl' sends whole models"),
-        ({"record_dir": "record"}, "record_dir keeps whole models"),
         ({"replay_experts": True}, "replay_experts trains routers"),
         ({"publish_dtype": "bfloat16"}, "publish_dtype rounds whole models"),
     ],

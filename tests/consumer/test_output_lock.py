@@ -10,6 +10,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, TrainerHeld
+from rollq.consumer.claims import connection
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer.output_lock import LOCK_FILE, locked
 from rollq.consumer.trainer.trainer import train
@@ -38,7 +39,7 @@ def test_a_folder_that_a_trainer_uses_is_refused_to_another_until_that_is_killed
     assert here.recv()
     in_use = rf"^\[trainer\] output: '.*out' is in use by another trainer \(process {process.pid} on .*\): stop it, or"
     with pytest.raises(ConfigError, match=in_use):
-        train("redis://127.0.0.1:1/0", "none", settings)
+        train(connection.Connection("redis://127.0.0.1:1/0", "none"), settings)
     process.kill()
     process.join()
     with locked(settings.output):
@@ -51,4 +52,4 @@ def test_a_run_that_is_held_is_refused_before_the_model_is_loaded(
     make_run(buffer)
     buffer.begin_epoch(trainer_id="first", launch_id="first", from_step=0, uri="u", digest="d")
     with pytest.raises(TrainerHeld, match="trainer 'first'"):
-        train(server_url, run_name, settings)
+        train(connection.Connection(server_url, run_name), settings)

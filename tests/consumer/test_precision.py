@@ -18,11 +18,11 @@ from rollq.consumer import Batch
 from rollq.consumer.objective.metrics import LossMetrics
 from rollq.consumer.objective.precision import computing_in
 from rollq.consumer.settings import LoraSettings, TrainerSettings
-from rollq.consumer.trackers.trackers import Trackers
 from rollq.consumer.trainer.checkpoints import newest_checkpoint
 from rollq.consumer.trainer.learner import Learner, start_learner
 from rollq.consumer.trainer.metrics_files import METRICS_FILE
 from rollq.consumer.trainer.ranks import Ranks
+from rollq.consumer.trainer.reports import reporting
 from rollq.consumer.trainer.trainer import Trainer
 from support.consumer_groups import VOCABULARY, make_group, make_sample, make_segment
 from support.tiny_qwen3 import tiny_qwen3
@@ -93,8 +93,8 @@ def train(chosen: TrainerSettings, batch: Callable[[int], Batch] = batch_of) -> 
     chosen.output.mkdir(exist_ok=True)
     checkpoint, learner = start_learner(chosen, 0, Ranks())
     source: Any = Recorded(1 if checkpoint is None else checkpoint.step + 1, batch)
-    with Trackers(chosen, "run", source.step, 0, on=False) as trackers:
-        Trainer(source, learner, chosen, Ranks(), 0, threading.Event(), trackers).run()
+    with reporting(source, "run", chosen, Ranks(), 0) as reports:
+        Trainer(source, learner, chosen, Ranks(), threading.Event(), reports).run()
     return [orjson.loads(line) for line in (chosen.output / METRICS_FILE).read_bytes().splitlines()]
 
 

@@ -15,7 +15,7 @@ from rollq.buffer.errors import ClaimTimeout, CorruptGroup, FencedError
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE
-from rollq.consumer import Batch, Consumer, ConsumerSettings
+from rollq.consumer import Batch, Connection, Consumer, ConsumerSettings
 from rollq.consumer.batches.micro_batch import assemble
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
@@ -137,10 +137,8 @@ def test_ranks_read_their_shares_from_a_folder_and_replace_a_group_that_it_lost(
         consumers = [
             stack.enter_context(
                 Consumer.connect(
-                    server_url,
-                    run=run_name,
+                    Connection(server_url, run_name, payloads=payloads),
                     weights=model_folder,
-                    payloads=payloads,
                     settings=ConsumerSettings.model_validate({**base, "rank": rank}),
                 )
             )

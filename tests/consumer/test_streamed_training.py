@@ -47,7 +47,6 @@ def test_the_last_five_steps_decide_together_and_nothing_before_the_first() -> N
     "needs_whole",
     [
         {"updates_per_batch": 2},
-        {"shuffle_rewards": True},
         {"advantages": {"baseline": "batch", "scale": "batch"}},
         {"loss": {"sft": {"math": 1.0}}},
         {"colocated": True},

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from benchmarks.recorder import LogprobCheck, Recorder
 from click.testing import CliRunner, Result
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
@@ -23,11 +24,14 @@ from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import describe_folder, digest_of
 from rollq.cli.main import main
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
 from rollq.consumer.trainer.learner import Learner
 from rollq.consumer.trainer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
-from rollq.consumer.trainer.trainer import Trainer, train
+from rollq.consumer.trainer.observers import Observer
+from rollq.consumer.trainer.trainer import train
 from support.manual_worker import TEMPERATURE, HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S
@@ -57,7 +61,7 @@ def test_an_output_that_is_a_file_is_refused_at_the_start(
 ) -> None:
     (tmp_path / "out").write_text("not a folder")
     with pytest.raises(ConfigError, match=r"^\[trainer\] output: '.*out' cannot be created: .*exists"):
-        train("redis://127.0.0.1:1/0", "none", settings())
+        train(Connection("redis://127.0.0.1:1/0", "none"), settings())
 
 
 @contextmanager
@@ -99,7 +103,7 @@ def test_it_trains_publishes_checkpoints_and_reports(
 ) -> None:
     chosen = settings(checkpoint_every=2)
     with working(server_url, run_name, tmp_path) as buffer:
-        assert train(server_url, run_name, chosen) == 4
+        assert train(Connection(server_url, run_name), chosen) == 4
         live, counts = buffer.live_model(), buffer.counts("math")
     assert live is not None
     assert (live.version, counts.clock.committed, counts.clock.checkpoint) == (4, 4, 4)
@@ -125,7 +129,8 @@ def test_every_trained_token_has_the_logprob_of_the_weights_that_it_claims(
     """The check that finds wrong offsets, masks, temperatures and version stamps."""
     record = tmp_path / "record"
     with working(server_url, run_name, tmp_path):
-        train(server_url, run_name, settings(record_dir=record, steps=6, learning_rate=0.02, max_mismatch=None))
+        chosen = settings(steps=6, learning_rate=0.02, max_mismatch=None)
+        train(Connection(server_url, run_name), chosen, observers=[Recorder(record, chosen)])
     ages: set[int] = set()
     checked = 0
     for path in sorted((record / "batches").iterdir()):
@@ -166,16 +171,17 @@ def test_a_restart_trains_the_same_batch_to_the_same_weights(
         return real(learner, batch, *rest)
 
     record = tmp_path / "record"
-    chosen = settings(checkpoint_every=2, record_dir=record)
+    chosen = settings(checkpoint_every=2)
+    connection, recorder = Connection(server_url, run_name), Recorder(record, chosen)
     with working(server_url, run_name, tmp_path) as buffer:
         monkeypatch.setattr(Learner, "gradients", crash)
         with pytest.raises(KeyboardInterrupt):
-            train(server_url, run_name, chosen)
+            train(connection, chosen, observers=[recorder])
         assert buffer.counts("math").clock.committed == 3
         trained = load_file(record / "batches" / "step-00000003.safetensors")
         assert [line["step"] for line in metrics(chosen.output)] == [1, 2, 3]
         monkeypatch.setattr(Learner, "gradients", real)
-        assert train(server_url, run_name, chosen) == 4
+        assert train(connection, chosen, observers=[recorder]) == 4
         assert buffer.counts("math").unaccounted == 0
     lines = metrics(chosen.output)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
@@ -217,11 +223,11 @@ def test_a_stop_between_micro_batches_leaves_the_batch_to_the_next_start(
 
     monkeypatch.setattr(Learner, "gradients", interrupted)
     with working(server_url, run_name, tmp_path) as buffer:
-        assert train(server_url, run_name, settings(), stop=stop) == 2
+        assert train(Connection(server_url, run_name), settings(), stop=stop) == 2
         checkpoint = newest_checkpoint(settings().output)
         assert checkpoint is not None
         assert checkpoint.step == buffer.counts("math").clock.checkpoint == 2
-        assert train(server_url, run_name, settings()) == 4
+        assert train(Connection(server_url, run_name), settings()) == 4
     assert calls[2] == calls[3]
     assert [line["step"] for line in metrics(settings().output)] == [1, 2, 3, 4]
 
@@ -230,19 +236,16 @@ def test_a_stop_during_an_outage_still_saves_what_was_trained(
     fresh_server: EmbeddedServer,
     settings: Callable[..., TrainerSettings],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop = threading.Event()
-    real = Trainer._report
 
-    def cut_off(trainer: Trainer, line: dict[str, Any], batch: Any) -> None:
-        real(trainer, line, batch)
-        fresh_server.kill()
-        threading.Timer(0.3, stop.set).start()
+    class Outage(Observer):
+        def on_step(self, line: Mapping[str, Any], batch: Batch) -> None:
+            fresh_server.kill()
+            threading.Timer(0.3, stop.set).start()
 
-    monkeypatch.setattr(Trainer, "_report", cut_off)
     with working(fresh_server.url, "run", tmp_path):
-        assert train(fresh_server.url, "run", settings(), stop=stop) == 1
+        assert train(Connection(fresh_server.url, "run"), settings(), stop=stop, observers=[Outage()]) == 1
     checkpoint = newest_checkpoint(settings().output)
     assert checkpoint is not None
     assert checkpoint.step == 1
@@ -274,7 +277,7 @@ def test_a_batch_without_a_finite_loss_is_quarantined_and_replaced(
     monkeypatch.setattr(Learner, "gradients", spoil_once)
     monkeypatch.setattr("rollq.consumer.trainer.trainer.save_checkpoint", save)
     with working(server_url, run_name, tmp_path) as buffer:
-        assert train(server_url, run_name, settings(steps=3, checkpoint_every=1)) == 3
+        assert train(Connection(server_url, run_name), settings(steps=3, checkpoint_every=1)) == 3
         assert saved == [1, 2, 3], "a batch that was not trained calls for no checkpoint"
         for group_id in spoiled:
             assert buffer.inspect("math", group_id)["status"] == "failed"
@@ -293,7 +296,7 @@ def test_batches_that_are_all_bad_end_the_training(
 ) -> None:
     monkeypatch.setattr(Learner, "update", lambda learner, step: None)
     with working(server_url, run_name, tmp_path), pytest.raises(InvalidGroup, match=r"step 1.*for 2 batches in a row"):
-        train(server_url, run_name, settings(max_bad_batches=2))
+        train(Connection(server_url, run_name), settings(max_bad_batches=2))
 
 
 @pytest.mark.parametrize(("says", "noticed"), [(0.7, False), (1.0, True)])
@@ -309,17 +312,17 @@ def test_a_wrong_temperature_is_noticed_before_it_is_trained(
     expected = pytest.raises(InvalidGroup, match="staleness 0 differ by") if noticed else nullcontext()
     with working(server_url, run_name, tmp_path, says=says) as buffer:
         with expected:
-            train(server_url, run_name, settings(steps=1, verify_logprobs=1e-4))
+            train(Connection(server_url, run_name), settings(steps=1), observers=[LogprobCheck(1e-4)])
         assert buffer.counts("math").clock.committed == (0 if noticed else 1)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_shuffled_rewards_and_a_reference_change_the_gradient_but_not_what_is_reported(
+def test_a_reference_and_recomputed_logprobs_change_the_gradient_but_not_what_is_reported(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path, layout: str
 ) -> None:
     loss = {"kl_coefficient": 0.1, "old_logprobs": "recomputed", "aggregation": "sequence", "entropy": True}
     with working(server_url, run_name, tmp_path):
-        train(server_url, run_name, settings(steps=2, shuffle_rewards=True, layout=layout, loss=loss))
+        train(Connection(server_url, run_name), settings(steps=2, layout=layout, loss=loss))
     for line in metrics(settings().output):
         assert 0 < line["reward"] < 1
         assert line["entropy"] > 0
@@ -330,7 +333,7 @@ def test_the_trainer_takes_a_loss_by_its_name(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path, loss: str
 ) -> None:
     with working(server_url, run_name, tmp_path):
-        train(server_url, run_name, settings(steps=2, loss=loss))
+        train(Connection(server_url, run_name), settings(steps=2, loss=loss))
     for line in metrics(settings().output):
         assert line["gradient_norm"] > 0
         assert 0 <= line["masked_fraction"] < (1 if loss == "mis" else 1e-9)
@@ -358,7 +361,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
         return CliRunner().invoke(main, ["recover", str(file), *map(str, arguments)])
 
     with working(server_url, run_name, tmp_path) as buffer:
-        assert train(server_url, run_name, chosen) == 3
+        assert train(Connection(server_url, run_name), chosen) == 3
         live = buffer.live_model()
         assert live is not None
         weights = load_weights(buffer, live.uri, live.digest, tmp_path / "weights")
@@ -367,7 +370,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
         assert "is a checkpoint of step 3: `rollq train` resumes from it" in refused.output
         shutil.rmtree(chosen.output / "checkpoints")
         with pytest.raises(HistoryGone, match="if its checkpoint is lost, `rollq recover` makes one from weights"):
-            train(server_url, run_name, settings(steps=5))
+            train(Connection(server_url, run_name), settings(steps=5))
 
         wrong = recover("--weights", weights, "--step", 9, "--relabel")
         assert "--step 9: the buffer can continue after steps 3 to 3; restore a snapshot" in wrong.output
@@ -382,7 +385,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
             f"made a checkpoint of step 3 in {chosen.output}",
             "`rollq train` continues with step 4: no step is trained again; the optimizer begins anew",
         ]
-        assert train(server_url, run_name, settings(steps=5)) == 5
+        assert train(Connection(server_url, run_name), settings(steps=5)) == 5
         assert buffer.counts("math").clock.committed == 5
     assert [line["step"] for line in metrics(chosen.output)] == [1, 2, 3, 4, 5]
 
@@ -399,7 +402,7 @@ def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
 
     backup, unknown = tmp_path / "backup", tmp_path / "unknown"
     with working(server_url, run_name, tmp_path) as buffer:
-        train(server_url, run_name, chosen)
+        train(Connection(server_url, run_name), chosen)
         shutil.copytree(chosen.output / "checkpoints" / "step-00000002", backup)
         train_without_a_checkpoint(server_url, run_name, settings(steps=4, transport="path"))
         shutil.rmtree(chosen.output / "checkpoints")
@@ -439,4 +442,4 @@ def train_without_a_checkpoint(url: str, run: str, settings: TrainerSettings) ->
 
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr("rollq.consumer.trainer.trainer.save_checkpoint", die)
-        train(url, run, settings)
+        train(Connection(url, run), settings)

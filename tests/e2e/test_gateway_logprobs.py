@@ -13,7 +13,7 @@ import pytest
 
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.chat_engine import PLAIN
-from support.forked_roles import role
+from support.forked_roles import recorded_trainer, role
 from support.recorded_run import recompute_all
 from support.waiting import PATIENCE_S
 
@@ -56,7 +56,6 @@ def prepared(prepared_demo: Path, tmp_path: Path, request: pytest.FixtureRequest
         "temperature = 1.0": "temperature = 0.7",
         "partial_rollout = false": f"partial_rollout = {partial}",
         'swap = "keep"': f'swap = "{swap}"',
-        'layout = "padded"': 'record_dir = "record"\nverify_logprobs = 1e-4',
         "[worker.options]": "[worker.options]\nmax_batch = 8",
         "steps = 150": f"steps = {STEPS}",
         "learning_rate = 0.0005": "learning_rate = 0.002",
@@ -90,7 +89,7 @@ def test_every_token_of_an_agents_calls_has_the_logprob_of_the_weights_that_it_c
         roles.enter_context(role(prepared, "produce", "rollq.toml"))
         for name in ("one", "two"):
             roles.enter_context(role(prepared, "work", "rollq.toml", "--name", name))
-        trainer = roles.enter_context(role(prepared, "train", "rollq.toml"))
+        trainer = roles.enter_context(recorded_trainer(prepared))
         logs = [prepared / "train-rollq.toml.log"]
         trainer.join(PATIENCE_S)
         assert trainer.exitcode == 0, "\n".join(log.read_text() for log in logs)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from support.forked_roles import role
+from support.forked_roles import recorded_trainer, role
 from support.recorded_run import recompute_all
 from support.waiting import PATIENCE_S
 
@@ -23,7 +23,6 @@ EDITS = {
     'judge = "exact_match"': 'judge = "parity_judge.reward"\nmax_prompt_tokens = 64\n'
     'stragglers = "expire"',  # batches that wait for nobody: the next weights come in the middle of answers
     "temperature = 1.0": "temperature = 0.7",
-    'layout = "padded"': 'record_dir = "record"\nverify_logprobs = 1e-4',
     # A batch then takes many rounds, so that it outlasts a train step, however slow the machine is.
     "[worker.options]": "[worker.options]\nmax_batch = 4",
     "steps = 150": f"steps = {STEPS}",
@@ -54,7 +53,7 @@ def test_every_token_that_real_workers_made_has_the_logprob_of_the_weights_that_
         roles.enter_context(role(prepared, "produce", "rollq.toml"))
         for name in ("one", "two"):
             roles.enter_context(role(prepared, "work", "rollq.toml", "--name", name))
-        trainer = roles.enter_context(role(prepared, "train", "rollq.toml"))
+        trainer = roles.enter_context(recorded_trainer(prepared))
         trainer.join(PATIENCE_S)
         assert trainer.exitcode == 0, (prepared / "train-rollq.toml.log").read_text()
 

@@ -24,7 +24,7 @@ from faults.history import History
 from faults.payloads import payloads_in
 from faults.recording import recorded
 from rollq.buffer.calls.claiming import ReleaseMode
-from rollq.consumer import Batch, Consumer, ConsumerSettings
+from rollq.consumer import Batch, Connection, Consumer, ConsumerSettings
 
 RANKS = 2
 STREAM_EVERY = 2
@@ -107,8 +107,8 @@ def run_rank(launch: Launch, rank: int) -> None:
     began = {"launch": launch.launch_id, "from_step": launch.step, "mode": launch.mode, "weights": launch.weights}
     with recorded(history, "begin" if rank == 0 else "join", **began) as call:
         consumer = Consumer.connect(
-            launch.url, run=launch.run, weights=_weights(launch.folder, launch.weights), resume_from=launch.step,
-            settings=settings, stop=stop, payloads=payloads_in(launch.folder),
+            Connection(launch.url, launch.run, payloads=payloads_in(launch.folder)),
+            weights=_weights(launch.folder, launch.weights), resume_from=launch.step, settings=settings, stop=stop,
         )  # fmt: skip
         call.ok(epoch=consumer.epoch)
     with consumer:

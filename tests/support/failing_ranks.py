@@ -13,7 +13,6 @@ from torch.distributed.fsdp import fully_shard
 
 from rollq.buffer.errors import WeightsError
 from rollq.consumer.trainer.checkpoints import save_checkpoint
-from rollq.consumer.trainer.recorder import record_weights
 from rollq.consumer.weights import safetensors
 from rollq.consumer.weights.checkpoint_format import Part
 from rollq.consumer.weights.sources import gathering, model_stream
@@ -21,7 +20,7 @@ from support.tiny_qwen3 import tiny_qwen3
 
 
 def fail_on_rank_0(rank: int, folder: Path, step: str, way: str) -> None:
-    """Save a model in one of three ways, while rank 0 fails at its third tensor, in `step`."""
+    """Save a model in one of two ways, while rank 0 fails at its third tensor, in `step`."""
     _meet(rank, folder)
     model = _sharded(tiny_qwen3())
     optimizer = torch.optim.AdamW(model.parameters())
@@ -73,8 +72,6 @@ def _sharded(model: Any) -> Any:
 def _save(way: str, rank: int, folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
     if way == "checkpoint":
         save_checkpoint(folder, 1, "", model, optimizer, folder / "config", rank=rank)
-    elif way == "record":
-        record_weights(folder, 1, 0, model, folder / "config", rank=rank)
     else:
         with gathering(model, None, rank=rank) as stream:
             if rank == 0:

@@ -1,5 +1,6 @@
 """Runs of real roles that record what was trained, and recomputations of every token of it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,8 +27,24 @@ def rollq(*words: object) -> list[str]:
 @contextmanager
 def role(folder: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
     """A command of rollq in `folder`, whose output goes to a file there."""
-    with (folder / f"{words[0]}-{words[-1]}.log").open("wb") as log:
-        process = subprocess.Popen(rollq(*words), cwd=folder, stdout=log, stderr=log)
+    with process_in(folder, f"{words[0]}-{words[-1]}.log", rollq(*words)) as process:
+        yield process
+
+
+@contextmanager
+def recorded_trainer(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`rollq train rollq.toml` in `folder`, which records and checks what it trains; see `benchmarks.recorder`."""
+    command = [sys.executable, "-m", "benchmarks.recorder", "rollq.toml"]
+    with process_in(folder, "train-rollq.toml.log", command) as process:
+        yield process
+
+
+@contextmanager
+def process_in(folder: Path, log_name: str, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in `folder` that imports what this one may import, with its output in a file there."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (folder / log_name).open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         try:
             yield process
         finally:

@@ -7,6 +7,7 @@ import numpy as np
 
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings
 from support.buffer_run import World
@@ -24,7 +25,7 @@ def train_annotated(url: str, run: str, archive: Path, folder: Path) -> int:
     settings = ConsumerSettings(transport="path", weights_dir=folder / "weights", takeover=True)
     sizes = {"math": 2}
     with Consumer.connect(
-        url, run=run, weights=model, settings=settings, batch=sizes, archive=str(archive)
+        Connection(url, run, archive=str(archive)), weights=model, settings=settings, batch=sizes
     ) as consumer:
         batch = next(consumer)
         sequences = np.repeat(np.arange(len(batch.sequences)), [one.loss_mask.sum() for one in batch.sequences])

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from rollq.buffer.buffer import Buffer
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
 from rollq.consumer.trainer import checkpoints, taking, trainer
@@ -150,4 +151,4 @@ def _train(url: str, run: str, settings: str, kill: Kill | None, gathered: Path 
         _arm(kill.moment, kill.calls)
     if gathered is not None:
         _gather_into(gathered)
-    trainer.train(url, run, TrainerSettings.model_validate_json(settings))
+    trainer.train(Connection(url, run), TrainerSettings.model_validate_json(settings))

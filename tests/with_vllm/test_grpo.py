@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from support.recorded_run import recompute_all, role
+from support.recorded_run import recompute_all, recorded_trainer, role
 from support.vllm_run import ENGINE_ARGS, cpu_environment, free_port, make_qwen3
 from support.vllm_server import VllmServer
 from support.waiting import PATIENCE_S
@@ -42,8 +42,6 @@ output = "trainer"
 steps = {steps}
 learning_rate = 0.01
 micro_batch_tokens = 4096
-record_dir = "record"
-verify_logprobs = 1e-4
 max_mismatch = 100.0
 """
 IN_PROCESS = f"""
@@ -91,7 +89,7 @@ def test_every_token_that_vllm_made_has_the_logprob_of_the_weights_that_it_claim
         monkeypatch.setenv("ROLLQ_REDIS_URL", server.url)
         roles.enter_context(role(folder, "produce", "rollq.toml"))
         roles.enter_context(role(folder, "work", "rollq.toml"))
-        trainer = roles.enter_context(role(folder, "train", "rollq.toml"))
+        trainer = roles.enter_context(recorded_trainer(folder))
         assert trainer.wait(PATIENCE_S) == 0, (folder / "train-rollq.toml.log").read_text()
 
     seen = recompute_all(folder / "record", tolerance=1e-4)

@@ -23,7 +23,7 @@ from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Status
 from rollq.workers.engines.vllm.watchdog import VARIABLE
 from support.invariants import check_task
-from support.recorded_run import recompute_all, role
+from support.recorded_run import recompute_all, recorded_trainer, role
 from support.staged_worker import RESTART_STAGES, STAGES, VICTIMS
 from support.vllm_run import ENGINE_ARGS, TOLERANCE, cpu_environment, make_qwen3
 from support.waiting import PATIENCE_S, wait_while_alive
@@ -63,7 +63,6 @@ output = "trainer"
 steps = 1000
 transport = "path"
 learning_rate = 0.001
-record_dir = "record"
 """
 INTERVALS = {"keep": 1, "restart": 4}
 """Steps between two publications. A start takes long on a busy machine."""
@@ -115,7 +114,10 @@ def test_a_process_that_is_killed_in_a_swap_costs_no_group(
         monkeypatch.setenv(name, value)
     with EmbeddedServer(tmp_path / "server") as server, ExitStack() as stack:
         monkeypatch.setenv("ROLLQ_REDIS_URL", server.url)
-        others = {name: stack.enter_context(role(tmp_path, name, "rollq.toml")) for name in ("produce", "train")}
+        others = {
+            "produce": stack.enter_context(role(tmp_path, "produce", "rollq.toml")),
+            "train": stack.enter_context(recorded_trainer(tmp_path)),
+        }
         worker = stack.enter_context(staged_worker(tmp_path, kills))
         buffer = stack.enter_context(Buffer.connect(server.url, "killed"))
         for number, kill in enumerate(kills):

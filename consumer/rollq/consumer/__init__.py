@@ -16,6 +16,7 @@ __all__ = [
     "Batch",
     "BatchCounts",
     "BatchStream",
+    "Connection",
     "Consumer",
     "ConsumerSettings",
     "ImageInputs",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from rollq.consumer.batches.image_inputs import ImageInputs
     from rollq.consumer.batches.micro_batch import MicroBatch
     from rollq.consumer.batches.sequences import BatchCounts, TokenSequence
+    from rollq.consumer.claims.connection import Connection
     from rollq.consumer.claims.stream import BatchStream
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.losses.settings import LossSettings
@@ -63,6 +65,7 @@ else:
             "rollq.buffer.rewards.credit": "token_advantages",
             "rollq.buffer.images.processor": "ImageProcessor",
             "rollq.consumer.batches.batch": "Batch",
+            "rollq.consumer.claims.connection": "Connection",
             "rollq.consumer.consumer": "Consumer",
             "rollq.consumer.trainer.expert_replay": "replay_experts",
             "rollq.consumer.batches.image_inputs": "ImageInputs",

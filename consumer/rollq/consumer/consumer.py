@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.calls.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, CorruptGroup, NotClaimed
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.rules.shards import task_of
-from rollq.buffer.store.connection import Patience
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.annotations import Annotator
@@ -31,6 +28,7 @@ from rollq.consumer.claims.activity import Activity
 from rollq.consumer.claims.batch_builder import BatchBuilder
 from rollq.consumer.claims.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.claims.colocation import ColocatedEngines
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.claims.epoch_start import begin_epoch
 from rollq.consumer.claims.evaluation import evaluate
 from rollq.consumer.claims.prefetch import Prefetch
@@ -106,28 +104,25 @@ class Consumer(Iterator[Batch]):
     @classmethod
     def connect(
         cls,
-        url: str,
+        place: str | Connection,
         *,
-        run: str,
+        run: str | None = None,
         weights: Weights,
         batch: Mapping[str, int] | None = None,
         resume_from: int = 0,
         lineage: str | None = None,
         probe: Probe | None = None,
         settings: ConsumerSettings | None = None,
-        password: str | None = None,
-        payloads: PayloadSettings | None = None,
-        archive: str | None = None,
         stop: threading.Event | None = None,
     ) -> Self:
-        """Take over `run` as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
+        """Take over a run as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
 
+        `place` is the URL of the server or cluster, and `run` the name of the run on it. A `Connection` instead of both
+        also has a password, the place of payloads, and the archive for `annotate`.
         `weights` are those of that step, in any form that `publish` takes; workers get them at once.
         `probe` is theirs, as in `publish`.
         `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
         since, and steps that a rewind has undone, are noticed.
-        `payloads`: where large frames of groups are, if not on the servers; the same for every role.
-        `archive`: the url of the run's archive, for `annotate`.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
         also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
         over; of their `weights` only the shards of a model that FSDP has sharded are used.
@@ -141,9 +136,8 @@ class Consumer(Iterator[Batch]):
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
-        buffer = Buffer.connect(
-            url, run, password=password, patience=Patience(closed=stop), payloads=payloads or PayloadSettings()
-        )
+        connection = Connection.to(place, run)
+        buffer = connection.buffer(stop)
         try:
             buffer.check_payloads()
             sizes = BatchSizes.from_run(buffer, batch)
@@ -160,8 +154,12 @@ class Consumer(Iterator[Batch]):
             with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as source:
                 start = None if source is None else partial(publisher.start, source)
                 epoch = begin_epoch(buffer, settings, start, resume_from, lineage)
-            annotator = archive and Annotator(archive, run, buffer.incarnation, epoch.epoch, settings.rank)
-            return cls(buffer, epoch, sizes, settings, publisher, annotator or None)
+            annotator = None
+            if connection.archive is not None:
+                annotator = Annotator(
+                    connection.archive, connection.run, buffer.incarnation, epoch.epoch, settings.rank
+                )
+            return cls(buffer, epoch, sizes, settings, publisher, annotator)
         except BaseException:
             buffer.close()
             raise

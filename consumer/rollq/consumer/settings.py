@@ -197,11 +197,6 @@ class TrainerSettings(ClientSettings):
     max_bad_batches: int = Field(
         default=3, gt=0, description="consecutive batches without a finite loss at which training stops"
     )
-    verify_logprobs: float | None = Field(
-        default=None,
-        gt=0,
-        description="stop when an on-policy logprob differs from the engine's by more than this, in nats",
-    )
     max_mismatch: float | None = Field(
         default=1.0,
         gt=0,
@@ -209,12 +204,6 @@ class TrainerSettings(ClientSettings):
     )
     replay_experts: bool = Field(
         default=False, description="route tokens to the experts that the engine chose, in a mixture of experts"
-    )
-    shuffle_rewards: bool = Field(
-        default=False, description="shuffle the rewards within each batch: a control run that must not learn"
-    )
-    record_dir: Path | None = Field(
-        default=None, description="folder that keeps every trained batch and all published weights, for verification"
     )
     trackers: tuple[TrackerName, ...] = Field(
         default=(), description="where metrics and sampled rollouts go as well: tensorboard, wandb, mlflow"
@@ -242,8 +231,6 @@ class TrainerSettings(ClientSettings):
             raise ValueError(
                 "transport 'nccl' sends whole models: with [trainer.lora], set transport = 'redis' or 'path'"
             )
-        if self.record_dir is not None:
-            raise ValueError("record_dir keeps whole models: leave it out with [trainer.lora]")
         if self.replay_experts:
             raise ValueError("replay_experts trains routers: leave it out with [trainer.lora]")
         if self.publish_dtype is not None:
@@ -259,8 +246,6 @@ class TrainerSettings(ClientSettings):
         given = f'credit = "{self.credit}"'
         if "batch" in (self.advantages.baseline, self.advantages.scale):
             raise ValueError(f'{given}: compares within groups, so baseline and scale in advantages cannot be "batch"')
-        if self.shuffle_rewards:
-            raise ValueError(f"{given} with shuffle_rewards = true: only the rewards of samples can be shuffled")
         if self.loss.surrogate == "gmpo":
             raise ValueError(f"{given}: loss gmpo has one advantage for each sample; choose another loss")
         return self

@@ -7,11 +7,11 @@ import pyarrow.parquet as parquet
 import pytest
 
 from rollq.buffer.archive.annotations import AnnotationReader, root_of
-from rollq.buffer.archive.schema import VERSION_KEY
+from rollq.buffer.archive.schema import VERSION, VERSION_KEY
 from rollq.buffer.errors import ArchiveError
 
 
-def write(folder: Path, name: str, rows: list[dict[str, object]], version: str = "1") -> None:
+def write(folder: Path, name: str, rows: list[dict[str, object]], version: str = str(VERSION)) -> None:
     path = folder / "sums+annotations" / "1a2b" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(rows).replace_schema_metadata({VERSION_KEY: version})

@@ -30,7 +30,6 @@ def options(folder: DemoFolder, **changes: object) -> DemoOptions:
         "max_staleness": 2,
         "strategy": "async",
         "partial_rollout": False,
-        "shuffle_rewards": False,
         "warm_up_steps": 1,
         "workers": 2,
         "live": False,
@@ -57,13 +56,12 @@ def test_the_settings_of_a_demo_are_valid_and_name_files_of_its_folder(folder: D
 
 
 def test_the_synchronous_counterpart_is_on_policy(folder: DemoFolder) -> None:
-    wanted = options(folder, strategy="sync", max_staleness=0, shuffle_rewards=True)
+    wanted = options(folder, strategy="sync", max_staleness=0)
     folder.config.write_text(demo_toml(wanted, folder, own_tasks(folder), "redis://127.0.0.1:7777/0"))
     settings = load_settings(folder.config, {})
     assert settings.producer.strategy == "sync"
     assert {task.max_staleness for task in settings.tasks.values()} == {0}
     assert settings.trainer is not None
-    assert settings.trainer.shuffle_rewards
 
 
 def test_the_fields_of_a_users_prompts_survive_in_the_settings(folder: DemoFolder) -> None:

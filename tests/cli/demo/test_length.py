@@ -23,7 +23,6 @@ OPTIONS = DemoOptions(
     max_staleness=1,
     strategy="async",
     partial_rollout=False,
-    shuffle_rewards=False,
     warm_up_steps=WARM_UP_STEPS,
     workers=2,
     live=False,
@@ -56,6 +55,5 @@ def test_only_a_run_that_can_learn_must() -> None:
     assert OPTIONS.should_learn
     assert replace(OPTIONS, steps=TINY.least_steps).should_learn
     assert not replace(OPTIONS, steps=TINY.least_steps - 1).should_learn
-    assert not replace(OPTIONS, shuffle_rewards=True).should_learn
     assert not replace(OPTIONS, warm_up_steps=1).should_learn
     assert not replace(OPTIONS, prompts=Path("questions.jsonl")).should_learn

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers import trackers
 from rollq.consumer.trackers.host import MOST_WAITING, TrackerHost
@@ -89,7 +90,7 @@ def test_a_tracker_gets_the_numbers_of_the_metrics_and_some_rollouts(
     monkeypatch.setattr(trackers, "_makers", lambda *_: {"wandb": lambda: kept})
     chosen = settings(trackers=["wandb"], tracked_rollouts=3)
     with fed(server_url, run_name, tmp_path / "worker"):
-        assert train(server_url, run_name, chosen) == STEPS
+        assert train(Connection(server_url, run_name), chosen) == STEPS
     found = lines(chosen)
     assert [entry.step for entry in kept.entries] == [line["step"] for line in found] == list(range(1, STEPS + 1))
     for entry, line in zip(kept.entries, found, strict=True):
@@ -126,7 +127,7 @@ def test_a_run_ends_as_without_trackers_when_one_is_broken_and_the_other_one_get
     )
     chosen = settings(trackers=["mlflow", "wandb"])
     with fed(server_url, run_name, tmp_path / "worker"):
-        assert train(server_url, run_name, chosen) == STEPS
+        assert train(Connection(server_url, run_name), chosen) == STEPS
     found = lines(chosen)
     assert [line["step"] for line in found] == list(range(1, STEPS + 1))
     assert [entry.step for entry in kept.entries] == list(range(1, STEPS + 1))
@@ -141,7 +142,7 @@ def test_a_missing_package_is_named_before_anything_starts(
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as raised:
-        train("redis://127.0.0.1:1/0", "none", settings(trackers=["wandb"]))
+        train(Connection("redis://127.0.0.1:1/0", "none"), settings(trackers=["wandb"]))
     assert str(raised.value) == "[trainer] trackers: 'wandb' needs the package 'wandb': pip install 'rollq[wandb]'"
 
 

@@ -16,7 +16,6 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer import Consumer, to_checkpoint_format
 from rollq.consumer.trainer.checkpoints import save_checkpoint
-from rollq.consumer.trainer.recorder import record_weights
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.sender import Sender
 from rollq.consumer.weights.sources import weights_source
@@ -97,25 +96,21 @@ def test_sharded_tensors_are_refused() -> None:
         to_checkpoint_format(model, state)
 
 
-@pytest.mark.parametrize("put", ["start", "announce", "put"])
-def test_a_sharded_model_is_refused_without_a_forward_pass(
-    put: str, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sharded_model_is_refused_without_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only rank 0 publishes: a forward pass would wait for the other ranks."""
     model = tiny_qwen3()
     state = gathered(model)
     state["model.norm.weight"].full_tensor = None  # type: ignore[attr-defined]
     monkeypatch.setattr(model, "state_dict", lambda: state)
     monkeypatch.setattr(model, "forward", lambda **_: pytest.fail("a forward pass"))
-    publisher = WeightPublisher(buffer, "redis", None, kept=3)
     with pytest.raises(WeightsError, match="is sharded over ranks"):
-        getattr(publisher, put)(model, *([1] if put == "announce" else []))
+        weights_source(model)
 
 
 @pytest.mark.parametrize("weights", ["/a/path", torch.nn.DataParallel(tiny_qwen3()), torch.nn.Linear(1, 1)])
-def test_what_is_neither_model_nor_state_dict_nor_folder_is_refused(weights: Any, buffer: Buffer) -> None:
+def test_what_is_neither_model_nor_state_dict_nor_folder_is_refused(weights: Any) -> None:
     with pytest.raises(WeightsError, match=f"^cannot publish a {type(weights).__name__}: publish a transformers.Pre"):
-        WeightPublisher(buffer, "redis", None, 3).put(weights_source(weights))
+        weights_source(weights)
 
 
 @every_fused_family
@@ -184,12 +179,10 @@ def test_a_model_is_broadcast_as_it_is_saved(buffer: Buffer, tmp_path: Path) -> 
 
 
 @every_fused_family
-def test_checkpoints_and_records_of_the_trainer_hold_what_is_published(family: str, tmp_path: Path) -> None:
+def test_checkpoints_of_the_trainer_hold_what_is_published(family: str, tmp_path: Path) -> None:
     model = make_model(family)
     expected = saved(model, tmp_path / "saved")
     optimizer = torch.optim.AdamW(model.parameters())
     folder = save_checkpoint(tmp_path / "out", 1, "", model, optimizer, tmp_path / "saved").folder
-    record_weights(tmp_path, 1, 0, model, tmp_path / "saved")
-    for at in (folder, tmp_path / "weights" / "epoch-1-version-0"):
-        check_equal(load_file(at / "model.safetensors"), expected)
-        check_equal(AutoModelForCausalLM.from_pretrained(at).state_dict(), model.state_dict())
+    check_equal(load_file(folder / "model.safetensors"), expected)
+    check_equal(AutoModelForCausalLM.from_pretrained(folder).state_dict(), model.state_dict())

@@ -50,7 +50,7 @@ def test_the_ranks_of_a_sharded_model_publish_the_file_of_one_process(
     assert not (tmp_path / "refused1").exists(), "what other ranks publish is not looked at"
 
 
-@pytest.mark.parametrize("way", ["checkpoint", "record", "publication"])
+@pytest.mark.parametrize("way", ["checkpoint", "publication"])
 @pytest.mark.parametrize("step", ["write", "convert"])
 def test_ranks_get_through_where_rank_0_fails_in_the_middle(step: str, way: str, tmp_path: Path) -> None:
     assert in_two_ranks(fail_on_rank_0, tmp_path, step, way) == [0, 0]

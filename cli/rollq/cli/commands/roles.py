@@ -124,6 +124,7 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
     if os.environ.get("RANK", "0") != "0":
         logging.getLogger("rollq").setLevel(logging.WARNING)  # the ranks do the same, and rank 0 says it
     try:
+        from rollq.consumer.claims.connection import Connection
         from rollq.consumer.trainer.from_archive import train_from_archive
         from rollq.consumer.trainer.trainer import train as run_trainer
     except ModuleNotFoundError as error:
@@ -139,12 +140,14 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
     with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
         location = RunLocation.from_settings(settings)
     step = run_trainer(
-        location.buffer_url,
-        location.run,
+        Connection(
+            location.buffer_url,
+            location.run,
+            password=location.password,
+            payloads=location.payloads,
+            archive=settings.archive.url,
+        ),
         trainer,
-        password=location.password,
-        payloads=location.payloads,
-        archive=settings.archive.url,
         seed=settings.seed,
         stop=stop,
     )

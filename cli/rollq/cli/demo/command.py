@@ -74,7 +74,6 @@ class NothingLearned(RollqError):
 )
 @click.option("--max-staleness", type=click.IntRange(0), help="In weight syncs.  [default: 1; with sync 0]")
 @click.option("--partial-rollout", is_flag=True, help="Interrupt answers at new weights and continue them.")
-@click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control run, not to learn.")
 @click.option("--warm-up-steps", type=click.IntRange(1), help="Supervised steps of the tiny model.  [default: 600]")
 @click.option("--workers", type=click.IntRange(1, 16), help="Number of worker processes.  [default: 2; smollm2: 1]")
 @click.option("--prepare", is_flag=True, help="Create the model, the prompts and rollq.toml, but run nothing.")
@@ -285,8 +284,7 @@ def _report(
 
 
 def _mode(options: DemoOptions) -> str:
-    mode = "synchronous" if options.strategy == "sync" else f"asynchronous, max_staleness {options.max_staleness}"
-    return mode + (", rewards shuffled (control)" if options.shuffle_rewards else "")
+    return "synchronous" if options.strategy == "sync" else f"asynchronous, max_staleness {options.max_staleness}"
 
 
 def _list(rewards: Rewards) -> str:

@@ -61,7 +61,6 @@ device = {device}
 checkpoint_every = {checkpoint_every}
 layout = "padded"              # answers are short and of similar length
 threads = 1
-shuffle_rewards = {shuffle_rewards}
 """
 
 
@@ -80,7 +79,6 @@ class DemoOptions:
     max_staleness: int
     strategy: str
     partial_rollout: bool
-    shuffle_rewards: bool
     warm_up_steps: int
     workers: int
     live: bool
@@ -88,7 +86,7 @@ class DemoOptions:
     @property
     def should_learn(self) -> bool:
         """Whether the model must answer better in the end: with prompts and rewards of the demo, and enough steps."""
-        as_made = self.prompts is None and not self.shuffle_rewards and self.warm_up_steps >= WARM_UP_STEPS
+        as_made = self.prompts is None and self.warm_up_steps >= WARM_UP_STEPS
         return as_made and self.steps >= self.model.least_steps
 
     @property
@@ -117,7 +115,6 @@ def demo_toml(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask
         learning_rate=options.model.learning_rate,
         transport=_toml(options.model.transport),
         checkpoint_every=options.model.checkpoint_every,
-        shuffle_rewards=_toml(options.shuffle_rewards),
     )
 
 

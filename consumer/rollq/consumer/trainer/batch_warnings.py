@@ -11,18 +11,21 @@ from rollq.consumer.batches.batch import Batch
 from rollq.consumer.objective.policy_loss import ABSENT_REMEDY
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer.changed_numbers import LEAST_SHARE
+from rollq.consumer.trainer.observers import Observer, Update
 
 log = logging.getLogger(__name__)
 
 
-class BatchWarnings:
+class BatchWarnings(Observer):
     """Logs faults of batches that do not stop the trainer."""
 
-    def __init__(self, settings: TrainerSettings) -> None:
+    def __init__(self, settings: TrainerSettings, *, on: bool = True) -> None:
+        """Without `on`, only the samples of the rank's own share are looked at."""
+        self._on = on
         self._settings = settings
         self._log_once = LogOnce(log)
 
-    def look_at(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch) -> None:
         """Warn about samples of which nothing, or something wrong, is learned."""
         if truncation := find_truncation(batch):
             self._log_once.warning("truncation", "%s", truncation)
@@ -37,7 +40,14 @@ class BatchWarnings:
                 task,
             )
 
-    def changed(self, step: int, share: float, *, learning_rate: float, gradient_norm: float) -> None:
+    def on_update(self, update: Update) -> None:
+        """Warn about tokens that were left out, and about weights that hardly change."""
+        if self._on:
+            step = update.batch.step
+            self._left_out(step, update.metrics.loss.left_out)
+            self._changed(step, update.changed, learning_rate=update.learning_rate, gradient_norm=update.norms[0])
+
+    def _changed(self, step: int, share: float, *, learning_rate: float, gradient_norm: float) -> None:
         """Warn about a step that has changed fewer than `LEAST_SHARE` of the numbers that are trained."""
         if share >= LEAST_SHARE:
             return
@@ -54,7 +64,7 @@ class BatchWarnings:
             cause,
         )
 
-    def left_out(self, step: int, tokens: Mapping[str, int]) -> None:
+    def _left_out(self, step: int, tokens: Mapping[str, int]) -> None:
         """Warn about the loss tokens, by task, that a step left out for want of logprobs."""
         for task, number in sorted(tokens.items()):
             self._log_once.warning(

@@ -6,12 +6,13 @@ from contextlib import nullcontext
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.errors import ArchiveError
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trackers.trackers import Trackers, check_packages
+from rollq.consumer.trackers.trackers import check_packages
 from rollq.consumer.trainer.learner import start_learner
 from rollq.consumer.trainer.metrics_files import cut
 from rollq.consumer.trainer.output_lock import locked
 from rollq.consumer.trainer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.trainer.recorded_run import RecordedRun, lineage_of
+from rollq.consumer.trainer.reports import reporting
 from rollq.consumer.trainer.trainer import Trainer
 
 
@@ -39,7 +40,7 @@ def _train(archive: Archive, settings: TrainerSettings, ranks: Ranks, seed: int,
     step = 0 if checkpoint is None else checkpoint.step
     client = settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id)
     recorded = RecordedRun(archive, resume_from=step, settings=client, stop=stop)
-    with Trackers(settings, archive.run()[0], recorded.step, seed, on=ranks.is_first) as trackers:
-        if ranks.is_first:
-            cut(settings.output, -1 if checkpoint is None else checkpoint.step)
-        return Trainer(recorded, learner, settings, ranks, seed, stop, trackers).run()
+    if ranks.is_first:
+        cut(settings.output, -1 if checkpoint is None else checkpoint.step)
+    with reporting(recorded, archive.run()[0], settings, ranks, seed) as reports:
+        return Trainer(recorded, learner, settings, ranks, stop, reports).run()

@@ -67,8 +67,7 @@ def is_worth_streaming(times: Sequence[StepTimes]) -> bool:
 
 def may_stream(settings: TrainerSettings) -> bool:
     """Whether nothing in the settings of a trainer needs the whole batch before the first gradient. Pure."""
-    needs_whole = settings.updates_per_batch > 1 or settings.shuffle_rewards
-    return not needs_whole and why_whole(settings.consumer(), settings.loss) is None
+    return settings.updates_per_batch == 1 and why_whole(settings.consumer(), settings.loss) is None
 
 
 class BatchTaker:

@@ -12,17 +12,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidGroup, ServerError
-from rollq.buffer.rules.settings import PayloadSettings
 from rollq.consumer.batches.batch import Batch
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.claims.epoch_start import wait_for_holder
 from rollq.consumer.claims.stream import BatchStream
 from rollq.consumer.consumer import Consumer
@@ -30,17 +27,16 @@ from rollq.consumer.losses.aggregation import averaged_over
 from rollq.consumer.objective.metrics import LossMetrics
 from rollq.consumer.production import describe_production
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trackers.trackers import Trackers, check_packages
-from rollq.consumer.trainer.batch_warnings import BatchWarnings
+from rollq.consumer.trackers.trackers import check_packages
 from rollq.consumer.trainer.changed_numbers import ChangedNumbers
 from rollq.consumer.trainer.checkpoints import save_checkpoint
 from rollq.consumer.trainer.learner import Learner, start_learner
-from rollq.consumer.trainer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
+from rollq.consumer.trainer.metrics_files import cut
+from rollq.consumer.trainer.observers import Observer, Update
 from rollq.consumer.trainer.output_lock import locked
-from rollq.consumer.trainer.progress_bar import progress_bar
 from rollq.consumer.trainer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.trainer.recorded_run import BatchSource
-from rollq.consumer.trainer.recorder import record_batch, record_weights
+from rollq.consumer.trainer.reports import reporting
 from rollq.consumer.trainer.step_metrics import StepMetrics, describe_batch
 from rollq.consumer.trainer.taking import BatchTaker, Taken
 from rollq.consumer.weights.probe import probe_of
@@ -49,77 +45,56 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    url: str,
-    run: str,
+    connection: Connection,
     settings: TrainerSettings,
     *,
-    password: str | None = None,
-    payloads: PayloadSettings | None = None,
-    archive: str | None = None,
     seed: int = 0,
     stop: threading.Event | None = None,
+    observers: Sequence[Observer] = (),
 ) -> int:
     """Train from the newest checkpoint in `settings.output`, or from `settings.model`; returns the last trained step.
 
-    Setting `stop` ends training between two micro-batches, with a checkpoint. Raises `TrainerHeld` while another
-    trainer holds the run, `FencedError` if one has taken over, `ClaimTimeout`, `HistoryGone`, `StoreLost`,
-    `InvalidGroup` for unusable batches or logprobs, `ConfigError` if `settings.output` cannot be created or another
-    trainer uses it.
+    Setting `stop` ends training between two micro-batches, with a checkpoint. `observers` hear what the trainer does,
+    after those that report it. Raises `TrainerHeld` while another trainer holds the run, `FencedError` if one has
+    taken over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` for unusable batches or logprobs,
+    `ConfigError` if `settings.output` cannot be created or another trainer uses it.
     """
     stop = stop or threading.Event()
     check_packages(settings)
     with join_ranks(settings.device) as ranks:
-        check_same(ranks, {**settings.model_dump(mode="json"), "run": run, "seed": seed})
+        check_same(ranks, {**settings.model_dump(mode="json"), "run": connection.run, "seed": seed})
         with locked(settings.output) if ranks.is_first else nullcontext():
             if ranks.is_first:
-                with Buffer.connect(url, run, password=password) as buffer:
+                with connection.buffer() as buffer:
                     wait_for_holder(buffer, settings.consumer(), stop)  # before the model is loaded, which takes long
             ranks.gather(None)
-            return _train(
-                url,
-                run,
-                settings,
-                ranks,
-                password=password,
-                payloads=payloads,
-                archive=archive,
-                seed=seed,
-                stop=stop,
-            )
+            return _train(connection, settings, ranks, seed, stop, observers)
 
 
 def _train(
-    url: str,
-    run: str,
+    connection: Connection,
     settings: TrainerSettings,
     ranks: Ranks,
-    *,
-    password: str | None,
-    payloads: PayloadSettings | None,
-    archive: str | None,
     seed: int,
     stop: threading.Event,
+    observers: Sequence[Observer],
 ) -> int:
     checkpoint, learner = start_learner(settings, seed, ranks)
     if ranks.any(stop.is_set()):
         return 0 if checkpoint is None else checkpoint.step
     consumer = Consumer.connect(
-        url,
-        run=run,
+        connection,
         weights=learner.start_weights(checkpoint),
         resume_from=0 if checkpoint is None else checkpoint.step,
         lineage=None if checkpoint is None else checkpoint.lineage,
         probe=probe_of(learner.model),
         settings=settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id),
-        password=password,
-        payloads=payloads,
-        archive=archive,
         stop=stop,
     )
-    with Trackers(settings, run, consumer.step, seed, on=ranks.is_first) as trackers, consumer:
-        if ranks.is_first:
-            cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the first weights are evaluated again
-        return Trainer(consumer, learner, settings, ranks, seed, stop, trackers, consumer.stream).run()
+    if ranks.is_first:
+        cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the first weights are evaluated again
+    with reporting(consumer, connection.run, settings, ranks, seed) as reports, consumer:
+        return Trainer(consumer, learner, settings, ranks, stop, (*reports, *observers), consumer.stream).run()
 
 
 class Trainer:
@@ -131,21 +106,18 @@ class Trainer:
         learner: Learner,
         settings: TrainerSettings,
         ranks: Ranks,
-        seed: int,
         stop: threading.Event,
-        trackers: Trackers,
+        observers: Sequence[Observer] = (),
         stream: Callable[..., BatchStream] | None = None,
     ) -> None:
         """`stream`: that of a consumer whose batches may be trained while they fill."""
         self._consumer = consumer
         self._ranks = ranks
-        self._trackers = trackers
         self._learner = learner
         self._settings = settings
-        self._seed = seed
         self._stop = stop
+        self._observers = observers
         self._bad_batches = 0
-        self._warnings = BatchWarnings(settings)
         self._trained = self._saved = self._published = consumer.step - 1
         self._taker = BatchTaker(
             consumer, learner, settings, ranks, stop, stream=stream, has_unsaved=lambda: self._trained > self._saved
@@ -155,17 +127,15 @@ class Trainer:
         """Train until the last step or until stopped; returns the last trained step."""
         if self._saved:
             self._consumer.checkpoint(self._saved)  # a crash may have come between saving it and reporting it
-        self._record_weights(self._saved)
+        self._announce_weights(self._saved)
         if self._trained == 0:
             self._evaluate(0)
-        steps = self._settings.steps
-        with progress_bar(steps, self._trained, is_shown=self._ranks.is_first) as self._show:
-            while self._trained < steps:
-                taken = self._take()
-                if taken is None or not self._train(taken):
-                    break
-                if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
-                    self._checkpoint()
+        while self._trained < self._settings.steps:
+            taken = self._take()
+            if taken is None or not self._train(taken):
+                break
+            if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
+                self._checkpoint()
         self._checkpoint_the_rest()
         return self._trained
 
@@ -200,72 +170,94 @@ class Trainer:
         probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # that of a model is computed
         stored_bytes = self._consumer.publish(weights, step=step, probe=probe)
         self._published = step
-        self._record_weights(step)
+        self._announce_weights(step)
         return stored_bytes
 
+    def _announce_weights(self, version: int) -> None:
+        for observer in self._observers:
+            observer.on_publish(self._consumer.epoch, version, self._learner.model)
+
     def _evaluate(self, step: int) -> None:
-        """Evaluate the live weights if it is time, and append the metrics to `EVALUATIONS_FILE`."""
+        """Evaluate the live weights if it is time."""
         settings = self._settings
         if not settings.evaluate_every or step % settings.evaluate_every:
             return
         metrics = self._consumer.evaluate(timeout_s=settings.evaluation_timeout_s, detailed=True)
         if metrics:
             line = {"step": step, "version": self._published, "time_s": time.time(), **metrics}
-            append(settings.output, EVALUATIONS_FILE, line)
-            self._trackers.log_evaluation(line)
-            log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+            for observer in self._observers:
+                observer.on_evaluation(line)
 
     def _train(self, taken: Taken) -> bool:
         """Train one step, without its checkpoint. False if stopped: the batch stays claimed and is returned again."""
-        consumer, learner, batch, metrics = self._consumer, self._learner, taken.batch, taken.metrics
-        arrived_s = time.monotonic()
-        self._warnings.look_at(batch)
-        norms = list[float]()
-        if taken.parts:
-            self._apply(batch, metrics, norms)
-        elif not self._update(batch, metrics, norms):
+        batch, began_s = taken.batch, time.monotonic()
+        for observer in self._observers:
+            observer.on_batch(batch)
+        norms = self._learn(taken)
+        if norms is None:
             return False
         if not norms:
             self._quarantine(batch)
             return True
-        found, changed = StepMetrics.gather(batch, metrics, self._ranks), self._before.share(self._ranks)
-        rate = learner.learning_rate(batch.step)
-        if self._ranks.is_first:
-            self._warnings.left_out(batch.step, found.loss.left_out)
-            self._warnings.changed(batch.step, changed, learning_rate=rate, gradient_norm=norms[0])
         self._bad_batches = 0
+        update = self._updated(taken, norms)
         trained_s = time.monotonic()
-        if self._settings.record_dir is not None and self._ranks.is_first:
-            record_batch(self._settings.record_dir, batch)
-        consumer.annotate(batch, *metrics.of_tokens())
-        is_due = self._ranks.lead(lambda: batch.step % consumer.sync_weights_interval == 0)
+        for observer in self._observers:
+            observer.on_update(update)
+        is_due = self._ranks.lead(lambda: batch.step % self._consumer.sync_weights_interval == 0)
         weights_bytes = self._publish(batch.step) if is_due else 0
-        consumer.commit(batch)
+        self._consumer.commit(batch)
         self._trained = batch.step
-        train_s = taken.train_s + trained_s - arrived_s
+        train_s, publish_s = taken.train_s + trained_s - began_s, time.monotonic() - trained_s
         self._taker.note(taken, train_s)
-        seconds = {"wait_s": taken.wait_s, "train_s": train_s, "publish_s": time.monotonic() - trained_s}
         if self._ranks.is_first:
-            produced = {task: describe_production(made) for task, made in consumer.take_production().items()}
-            self._report(
-                {
-                    **describe_batch(batch),
-                    "replayed": batch.step <= consumer.replayed_through,
-                    **found.result(),
-                    "gradient_norm": sum(norms) / len(norms),
-                    "learning_rate": rate,
-                    "changed": changed,
-                    **({"updates": len(norms)} if self._settings.updates_per_batch > 1 else {}),
-                    **seconds,
-                    "idle": taken.wait_s / sum(seconds.values()),
-                    **({"streamed_parts": taken.parts, "fill_s": taken.fill_s} if taken.parts else {}),
-                    "weights_bytes": weights_bytes,
-                    "produced": produced,
-                },
-                batch,
-            )
+            seconds = {"wait_s": taken.wait_s, "train_s": train_s, "publish_s": publish_s}
+            line = self._describe(update, taken, seconds, weights_bytes)
+            for observer in self._observers:
+                observer.on_step(line, batch)
         self._evaluate(batch.step)
         return True
+
+    def _learn(self, taken: Taken) -> list[float] | None:
+        """Update the weights by a batch, and return the norms of the gradients: none if the first is not finite. None
+        if stopped before."""
+        norms = list[float]()
+        if taken.parts:
+            self._apply(taken.batch, taken.metrics, norms)
+            return norms
+        return norms if self._update(taken.batch, taken.metrics, norms) else None
+
+    def _updated(self, taken: Taken, norms: list[float]) -> Update:
+        return Update(
+            batch=taken.batch,
+            own=taken.metrics,
+            metrics=StepMetrics.gather(taken.batch, taken.metrics, self._ranks),
+            norms=norms,
+            changed=self._before.share(self._ranks),
+            learning_rate=self._learner.learning_rate(taken.batch.step),
+        )
+
+    def _describe(
+        self, update: Update, taken: Taken, seconds: Mapping[str, float], weights_bytes: int
+    ) -> dict[str, Any]:
+        """The line of metrics of a step."""
+        batch, total_s = update.batch, sum(seconds.values())
+        produced = self._consumer.take_production()
+        line = {
+            **describe_batch(batch),
+            "replayed": batch.step <= self._consumer.replayed_through,
+            **update.metrics.result(),
+            "gradient_norm": sum(update.norms) / len(update.norms),
+            "learning_rate": update.learning_rate,
+            "changed": update.changed,
+            **({"updates": len(update.norms)} if self._settings.updates_per_batch > 1 else {}),
+            **seconds,
+            "idle": taken.wait_s / total_s,
+            **({"streamed_parts": taken.parts, "fill_s": taken.fill_s} if taken.parts else {}),
+            "weights_bytes": weights_bytes,
+            "produced": {task: describe_production(production) for task, production in produced.items()},
+        }
+        return {**line, "tokens_per_s": line["tokens"] / total_s}
 
     def _update(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
         """Apply the gradients of the batch's parts until one is not finite, and add their norms to `norms`.
@@ -274,7 +266,7 @@ class Trainer:
         stopped before the first update.
         """
         total, weights = 0.0, 0
-        for part, old_logprobs in self._learner.parts(self._shuffled(batch)):
+        for part, old_logprobs in self._learner.parts(batch):
             # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
             stop = threading.Event() if norms else self._stop
             self._learner.begin()
@@ -292,7 +284,7 @@ class Trainer:
         """Apply the gradients, and add their norm to `norms`; False, without an update, if they are not finite."""
         is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
         if is_finite and not norms:
-            self._verify(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
+            self._check_mismatch(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
             self._before = ChangedNumbers(self._learner.model)
         norm = self._learner.update(batch.step) if is_finite else None
         if norm is None:
@@ -302,21 +294,7 @@ class Trainer:
         norms.append(norm)
         return True
 
-    def _shuffled(self, batch: Batch) -> Batch:
-        """The batch to learn from; with `shuffle_rewards`, the rewards of its valid samples are permuted."""
-        if not self._settings.shuffle_rewards:
-            return batch
-        rewards = batch.rewards.copy()
-        rewards[batch.valid] = np.random.default_rng([self._seed, batch.step]).permutation(rewards[batch.valid])
-        return batch.with_rewards(rewards)
-
-    def _verify(self, step: int, metrics: StepMetrics) -> None:
-        limit, error = self._settings.verify_logprobs, metrics.loss.on_policy_error
-        if limit is not None and error > limit:
-            raise InvalidGroup(
-                f"step {step}: logprobs of staleness 0 differ by up to {error:.2g} from the "
-                f"engine's, more than verify_logprobs = {limit!r}: weights, temperature or masks differ"
-            )
+    def _check_mismatch(self, step: int, metrics: StepMetrics) -> None:
         total, most = metrics.mismatch.total(), self._settings.max_mismatch
         if total is not None and most is not None and total.mean > most:
             workers = metrics.mismatch.by()["worker"]
@@ -363,34 +341,3 @@ class Trainer:
             if not self._stop.is_set():
                 raise
             log.warning("the checkpoint of step %d will be reported at the next start: %s", self._saved, error)
-
-    def _record_weights(self, version: int) -> None:
-        if (folder := self._settings.record_dir) is not None:
-            self._ranks.gather(None)  # rank 0 may have waited for the server, and NCCL does not wait for long
-            epoch, learner = self._consumer.epoch, self._learner
-            record_weights(
-                folder,
-                epoch,
-                version,
-                learner.model,
-                self._settings.model,
-                max_file_bytes=self._settings.max_file_bytes,
-                rank=self._ranks.rank,
-                dtype=self._settings.consumer().publish_dtype,
-            )
-
-    def _report(self, line: dict[str, Any], batch: Batch) -> None:
-        if lost := self._trackers.lost:
-            line["trackers"] = lost
-        line["tokens_per_s"] = line["tokens"] / sum(line[name] for name in ("wait_s", "train_s", "publish_s"))
-        append(self._settings.output, METRICS_FILE, line)
-        self._show(line["step"], line["reward"], line["tokens_per_s"])
-        self._consumer.report(line)
-        failed = int((~batch.valid).sum())
-        left_out = f", {failed} of {len(batch.valid)} samples have failed" if failed else ""
-        log.info(
-            "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
-            "trained %(train_s).2f s, published %(publish_s).2f s%(left_out)s",
-            line | {"left_out": left_out},
-        )
-        self._trackers.log_step(line, batch)

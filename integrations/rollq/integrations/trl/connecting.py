@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollq.buffer.rules.settings import PayloadSettings
-from rollq.consumer import Consumer, ConsumerSettings
+from rollq.consumer import Connection, Consumer, ConsumerSettings
 from rollq.consumer.trainer.ranks import Ranks
 from rollq.integrations.trl.checkpoints import newest_checkpoint
 from rollq.integrations.trl.installed import check_installed
@@ -16,19 +15,16 @@ if TYPE_CHECKING:
 
 
 def connect(
-    url: str,
+    place: str | Connection,
     *,
-    run: str,
+    run: str | None = None,
     model: Path | str,
     args: "GRPOConfig",
     settings: ConsumerSettings | None = None,
     batch: Mapping[str, int] | None = None,
-    password: str | None = None,
-    payloads: PayloadSettings | None = None,
-    archive: str | None = None,
     stop: threading.Event | None = None,
 ) -> Consumer:
-    """Take over `run` as its trainer, from the newest complete checkpoint in `args.output_dir`, or from the folder
+    """Take over a run as its trainer, from the newest complete checkpoint in `args.output_dir`, or from the folder
     `model`.
 
     `args` says which rank of how many this process is; those of `settings` are replaced. All ranks call it, and see the
@@ -42,16 +38,13 @@ def connect(
     mine = {"rank": ranks.rank, "world_size": ranks.world_size, "launch_id": ranks.launch_id, "reduction": "mean"}
     given = (settings or ConsumerSettings()).model_dump()
     return Consumer.connect(
-        url,
+        place,
         run=run,
         weights=Path(folder),
         batch=batch,
         resume_from=step,
         lineage=lineage,
         settings=ConsumerSettings.model_validate({**given, **mine}),
-        password=password,
-        payloads=payloads,
-        archive=archive,
         stop=stop,
     )
 

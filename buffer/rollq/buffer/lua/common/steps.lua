@@ -214,7 +214,7 @@ local function file_trained(clock, manifest, step)
     move_batch(clock, ids, 'claimed', 'archived', step)
   end
   local progress = clock.prefix .. 'progress'
-  redis.call('HINCRBY', progress, 'staleness', fields(manifest, 'staleness'))
+  redis.call('HINCRBY', progress, 'staleness', fields(manifest, 'staleness') or 0) -- none without a batch
   local consumed = redis.call('HINCRBY', progress, 'consumed', #ids)
   redis.call('HSET', manifest, 'committed', 1, 'consumed', consumed, 'committed_ms', now_ms())
 end

@@ -1,0 +1,44 @@
+"""Where a run is: its servers, its payloads and its archive."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Self
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import PayloadSettings
+from rollq.buffer.store.connection import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A run on the server or cluster at `url`. Its repr holds no password.
+
+    `payloads`: where large frames of groups are, if not on the servers; the same for every role. `archive`: the url of
+    the run's archive, for annotations.
+    """
+
+    url: str = field(repr=False)
+    run: str
+    password: str | None = field(default=None, repr=False)
+    payloads: PayloadSettings = field(default_factory=PayloadSettings)
+    archive: str | None = None
+
+    @classmethod
+    def to(cls, place: "str | Connection", run: str | None) -> Self:
+        """A connection, or that to `run` at a URL. Raises `ConfigError` for a URL without a run, or the reverse."""
+        if isinstance(place, cls):
+            if run is not None:
+                raise ConfigError(f"run = {run!r}: the connection names the run {place.run!r} already; leave it out")
+            return place
+        if run is None:
+            raise ConfigError("run is missing: name the run on this server")
+        return cls(str(place), run)
+
+    def buffer(self, stop: threading.Event | None = None) -> Buffer:
+        """Open the run's buffer. Setting `stop` ends its waits for the server, and so does closing it.
+
+        Raises `ServerUnavailable`, `ServerRefused`, and `ConfigError` for an invalid run name or place of payloads.
+        """
+        patience = Patience(closed=stop or threading.Event())
+        return Buffer.connect(self.url, self.run, password=self.password, patience=patience, payloads=self.payloads)

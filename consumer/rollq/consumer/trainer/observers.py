@@ -1,0 +1,50 @@
+"""The events of a trainer, and its observers, such as those that warn, record and report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollq.consumer.batches.batch import Batch
+from rollq.consumer.objective.metrics import LossMetrics
+from rollq.consumer.trainer.step_metrics import StepMetrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The weights have learned from a batch. Neither is published or committed yet.
+
+    `own`: metrics of this rank's share, `metrics` of all ranks. `norms`: of the gradient, for each optimizer step.
+    `changed`: the share of the trained numbers that differ from before.
+    """
+
+    batch: Batch
+    own: LossMetrics
+    metrics: StepMetrics
+    norms: Sequence[float]
+    changed: float
+    learning_rate: float
+
+
+class Observer:
+    """Hears what a trainer does. A method that is not overridden does nothing; what one raises stops training.
+
+    All ranks call the first three, at the same places of a step. The others are called on rank 0.
+    """
+
+    def on_batch(self, batch: Batch) -> None:
+        """A batch has come, and is trained next."""
+
+    def on_update(self, update: Update) -> None:
+        """The weights have learned from a batch."""
+
+    def on_publish(self, epoch: int, version: int, model: "PreTrainedModel") -> None:
+        """The weights of `model` are live as `version`; called for those of the start too."""
+
+    def on_step(self, line: Mapping[str, Any], batch: Batch) -> None:
+        """A step is committed. `line`: its metrics."""
+
+    def on_evaluation(self, line: Mapping[str, Any]) -> None:
+        """The live weights were evaluated."""
