@@ -8,7 +8,7 @@ from rollq.buffer.calls.replies import LastError, Unusable
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.status.diagnosis import State, diagnose
+from rollq.monitor.status.diagnosis import RULES, State, diagnose
 from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.trainer_words import MOST_ERROR
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
@@ -431,3 +431,11 @@ def test_a_few_failed_groups_at_the_start_are_not_a_failure() -> None:
     few = task_status(outcomes=3, kept=0, progress={"failed": 3.0})
     assert diagnose(run_status(few)).state is State.TRAINING
     assert diagnose(run_status(replace(few, outcomes=4))).state is State.FAILING
+
+
+def test_states_are_tried_in_an_order_in_which_each_explains_those_after_it() -> None:
+    assert [rule.state for rule in RULES] == [
+        State.STARTING, State.FINISHED, State.MEMORY_FULL, State.FAILING, State.TRAINER_GONE, State.TRAINER_GONE,
+        State.STOPPED, State.PAUSED, State.FAILING, State.TRAINING, State.PAUSED, State.STARVING,
+    ]  # fmt: skip
+    assert {rule.state for rule in RULES} == set(State)

@@ -1,0 +1,264 @@
+"""Facts about the production of a run, each with what to do about it. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
+from rollq.monitor.status.imbalance import imbalance
+from rollq.monitor.status.prompt_rows import PromptRows, reasons
+from rollq.monitor.status.read import SILENT_PRODUCER_S, RunStatus, TaskStatus
+from rollq.monitor.status.trainer_words import shortened
+from rollq.monitor.text.units import count, seconds_in_words
+
+LEAST_OUTCOMES = 4
+"""Finished groups from which on none worth training is a failure, and not chance."""
+LONG_WAIT_S = 5.0
+MOST_UNREWARDED = 0.1
+"""The share of judged samples without a reward from which on a run fails."""
+_RESTING = ("paused", "draining")
+"""States of workers that take no groups, by order of an operator."""
+
+
+class Fact(NamedTuple):
+    """A part of the sentence, and what to do about it; a fact without words only asks for the remedy."""
+
+    sentence: str
+    remedy: str = ""
+
+
+def sentences(facts: Iterable[Fact]) -> list[str]:
+    """The words of facts."""
+    return [fact.sentence for fact in facts if fact.sentence]
+
+
+def remedies_of(facts: Iterable[Fact]) -> list[str]:
+    """The remedies that facts ask for, in their order."""
+    return [fact.remedy for fact in facts if fact.remedy]
+
+
+def trainer_of(run: RunStatus) -> TrainerState:
+    """The trainer of a run that has one."""
+    assert run.trainer is not None
+    return run.trainer
+
+
+def trained(run: RunStatus) -> list[TaskStatus]:
+    """The tasks that are trained."""
+    return [task for task in run.tasks if task.is_trained]
+
+
+def sampled(run: RunStatus) -> list[TaskStatus]:
+    """The trained tasks whose groups workers make."""
+    return [task for task in trained(run) if task.is_sampled]
+
+
+def unrewarded(run: RunStatus) -> list[Fact]:
+    """That judges fail for too many samples, and how; empty if they do not."""
+    shares = {name: report.get("unrewarded") or 0.0 for name, report in run.alive_workers.items()}
+    share = sum(shares.values()) / len(shares) if shares else 0.0
+    if share < MOST_UNREWARDED:
+        return []
+    error = run.alive_workers[max(shares, key=shares.__getitem__)].get("judge_error") or ""
+    return [
+        Fact(
+            f"the judges failed for {share:.0%} of the samples of the last minute, the last one with "
+            f"{shortened(error)}",
+            "mend the judge, or what it depends on, and restart every worker: samples that it fails for are left out, "
+            'and the others of their groups trained alone; on_judge_error = "zero" counts them as wrong instead',
+        )
+    ]
+
+
+def failures(run: RunStatus) -> list[str]:
+    """How production of trained tasks fails."""
+    return [failure for task in trained(run) if (failure := _failure(task))]
+
+
+def _failure(task: TaskStatus) -> str:
+    """How production of a task fails; empty if it does not."""
+    if task.control == "stopped":
+        return f"production of task {task.task} has stopped: {shortened(task.control_reason)}"
+    if task.outcomes < LEAST_OUTCOMES or task.kept or task.control == "pause":
+        return ""
+    failed, filtered = (int(task.progress.get(name, 0)) for name in ("failed", "filtered"))
+    facts = f"none of the last {task.outcomes} groups of task {task.task} is worth training"
+    counts = f"{failed} have failed and {filtered} were filtered out so far"
+    last = f", the last one with {shortened(task.last_error.text)}" if task.last_error else ""
+    return f"{facts}: {counts}{last}"
+
+
+def empty_tasks(run: RunStatus) -> Iterator[Fact]:
+    """Tasks without workers that a trainer waits for."""
+    trainer = trainer_of(run)
+    for task in trained(run):
+        if task.offline and trainer.phase is TrainerPhase.WAITING and task.ready < task.batch_groups:
+            yield Fact(
+                f"task {task.task} is filled by imports alone",
+                f"import more into task {task.task}: `rollq import`; or take it out of this batch: `rollq retire "
+                f"{task.task} --from-step {trainer.step}`",
+            )
+
+
+def production(run: RunStatus) -> Iterator[Fact]:
+    """Who makes the groups of sampled tasks, and what holds production back."""
+    if tasks := sampled(run):
+        yield from map(Fact, _held(tasks))
+        for task in tasks:
+            yield from _schedule(run, task, tasks)
+        for name in run.alive_workers:
+            yield from _faults(run, name)
+        yield from _capacity(run, tasks)
+
+
+def _held(tasks: Sequence[TaskStatus]) -> Iterator[str]:
+    held = [task for task in tasks if is_held(task) and not task.groups(Status.PENDING)]
+    for version in sorted({task.next_version for task in held}):
+        names = ", ".join(task.task for task in held if task.next_version == version)
+        of = f" of task {names}" if len(held) < len(tasks) else ""
+        yield f"production{of} is held by the staleness bound until version {version} is published"
+
+
+def _schedule(run: RunStatus, task: TaskStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
+    """That the production of a task has ended, or schedules nothing though the trainer waits."""
+    if task.control == "done":
+        yield Fact(f"production of task {task.task} has ended: {task.control_reason}")
+        return
+    is_idle = not _groups(tasks, Status.RUNNING) and not _groups(tasks, Status.PENDING)
+    should_produce = run.alive_workers and _is_produced(task) and not is_held(task)
+    if is_idle and should_produce and _has_waited(run):
+        yield Fact(
+            f"nothing of task {task.task} is scheduled",
+            f"look at the producer's log: does it find prompts of task {task.task}?",
+        )
+
+
+def _faults(run: RunStatus, name: str) -> Iterator[Fact]:
+    """Faults that a worker reports."""
+    report = run.alive_workers[name]
+    if why := report.get("refused_weights"):
+        yield Fact(f"worker {name} refuses the weights: {shortened(why)}")
+    if place := report.get("blocked_by"):
+        yield Fact(
+            f"worker {name} is blocked by {place}",
+            "make that function a plain one, which runs in a thread, or let it await what it waits for",
+        )
+    if hanging := report.get("hanging_calls"):
+        yield Fact(
+            f"{count(hanging, 'call')} of judges hang on worker {name}",
+            "set isolate_judge = true: then a call that takes too long is killed",
+        )
+
+
+def _capacity(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
+    """Whether workers make groups, and if not, why."""
+    running, pending = _groups(tasks, Status.RUNNING), _groups(tasks, Status.PENDING)
+    if not run.alive_workers:
+        yield from map(Fact, ["no worker is alive", *_pending(tasks)])
+    elif len(resting(run)) == len(run.alive_workers):
+        yield from _all_resting(run, tasks)
+    elif running:
+        yield Fact(f"{count(running, 'group')} in generation on {count(len(run.alive_workers), 'worker')}")
+        if uneven := imbalance(run):
+            yield Fact(
+                uneven,
+                "look at the log of an idle worker: are its weights, its tasks and its release those of the others?",
+            )
+    elif pending:
+        yield Fact(f"no worker takes the {pending} pending groups: all workers are idle")
+    else:
+        yield Fact("all workers are idle")
+
+
+def _all_resting(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
+    states = resting(run)
+    first = next(iter(states))
+    who = f"the only worker is {states[first]}" if len(states) == 1 else "all workers are paused or draining"
+    name = first if len(states) == 1 else "NAME"
+    yield Fact(who, f"if this is no longer wanted: `rollq resume --worker {name}`")
+    yield from map(Fact, _pending(tasks))
+
+
+def _groups(tasks: Iterable[TaskStatus], status: Status) -> int:
+    return sum(task.groups(status) for task in tasks)
+
+
+def _pending(tasks: Sequence[TaskStatus]) -> list[str]:
+    pending = _groups(tasks, Status.PENDING)
+    names = ", ".join(task.task for task in tasks if task.groups(Status.PENDING))
+    return [f"{count(pending, 'group')} of task {names} {'is' if pending == 1 else 'are'} pending"] if pending else []
+
+
+def resting(run: RunStatus) -> dict[str, str]:
+    """The workers that take no groups by order of an operator, with their states."""
+    return {name: report["state"] for name, report in run.alive_workers.items() if report.get("state") in _RESTING}
+
+
+def is_held(task: TaskStatus) -> bool:
+    """Whether the staleness bound holds production back: all groups that it allows are trained or on their way."""
+    return task.control == "run" and task.scheduled >= task.limit
+
+
+def unproduced(run: RunStatus) -> list[str]:
+    """That nobody produces, where somebody should."""
+    silent = [task for task in run.tasks if task.is_sampled and not _is_produced(task)]
+    ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
+    since = f" for {seconds_in_words(min(ages))}" if ages else ""
+    if not silent:
+        return []
+    return [f"nobody produces{since}", *(_unusable(task) for task in run.tasks if task.unusable)]
+
+
+def _unusable(task: TaskStatus) -> str:
+    """That rows of a task's prompts are unusable: when too many are, its producer does not run."""
+    rows = PromptRows.counted(task.progress)
+    read = f" of {count(rows.read, 'row')} that {'was' if rows.read == 1 else 'were'} read" if rows else ""
+    unusable = sum(kind.rows for kind in task.unusable.values())
+    return f"{unusable}{read} of task {task.task} {'is' if unusable == 1 else 'are'} unusable: {reasons(task.unusable)}"
+
+
+def warnings(run: RunStatus) -> list[Fact]:
+    """Faults that do not hold the run up, or not yet."""
+    return [*map(Fact, _lost_workers(run)), *map(Fact, _doubts(run)), *_archive(run), *map(Fact, _failing_groups(run))]
+
+
+def _lost_workers(run: RunStatus) -> Iterator[str]:
+    for condition in ("silent", "dead"):
+        if names := [name for name, report in run.workers.items() if report["condition"] == condition]:
+            yield f"{count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {condition}"
+
+
+def _doubts(run: RunStatus) -> Iterator[str]:
+    if doubts := sorted({doubt for report in run.alive_workers.values() if (doubt := report.get("judge_doubt"))}):
+        yield shortened("; ".join(doubts))
+
+
+def _archive(run: RunStatus) -> Iterator[Fact]:
+    troubles = sorted({task.archive_trouble for task in run.tasks if task.archive_trouble})
+    if troubles:
+        yield Fact(f"the archiver waits: {shortened('; '.join(troubles))}")
+    is_said = run.trainer is not None and bool(run.trainer.unarchived)
+    is_late = any(task.groups(Status.LEAVING) > 2 * task.batch_groups for task in run.tasks)
+    if is_late and not is_said:
+        yield Fact(f"{count(_groups(run.tasks, Status.LEAVING), 'group')} wait for the archive")
+    is_missing = not troubles and not any(task.archives for task in run.tasks)
+    if (is_late or is_said) and is_missing:
+        yield Fact("", "start the archiver: `rollq archive`")
+
+
+def _failing_groups(run: RunStatus) -> Iterator[str]:
+    for task in run.tasks:
+        if task.last_error and task.rates and task.rates.failed:
+            yield f"groups of task {task.task} fail, the last one with {shortened(task.last_error.text)}"
+
+
+def _is_produced(task: TaskStatus) -> bool:
+    return task.producer_silent_s is not None and task.producer_silent_s <= SILENT_PRODUCER_S
+
+
+def _has_waited(run: RunStatus) -> bool:
+    """Whether the trainer waits for groups, and for longer than production needs to notice."""
+    trainer = run.trainer
+    if trainer is None or trainer.unarchived:  # then production may wait for the archive, too
+        return False
+    return trainer.phase is TrainerPhase.WAITING and trainer.for_s > LONG_WAIT_S
