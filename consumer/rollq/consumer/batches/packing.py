@@ -113,25 +113,18 @@ def plan_micro_batches(
     Raises `ConfigError` if a single sequence is longer than `max_tokens`, or a sample with `whole_samples`; and if
     more than `count` micro-batches are needed.
     """
-    longest = max(range(len(lengths)), key=lengths.__getitem__, default=None)
-    if longest is not None and lengths[longest] > max_tokens:
-        raise ConfigError(
-            f"sequence {longest} has {lengths[longest]} tokens, more than max_tokens={max_tokens!r} of a micro-batch: "
-            f"raise max_tokens to at least {lengths[longest]}, or generate shorter samples"
-        )
+    _check_lengths(lengths, max_tokens)
     ranked = []
     for share in shares:
         units: list[list[int]] = []
         for unit in _units(share, samples):
-            if (tokens := _tokens(unit, lengths, padded)) <= max_tokens:
-                units.append(unit)
-            elif whole_samples:
+            tokens = _tokens(unit, lengths, padded)
+            if tokens > max_tokens and whole_samples:
                 raise ConfigError(
                     f"sample {samples[unit[0]]} has {len(unit)} segments of {tokens} tokens together, more than "
                     f"max_tokens={max_tokens!r} of a micro-batch: raise max_tokens to at least {tokens}"
                 )
-            else:
-                units += [[sequence] for sequence in unit]
+            units += [unit] if tokens <= max_tokens else [[sequence] for sequence in unit]
         ranked.append(_fill(units, lengths, max_tokens, padded))
     needed = max(1, *(len(bins) for bins in ranked))
     if count is not None and needed > count:
@@ -143,6 +136,16 @@ def plan_micro_batches(
         [[sequence for unit in units for sequence in unit] for units in _split_to(bins, count or needed)]
         for bins in ranked
     ]
+
+
+def _check_lengths(lengths: Sequence[int], max_tokens: int) -> None:
+    """Raise `ConfigError` for a sequence that is longer than `max_tokens`."""
+    longest = max(range(len(lengths)), key=lengths.__getitem__, default=None)
+    if longest is not None and lengths[longest] > max_tokens:
+        raise ConfigError(
+            f"sequence {longest} has {lengths[longest]} tokens, more than max_tokens={max_tokens!r} of a micro-batch: "
+            f"raise max_tokens to at least {lengths[longest]}, or generate shorter samples"
+        )
 
 
 def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int]:

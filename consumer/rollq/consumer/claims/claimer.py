@@ -57,12 +57,8 @@ class BatchSizes:
                 f"batch {dict(fixed or {})!r}: run {buffer.run!r} has the tasks {list(rules)!r}; a producer registers "
                 "them"
             )
-        for name in rules:
-            task, _, count = shard_of(name)
-            if (known := len(shards_among(rules, task))) < count:
-                raise ConfigError(
-                    f"task {task!r}: {known} of its {count} shards exist; a producer registers them: try again"
-                )
+        _check_all_shards(rules)
+        sizes: dict[str, int] = {}
         for task, size in (fixed or {}).items():
             produced = _fewest_groups([rules[shard] for shard in shards[task]], next_step)
             if size > produced:
@@ -70,14 +66,8 @@ class BatchSizes:
                     f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are "
                     "produced for each step"
                 )
-        return cls(
-            rules,
-            {
-                shard: part
-                for task, size in (fixed or {}).items()
-                for shard, part in zip(shards[task], split(size, len(shards[task])), strict=True)
-            },
-        )
+            sizes |= zip(shards[task], split(size, len(shards[task])), strict=True)
+        return cls(rules, sizes)
 
     def refresh(self, buffer: TrainerBuffer) -> None:
         """Read the rules again: they may have changed, and tasks may have been added, as soon as all shards exist."""
@@ -92,6 +82,16 @@ class BatchSizes:
         return self._fixed or {
             task: groups_at(rules.batch_groups, rules.schedule, step) for task, rules in self.rules.items()
         }
+
+
+def _check_all_shards(rules: Mapping[str, TaskRules]) -> None:
+    """Raise `ConfigError` for a task of which shards are missing."""
+    for name in rules:
+        task, _, count = shard_of(name)
+        if (present := len(shards_among(rules, task))) < count:
+            raise ConfigError(
+                f"task {task!r}: {present} of its {count} shards exist; a producer registers them: try again"
+            )
 
 
 def _fewest_groups(shards: Sequence[TaskRules], next_step: int) -> int:
@@ -171,6 +171,7 @@ class BatchClaimer:
             self._events, stop=self._stop, timeout_s=self._timeout_s, explain=lambda: self._explain(shortfall)
         )
         deadline_s = time.monotonic() + RELEASE_S
+        # An event or a timer ends each pause; only the claim itself says whether the batch is there.
         for _ in waiter:
             outcome = ask()
             if isinstance(outcome, Claimed):
@@ -178,7 +179,8 @@ class BatchClaimer:
             shortfall = outcome
             self._short(shortfall)
             if self._is_planned_otherwise(shortfall):
-                continue
+                continue  # with other sizes now: what lacks by the old ones says nothing
+            # nothing is wanted of a rank that has given the batch up: it waits until rank 0 releases it, too
             if not shortfall.wanted and time.monotonic() > deadline_s:
                 raise ClaimTimeout(
                     f"this rank has given up the batch of step {step}, and rank 0 has not for {RELEASE_S:g} s: restart "

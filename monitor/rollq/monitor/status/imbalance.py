@@ -4,6 +4,9 @@ At the end of a batch workers are idle because few groups are left, and just aft
 take some. Neither is said: most of a batch must be left, and an idle worker must have been so for a while.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.monitor.status.read import RunStatus
@@ -26,17 +29,21 @@ def imbalance(run: RunStatus) -> str:
     if not is_waiting or under_way <= LEAST_PART * batch:
         return ""
     serving = {name: report for name, report in run.alive_workers.items() if report.get("state") == "serving"}
-    idle = [
-        name
-        for name, report in serving.items()
-        if not report.get("in_flight") and (report.get("idle_s") or 0.0) >= LEAST_IDLE_S
-    ]
-    held = {name: int(report.get("in_flight") or 0) for name, report in serving.items()}
-    enough = max(2.0, OVERLOADED * under_way / len(serving)) if serving else 0.0
-    holders = sorted((name for name in held if held[name] >= enough), key=lambda name: (-held[name], name))
-    if not idle or not holders:
+    idle = sum(map(_is_idle, serving.values()))
+    if not idle:
         return ""
+    held = {name: int(report.get("in_flight") or 0) for name, report in serving.items()}
+    enough = max(2.0, OVERLOADED * under_way / len(serving))
+    holders = sorted((name for name in held if held[name] >= enough), key=lambda name: (-held[name], name))
+    return _sentence(held, holders, idle, under_way) if holders else ""
+
+
+def _is_idle(report: Mapping[str, Any]) -> bool:
+    return not report.get("in_flight") and (report.get("idle_s") or 0.0) >= LEAST_IDLE_S
+
+
+def _sentence(held: Mapping[str, int], holders: Sequence[str], idle: int, under_way: int) -> str:
     who = " and ".join(holders) if len(holders) <= MOST_NAMED else count(len(holders), "worker")
     verb = "holds" if len(holders) == 1 else "hold"
     holding = sum(held[name] for name in holders)
-    return f"{len(idle)} of {count(len(serving), 'worker')} idle while {who} {verb} {holding} of {under_way} groups"
+    return f"{idle} of {count(len(held), 'worker')} idle while {who} {verb} {holding} of {under_way} groups"

@@ -178,7 +178,21 @@ def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]
     """
     if trainer is None or trainer.has_ended:
         return trainer
-    batched, phase = [task for task in tasks if task.is_trained], trainer.phase
+    batched = [task for task in tasks if task.is_trained]
+    if moved := _moved_on(trainer, batched):
+        return moved
+    if trainer.phase is not TrainerPhase.WAITING or trainer.silent_s > SILENT_TRAINER_S:
+        return trainer
+    ready = {task.task: task.ready for task in batched}
+    lacking = {task: wanted for task, wanted in trainer.wanted.items() if ready.get(task, 0) < wanted}
+    if trainer.wanted and not lacking and not trainer.stragglers and not trainer.unarchived:
+        return replace(trainer, phase=TrainerPhase.TRAINING, for_s=trainer.silent_s)
+    return replace(trainer, ready=ready, wanted=lacking)
+
+
+def _moved_on(trainer: TrainerState, batched: Sequence[TaskStatus]) -> TrainerState | None:
+    """The state of a trainer whose tasks are further than its last word; None if they are not."""
+    phase = trainer.phase
     step = max((task.step for task in batched), default=trainer.step)
     has_batch = any(task.groups(Status.CLAIMED) for task in batched if task.step == step)
     is_before = phase in (None, TrainerPhase.STARTING, TrainerPhase.WAITING, TrainerPhase.COMMITTED)
@@ -186,13 +200,7 @@ def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]
     if (phase and trainer.step < least) or (has_batch and is_before):
         now, at = (TrainerPhase.TRAINING, step) if has_batch else (TrainerPhase.COMMITTED, step - 1)
         return replace(trainer, phase=now, step=at, for_s=trainer.silent_s)
-    if phase is not TrainerPhase.WAITING or trainer.silent_s > SILENT_TRAINER_S:
-        return trainer
-    ready = {task.task: task.ready for task in batched}
-    lacking = {task: wanted for task, wanted in trainer.wanted.items() if ready.get(task, 0) < wanted}
-    if trainer.wanted and not lacking and not trainer.stragglers and not trainer.unarchived:
-        return replace(trainer, phase=TrainerPhase.TRAINING, for_s=trainer.silent_s)
-    return replace(trainer, ready=ready, wanted=lacking)
+    return None
 
 
 def condition(age_s: float) -> str:

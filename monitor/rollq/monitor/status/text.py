@@ -168,9 +168,7 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     if any(task.dropped.values()):
         lines.append("so far: " + ", ".join(f"{count(n, 'group')} {reason}" for reason, n in task.dropped.items() if n))
     if task.bytes or fullness.is_full:
-        parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
-        kept = "; archived ones are trained, and stay until a checkpoint" if Status.ARCHIVED in task.bytes else ""
-        lines.append(f"samples take {in_words(sum(task.bytes.values()))}" + (f" ({parts}{kept})" if parts else ""))
+        lines.append(_samples_line(task))
     if task.is_retired:
         lines.append(f"retired: no batch takes groups of it; `rollq set {task.task} batch_groups=N` brings it back")
     if task.control != "run":
@@ -181,19 +179,39 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     return [f"{task.task}: {line}" for line in lines]
 
 
+def _samples_line(task: TaskStatus) -> str:
+    """The bytes that samples take, by status."""
+    parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
+    archived = "; archived ones are trained, and stay until a checkpoint" if Status.ARCHIVED in task.bytes else ""
+    return f"samples take {in_words(sum(task.bytes.values()))}" + (f" ({parts}{archived})" if parts else "")
+
+
 def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
     """The trainer's phase, the times of its steps, its last step with its mismatch with the engines, and its error."""
     if trainer is None:
         return []
-    lasting = seconds_in_words(trainer.for_s)
-    since = f", {lasting} ago" if trainer.has_ended else f" for {lasting}"
-    facts = [f"{trainer.phase or 'no word yet'}, step {trainer.step}{since}"]
-    if not trainer.has_ended and (trainer.silent_s > QUIET_TRAINER_S or is_silent(trainer)):
-        facts = [f"last heard {seconds_in_words(trainer.silent_s)} ago, then {last_work(trainer)}"]
+    facts = [_phase(trainer)]
     if trainer.busy_s is not None:
         waited = seconds_in_words(trainer.waited_s or 0)
         facts.append(f"a step takes {seconds_in_words(trainer.busy_s)} after a wait of {waited}")
-    report = trainer.report or {}
+    facts += _reported(trainer.report or {})
+    name = "trainer" if trainer.trainer_id == "trainer" else f"trainer {trainer.trainer_id}"
+    error = _wrapped(f"{name}'s error: {shortened(trainer.error)}", width) if trainer.error else []
+    return [*_wrapped(f"{name}: " + "; ".join(facts), width), *error]
+
+
+def _phase(trainer: TrainerState) -> str:
+    """The work of a trainer, and since when."""
+    if not trainer.has_ended and (trainer.silent_s > QUIET_TRAINER_S or is_silent(trainer)):
+        return f"last heard {seconds_in_words(trainer.silent_s)} ago, then {last_work(trainer)}"
+    lasting = seconds_in_words(trainer.for_s)
+    since = f", {lasting} ago" if trainer.has_ended else f" for {lasting}"
+    return f"{trainer.phase or 'no word yet'}, step {trainer.step}{since}"
+
+
+def _reported(report: Mapping[str, Any]) -> list[str]:
+    """Facts about the last step that a trainer has reported."""
+    facts = []
     if report:
         what = f"trained step {report['step']}" if "step" in report else "reported"
         facts.append(f"{what} {seconds_in_words(report['age_s'])} ago")
@@ -205,9 +223,7 @@ def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
     if isinstance(mismatch, Mapping):
         shown = [f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch]
         facts += [f"mismatch with the engines: {', '.join(shown)}"] if shown else []
-    name = "trainer" if trainer.trainer_id == "trainer" else f"trainer {trainer.trainer_id}"
-    error = _wrapped(f"{name}'s error: {shortened(trainer.error)}", width) if trainer.error else []
-    return [*_wrapped(f"{name}: " + "; ".join(facts), width), *error]
+    return facts
 
 
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
