@@ -31,7 +31,7 @@ class Admission(Sweeping):
         sum of all `SCHEDULED` groups and of the batches of the trained steps. `step` is the train step that the new
         groups are for. Raises `ConfigError` for a task that is offline.
         """
-        self.check_is_sampled(task)
+        self._check_is_sampled(task)
         args = [
             item
             for prompt, after in prompts[:MAX_IDS_PER_CALL]
@@ -104,7 +104,7 @@ class Admission(Sweeping):
         """
         if control is Control.SLEEP:
             raise ConfigError("engines can only be put to sleep by the trainer that needs their memory")
-        self.change_control("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
+        self._change_control("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
 
 
 def _decode_stats(value: bytes) -> PromptStats:

@@ -107,14 +107,14 @@ class BufferCore(RunStore):
             unmarked.mark(self.payloads.folder(new))
         place = object_payloads.PLACE if outside else ""
         found = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place)
-        self._incarnation = self.checked_incarnation(found)
+        self._incarnation = self._checked_incarnation(found)
         if unmarked and self._incarnation != new:
             unmarked.unmark(self.payloads.folder(new))
         self.check_payloads()
 
     def check_payloads(self) -> None:
         """Raise `ConfigError` unless this role has the store of payloads of the run, and `StoreLost` without a run."""
-        has_some, outside = self.has_payloads_outside(), self.payloads.outside
+        has_some, outside = self._has_payloads_outside(), self.payloads.outside
         if has_some and not outside:
             raise ConfigError(
                 f"run {self.run!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
@@ -128,18 +128,18 @@ class BufferCore(RunStore):
                 )
             outside.check_marker()
 
-    def has_payloads_outside(self) -> bool:
+    def _has_payloads_outside(self) -> bool:
         """Whether the run was created with a folder or a bucket for payloads. Raises `StoreLost`."""
         return bool(self.incarnation and self.send("HGET", self.keys.info, "payloads"))
 
-    def live_epoch(self) -> LiveEpoch:
+    def _live_epoch(self) -> LiveEpoch:
         trainer, version = self.send_all(
             [("HMGET", self.keys.trainer, "epoch", "nonce", "from_step"), ("HGET", self.keys.model, "version")]
         )
         epoch, nonce, from_step = trainer
         return LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
 
-    def discard_leftover(self, task: str) -> None:
+    def _discard_leftover(self, task: str) -> None:
         """Remove the clock of a task that has had no groups and is of a run that is gone. A role makes one that sleeps
         while it starts, and wakes up when its run was deleted."""
         found = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
@@ -147,9 +147,9 @@ class BufferCore(RunStore):
         if found and found not in live and self.incarnation.encode() in live:
             self.call("discard_task", task_keys(self.run, task).clock, found)
 
-    def carry_epoch(self, task: str) -> range:
+    def _carry_epoch(self, task: str) -> range:
         """Bring a task's clock into the live epoch; returns the steps that may have a batch."""
-        live, more = self.live_epoch(), 1
+        live, more = self._live_epoch(), 1
         while more:
             more, last, first = self.call_task("task_begin_epoch", task, live.epoch, live.nonce, live.from_step)
         return range(first, last + 1)
@@ -188,7 +188,7 @@ class BufferCore(RunStore):
         """Names of the tasks that are trained on, sorted; the others are evaluations."""
         return [task for task in self.tasks() if self.rules(task).kind == "train"]
 
-    def check_is_sampled(self, task: str) -> None:
+    def _check_is_sampled(self, task: str) -> None:
         """Raise `ConfigError` for a task that is offline, which nobody samples."""
         if self.rules(task).offline:
             raise ConfigError(f"task {task!r} is offline: groups are inserted into it, and none are sampled")
@@ -215,7 +215,7 @@ class BufferCore(RunStore):
             wanted[task] = (Control.SLEEP, sleep.decode()) if sleep else (Control(control.decode()), "")
         return wanted
 
-    def change_control(self, name: str, task: str, *args: Any) -> None:
+    def _change_control(self, name: str, task: str, *args: Any) -> None:
         """Call a function that changes the task's control, and that replaces the control as it is now.
 
         A copy of the call that arrives late names a control that has been replaced since, and changes nothing.

@@ -42,7 +42,7 @@ class Evaluations(Batches):
         An evaluation measures the version that is live now, and needs a task of kind eval. Raises `BatchRefused`, and
         `ConfigError` for a task that is offline.
         """
-        self.check_is_sampled(task)
+        self._check_is_sampled(task)
         handle, _ = self.call_task(
             "open_batch", task, batch_id, f"{batch_id}-{secrets.token_hex(8)}", kind, step, digest
         )

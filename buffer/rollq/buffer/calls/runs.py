@@ -130,12 +130,12 @@ class Deletion(BufferCore):
                 "its roles did, so that they are deleted too"
             )
         if outside and incarnation:
-            self._incarnation = self.checked_incarnation(incarnation)  # whatever its schema
+            self._incarnation = self._checked_incarnation(incarnation)  # whatever its schema
             outside.check_marker()
         ended = self.call("begin_delete", self.keys.info, incarnation or b"")
         self._remove_keys(report)
         if outside:
-            outside.remove_run(self.payloads.folder(self.checked_incarnation(ended)))
+            outside.remove_run(self.payloads.folder(self._checked_incarnation(ended)))
         patiently(queue.connection, partial(_delete_queue, queue), self._patience)
         self.send("UNLINK", self.keys.info)
 

@@ -38,15 +38,15 @@ class Registry(BufferCore):
         if task in self.tasks():
             self.clock(task)
         else:
-            self.discard_leftover(task)
+            self._discard_leftover(task)
         rules = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
         encoded = [item for pair in encode_rules(rules).items() for item in pair]
         epoch = self.call_task(
-            "register_task", task, self.keys.events, *self.live_epoch(), *_record({}, rules), *encoded
+            "register_task", task, self.keys.events, *self._live_epoch(), *_record({}, rules), *encoded
         )
         self.call("add_task", self.keys.info, self.incarnation, task)
-        if epoch < self.live_epoch().epoch:  # of a trainer that did not find it in the list
-            self.carry_epoch(task)
+        if epoch < self._live_epoch().epoch:  # of a trainer that did not find it in the list
+            self._carry_epoch(task)
         self._follow_file(task, rules)
 
     def plan_change(
@@ -103,7 +103,7 @@ class Registry(BufferCore):
         step = self._claimed_step() + 1
         while self.send("EXISTS", self.keys.plan(step)):
             step += 1
-        return step + 1 if self.live_epoch().epoch else step
+        return step + 1 if self._live_epoch().epoch else step
 
     def _claimed_step(self) -> int:
         """The last step of which something is claimed; 0 before the first."""

@@ -71,7 +71,7 @@ class Training(Fetching, Claiming):
             int(replaces), holder.epoch if holder else 0, saved_in, this_process(launch_id),
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
-        batches = {task: self.carry_epoch(task) for task in tasks}
+        batches = {task: self._carry_epoch(task) for task in tasks}
         # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
         last_claimed = max((steps.stop - 1 for steps in batches.values()), default=at_step)
         first_gone = (last_claimed if as_mode == b"replay" else at_step) + 1
@@ -111,7 +111,7 @@ class Training(Fetching, Claiming):
 
     def check_epoch(self, held: TrainerEpoch) -> None:
         """Raise `FencedError` when another trainer has taken the run since."""
-        live = self.live_epoch()
+        live = self._live_epoch()
         if (live.epoch, live.nonce) != (held.epoch, held.nonce):
             raise FencedError(f"epoch {held.epoch} was replaced by epoch {live.epoch}")
 
@@ -218,7 +218,7 @@ class Training(Fetching, Claiming):
         try:
             return super().call_task(name, task, *args)
         except TaskBehind:
-            self.carry_epoch(task)
+            self._carry_epoch(task)
             return super().call_task(name, task, *args)
 
     def renew_trainer(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
@@ -250,7 +250,7 @@ class Training(Fetching, Claiming):
         The control of production is not changed. Raises `FencedError`.
         """
         for task in self.tasks():
-            self.change_control("sleep", task, held.epoch, held.nonce, why)
+            self._change_control("sleep", task, held.epoch, held.nonce, why)
 
     def commit(self, held: TrainerEpoch, step: int, trained: Mapping[str, Sequence[int]] | None = None) -> None:
         """Record that the batch of `step` has been trained. Harmless to repeat.

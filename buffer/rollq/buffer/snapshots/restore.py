@@ -57,13 +57,13 @@ class Restoring(BufferCore):
         check(directory, snapshot)
         place = PLACE if self.payloads.outside else ""
         found = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, place)
-        incarnation = self.checked_incarnation(found)
+        incarnation = self._checked_incarnation(found)
         self._incarnation = incarnation
         if self.payloads.outside:
             self.payloads.outside.mark(self.payloads.folder(incarnation))
         done = 0
         for task in snapshot.tasks:
-            self.discard_leftover(task)
+            self._discard_leftover(task)
             total_bytes = 0
             for call in _calls(directory, snapshot, task):
                 total_bytes += self._restore_groups(incarnation, snapshot, task, call)

@@ -92,7 +92,7 @@ class Saving(BufferCore):
         that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` when it cannot be
         written or trainers keep taking over the run meanwhile, and `StoreLost`.
         """
-        if self.has_payloads_outside():
+        if self._has_payloads_outside():
             self.check_payloads()
         for _ in range(TRIES - 1):
             try:

@@ -102,10 +102,10 @@ class RunStore:
                     f"run {self.run!r} was created with schema {int(schema)}, this rollq has {SCHEMA_VERSION}: use the "
                     "rollq that created it, or give the run another name"
                 )
-            self._incarnation = self.checked_incarnation(found)
+            self._incarnation = self._checked_incarnation(found)
         return self._incarnation
 
-    def checked_incarnation(self, found: bytes) -> str:
+    def _checked_incarnation(self, found: bytes) -> str:
         """The incarnation that the server has, for names of files. Raises `RunMismatch` unless it is one."""
         if not INCARNATION.fullmatch(found):
             raise RunMismatch(

@@ -4,7 +4,7 @@
 -- ARGV: incarnation
 --   incarnation: of the run that is gone
 -- Returns: 1 when the clock was removed, 0 when it is not of that run, or the task has had groups
--- Caller: BufferCore.discard_leftover; roles that create a task, a restore
+-- Caller: BufferCore._discard_leftover; roles that create a task, a restore
 -- Repeat: finds no clock, or one of another run
 local function discard_task(keys, args)
   local incarnation = unpack(args)
