@@ -421,15 +421,15 @@ def test_a_rank_that_reads_a_batch_while_it_is_released_gets_the_next_one(
         worker.produce(2)
         batch = next(first)
         buffer = last._lease.buffer
-        fetch = buffer.fetch
+        sizes_bytes = buffer.sizes_bytes
 
-        def fetch_late(groups: Any) -> Any:
+        def look_late(groups: Any) -> Any:
             monkeypatch.undo()
             first.release(batch, mode)
             worker.produce(2)
-            return fetch(groups)
+            return sizes_bytes(groups)
 
-        monkeypatch.setattr(buffer, "fetch", fetch_late)
+        monkeypatch.setattr(buffer, "sizes_bytes", look_late)
         got = next(last)
         if mode != "drop":  # it read the old batch in time, and its caller releases it, as on rank 0
             last.release(got, mode)

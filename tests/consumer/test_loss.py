@@ -11,7 +11,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.consumer import AdvantageSettings, Batch
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.objective.metrics import LossMetrics
-from rollq.consumer.objective.policy_loss import policy_loss
+from rollq.consumer.objective.policy_loss import OtherLogprobs, policy_loss
 from rollq.consumer.objective.token_logprobs import token_logprobs
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 from support.forks import FORKS
@@ -130,10 +130,12 @@ def test_kl_to_the_reference_is_zero_at_the_reference_and_positive_away_from_it(
     micro = batch.to_torch()
     settings = LossSettings(kl_coefficient=0.5)
     same = token_logprobs(model, micro).logprobs.detach()
-    assert policy_loss(model, micro, settings, reference_logprobs=same).item() == pytest.approx(0.0, abs=1e-6)
-    away = policy_loss(model, micro, settings, reference_logprobs=same + 0.3).item()
+    assert policy_loss(model, micro, settings, others=OtherLogprobs(reference=same)).item() == pytest.approx(
+        0.0, abs=1e-6
+    )
+    away = policy_loss(model, micro, settings, others=OtherLogprobs(reference=same + 0.3)).item()
     assert away == pytest.approx(0.5 * (np.exp(0.3) - 1.3), abs=1e-5)
-    with pytest.raises(ConfigError, match="reference_logprobs"):
+    with pytest.raises(ConfigError, match=r"needs the reference's logprobs"):
         policy_loss(model, micro, settings)
 
 

@@ -13,7 +13,16 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, FencedError, NotClaimed
 from rollq.buffer.store.keys import task_keys
-from rollq.consumer import AdvantageSettings, Batch, Consumer, ConsumerSettings, LossSettings, MicroBatch, policy_loss
+from rollq.consumer import (
+    AdvantageSettings,
+    Batch,
+    Consumer,
+    ConsumerSettings,
+    LossSettings,
+    MicroBatch,
+    OtherLogprobs,
+    policy_loss,
+)
 from rollq.consumer.batches.sequences import BatchCounts
 from rollq.consumer.claims.stream import BatchStream, expected_counts, gradient_scale
 from rollq.consumer.losses.presets import PRESETS
@@ -141,7 +150,7 @@ def test_the_gradient_is_that_of_the_whole_batch(connect: Connect, worker: Stepw
 
 def gradient_of(model: torch.nn.Module, micro: MicroBatch, loss: LossSettings) -> None:
     reference = torch.full((int(micro.loss_mask.sum()),), -3.0)
-    policy_loss(model, micro, loss, reference_logprobs=reference).backward()  # type: ignore[no-untyped-call]
+    policy_loss(model, micro, loss, others=OtherLogprobs(reference=reference)).backward()  # type: ignore[no-untyped-call]
 
 
 def test_leaving_the_loop_keeps_the_groups_for_whoever_asks_again(

@@ -16,7 +16,7 @@ from rollq.buffer.values.rollouts import Group
 from rollq.consumer import Batch, Consumer
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.objective.metrics import LossMetrics
-from rollq.consumer.objective.policy_loss import policy_loss
+from rollq.consumer.objective.policy_loss import OtherLogprobs, policy_loss
 from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer.learner import Learner
@@ -148,7 +148,7 @@ def test_a_divergence_from_the_initial_model_has_the_gradient_of_rollq(model_fol
     inputs = trainer._prepare_inputs(grpo_inputs(micro, args, 1))
     trainer.compute_loss(trainer.model, inputs).backward()
     known = token_logprobs(reference, micro).logprobs.detach()
-    policy_loss(model, micro, LossSettings(kl_coefficient=0.1), reference_logprobs=known).backward()  # type: ignore[no-untyped-call]
+    policy_loss(model, micro, LossSettings(kl_coefficient=0.1), others=OtherLogprobs(reference=known)).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(flat_gradient(trainer.model), flat_gradient(model), rtol=1e-4, atol=1e-6)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "ImageProcessor",
     "LossSettings",
     "MicroBatch",
+    "OtherLogprobs",
     "RecordedRun",
     "TokenSequence",
     "leave_out_absent",
@@ -49,7 +50,12 @@ if TYPE_CHECKING:
     from rollq.consumer.claims.stream import BatchStream
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.losses.settings import LossSettings
-    from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss, sum_gradients
+    from rollq.consumer.objective.policy_loss import (
+        OtherLogprobs,
+        leave_out_absent,
+        policy_loss,
+        sum_gradients,
+    )
     from rollq.consumer.objective.teacher import teacher_logprobs, teacher_top_logprobs
     from rollq.consumer.settings import ConsumerSettings
     from rollq.consumer.trainer.expert_replay import replay_experts
@@ -69,7 +75,7 @@ else:
             "rollq.consumer.consumer": "Consumer",
             "rollq.consumer.trainer.expert_replay": "replay_experts",
             "rollq.consumer.batches.image_inputs": "ImageInputs",
-            "rollq.consumer.objective.policy_loss": "leave_out_absent policy_loss sum_gradients",
+            "rollq.consumer.objective.policy_loss": "OtherLogprobs leave_out_absent policy_loss sum_gradients",
             "rollq.consumer.losses.settings": "LossSettings",
             "rollq.consumer.batches.micro_batch": "MicroBatch",
             "rollq.consumer.trainer.recorded_run": "RecordedRun",

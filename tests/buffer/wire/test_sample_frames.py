@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, ArrayRef, Sample, VersionSpan
 from rollq.buffer.values.sample_columns import Samples
-from rollq.buffer.wire import sample_frames as codec
+from rollq.buffer.wire import frame_encoding
 from rollq.buffer.wire.sample_frames import FRAME_VERSION, MAGIC, PREFIX, decode_sample, decode_samples, encode_samples
 from support.made_samples import (
     DTYPES,
@@ -230,7 +230,7 @@ def test_an_error_in_a_group_names_the_sample() -> None:
 
 
 def test_a_frame_that_redis_could_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MAX_FRAME_BYTES", 200)
+    monkeypatch.setattr(frame_encoding, "MAX_FRAME_BYTES", 200)
     with pytest.raises(InvalidGroup, match="exceeds the 200 bytes of a Redis string"):
         encode_samples([a_sample()])
 

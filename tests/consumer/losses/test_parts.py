@@ -120,7 +120,7 @@ def test_a_mask_of_the_caller_leaves_tokens_out_of_the_policy_term(loss: dict[st
 
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if "kl" in loss], ids=str)
 def test_kl_without_a_reference_is_an_error_that_names_the_setting(loss: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"kl_coefficient > 0 needs reference_logprobs: token_logprobs"):
+    with pytest.raises(ConfigError, match=r"kl_coefficient > 0 needs the reference's logprobs: token_logprobs"):
         terms_of(loss, tensor(-1.0, grad=True), tensor(-1.0), reference=None)
 
 

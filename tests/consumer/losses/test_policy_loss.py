@@ -17,7 +17,7 @@ from rollq.consumer import Batch
 from rollq.consumer.batches.micro_batch import MicroBatch
 from rollq.consumer.losses import PRESETS, LossSettings, distillation, second_moment_mask
 from rollq.consumer.objective.metrics import LossMetrics
-from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss
+from rollq.consumer.objective.policy_loss import OtherLogprobs, leave_out_absent, policy_loss
 from rollq.consumer.objective.teacher import teacher_logprobs
 from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
@@ -53,7 +53,7 @@ def gradient(
     model = Bigram()
     for micro in micro_batches:
         old = token_logprobs(model, micro).logprobs.detach() - 0.02
-        policy_loss(model, micro, settings, old_logprobs=old, metrics=metrics).backward()  # type: ignore[no-untyped-call]
+        policy_loss(model, micro, settings, others=OtherLogprobs(old), metrics=metrics).backward()  # type: ignore[no-untyped-call]
     return torch.zeros_like(model.table) if model.table.grad is None else model.table.grad
 
 
@@ -207,7 +207,7 @@ def distilled(batch: Batch, settings: LossSettings, **how: Any) -> torch.Tensor:
     model = Bigram()
     for micro in batch.micro_batches(40, **how):
         teacher = teacher_logprobs(batch, micro, settings.distillation)
-        policy_loss(model, micro, settings, teacher_logprobs=teacher).backward()  # type: ignore[no-untyped-call]
+        policy_loss(model, micro, settings, others=OtherLogprobs(teacher=teacher)).backward()  # type: ignore[no-untyped-call]
     assert model.table.grad is not None
     return model.table.grad
 
@@ -234,7 +234,7 @@ def test_what_the_teacher_likes_becomes_likelier() -> None:
     before = token_logprobs(model, micro).logprobs.detach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     teacher = teacher_logprobs(batch, micro, settings.distillation)
-    policy_loss(model, micro, settings, teacher_logprobs=teacher).backward()  # type: ignore[no-untyped-call]
+    policy_loss(model, micro, settings, others=OtherLogprobs(teacher=teacher)).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     assert ((token_logprobs(model, micro).logprobs > before) == (teacher > before)).all()
 
@@ -257,7 +257,7 @@ def test_logprobs_of_a_teacher_that_do_not_fit_are_refused(arrays: dict[str, Any
 def test_distillation_without_a_teacher_is_refused() -> None:
     settings = LossSettings(distillation={"chat": 1.0})
     policy_loss(Bigram(), Batch.build(1, random_groups(5)).to_torch(), settings)
-    with pytest.raises(ConfigError, match="distillation needs teacher_logprobs"):
+    with pytest.raises(ConfigError, match=r"distillation needs OtherLogprobs\(teacher="):
         policy_loss(Bigram(), Batch.build(1, [taught(2)]).to_torch(), settings)
 
 

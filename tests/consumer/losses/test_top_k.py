@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import Group, absent_logprobs
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.objective.metrics import LossMetrics
-from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss
+from rollq.consumer.objective.policy_loss import OtherLogprobs, leave_out_absent, policy_loss
 from rollq.consumer.objective.teacher import teacher_top_logprobs
 from rollq.consumer.objective.token_logprobs import token_logprobs
 from rollq.consumer.settings import TrainerSettings
@@ -47,7 +47,7 @@ def gradients(model: Any, batch: Batch, settings: LossSettings, tokens: int = 10
     chunk = how.pop("chunk", 0)
     for micro in batch.micro_batches(tokens, **how):
         top = teacher_top_logprobs(batch, micro, settings.distillation)
-        loss = policy_loss(model, micro, settings, teacher_top=top, chunk=chunk)
+        loss = policy_loss(model, micro, settings, others=OtherLogprobs(teacher_top=top), chunk=chunk)
         loss.backward()  # type: ignore[no-untyped-call]
     return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
@@ -105,7 +105,7 @@ def test_steps_bring_the_policy_to_its_teacher() -> None:
     before = distance()
     for _ in range(60):
         optimizer.zero_grad()
-        policy_loss(model, micro, SETTINGS, teacher_top=top).backward()  # type: ignore[no-untyped-call]
+        policy_loss(model, micro, SETTINGS, others=OtherLogprobs(teacher_top=top)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert distance() < 0.1 < before
 
@@ -154,7 +154,7 @@ def test_samples_without_logprobs_are_distilled_as_the_others() -> None:
 
 def test_without_a_teacher_it_is_refused() -> None:
     policy_loss(tiny_qwen3(), Batch.build(1, [others()]).to_torch(), LossSettings())
-    with pytest.raises(ConfigError, match="needs teacher_top"):
+    with pytest.raises(ConfigError, match=r"needs OtherLogprobs\(teacher_top="):
         policy_loss(tiny_qwen3(), Batch.build(1, [taught()]).to_torch(), SETTINGS)
 
 

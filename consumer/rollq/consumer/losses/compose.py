@@ -135,7 +135,7 @@ def _divergence(settings: LossSettings, new: torch.Tensor, old: torch.Tensor, re
 def _needed(reference: torch.Tensor | None) -> torch.Tensor:
     if reference is None:
         raise ConfigError(
-            "kl_coefficient > 0 needs reference_logprobs: token_logprobs(reference_model, micro).logprobs"
+            "kl_coefficient > 0 needs the reference's logprobs: token_logprobs(reference_model, micro).logprobs"
         )
     return reference
 

@@ -7,7 +7,7 @@ them (`sum_gradients`), or average them, as DDP and FSDP do.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,85 +29,108 @@ from rollq.consumer.objective.teacher import ABSENT, TopLogprobs
 from rollq.consumer.objective.token_logprobs import token_logprobs
 
 
+@dataclass(frozen=True, slots=True)
+class OtherLogprobs:
+    """Logprobs of the n loss tokens of a micro-batch under other weights than those that are trained, in nats.
+
+    `old` float32 [n]: with `old_logprobs = "recomputed"`, of the weights before the first update on the batch (default:
+    the current ones, which is right for one update per batch). `reference` float32 [n]: of the reference model,
+    required with `kl_coefficient` > 0. `teacher` float32 [n]: of `rollq.consumer.teacher_logprobs`, for tokens of the
+    tasks in `distillation`; with `distilled_tokens = "top_k"` they need `teacher_top` instead, of
+    `rollq.consumer.teacher_top_logprobs`. All are ordered as in `token_logprobs`.
+    """
+
+    old: torch.Tensor | None = None
+    reference: torch.Tensor | None = None
+    teacher: torch.Tensor | None = None
+    teacher_top: TopLogprobs | None = None
+
+
 def policy_loss(
     model: Any,
     micro: MicroBatch,
     settings: LossSettings | None = None,
     *,
-    old_logprobs: torch.Tensor | None = None,
-    reference_logprobs: torch.Tensor | None = None,
-    teacher_logprobs: torch.Tensor | None = None,
-    teacher_top: TopLogprobs | None = None,
+    others: OtherLogprobs | None = None,
     keep: torch.Tensor | None = None,
     chunk: int = 0,
     metrics: LossMetrics | None = None,
 ) -> torch.Tensor:
     """Compute the micro-batch's part of the batch's loss, a scalar, times `micro.loss_scale`.
 
-    The parts of all micro-batches of a rank add up. Those of the ranks do, too, or have the batch's loss as their mean,
-    as the consumer's `reduction` says. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose;
-    tokens of the tasks in `settings.sft` are imitated instead, and those of the tasks in `settings.distillation` follow
-    a teacher, with a denominator for each of these tasks.
+    Summing over a rank's micro-batches gives the rank's loss. Across ranks, sum or average as the consumer's
+    `reduction` says. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose; tokens of the tasks
+    in `settings.sft` are imitated instead, and those of the tasks in `settings.distillation` follow a teacher, with a
+    denominator for each of these tasks.
 
-    `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
-    update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
-    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. Tokens of the tasks in
-    `settings.distillation` need `teacher_logprobs` float32 [n] of `rollq.consumer.teacher_logprobs`, or with
-    `distilled_tokens = "top_k"` the `teacher_top` of `rollq.consumer.teacher_top_logprobs`. `keep` bool [n] are the
-    tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the others stay in the
-    denominators. All are ordered as in `token_logprobs`, which explains `chunk`. `metrics` is updated, if given.
+    `keep` bool [n] are the tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the
+    others stay in the denominators. It is ordered as in `token_logprobs`, which explains `chunk`. `metrics` is updated,
+    if given.
 
     Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if segments of a sample are in
     other micro-batches and the loss needs all (`Batch.micro_batches(whole_samples=True)` keeps them together), and
     `InvalidGroup` if inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
     """
-    settings = settings or LossSettings()
+    settings, others = settings or LossSettings(), others or OtherLogprobs()
     mask = micro.loss_mask
-    top_ids = None if teacher_top is None else teacher_top.ids
+    top_ids = None if others.teacher_top is None else others.teacher_top.ids
     new, entropy, new_top = token_logprobs(model, micro, entropy=settings.entropy, others=top_ids, chunk=chunk)
-    is_imitated, is_distilled = _is_of(micro, settings.sft), _is_of(micro, settings.distillation)
     behaviour = _behaviour_logprobs(micro, new, settings)
     samples = micro.sample_index[mask]
     if settings.needs_whole_samples:
         _check_whole(micro, samples)
-    terms, ratio, was_clipped, was_masked, importance = policy_terms(
+    policy = policy_terms(
         settings,
         new=new,
         behaviour=behaviour,
         advantages=micro.advantages[mask],
         samples=samples,
-        old=old_logprobs,
-        reference=reference_logprobs,
+        old=others.old,
+        reference=others.reference,
         keep=keep,
     )
-    weights = _weights(micro, settings)
-    if is_imitated is not None:
-        terms = torch.where(is_imitated, imitation(new), terms)
-    if is_distilled is not None:
-        if settings.distilled_tokens == "sampled":
-            teacher = _taught(teacher_logprobs, is_distilled)
-            terms = torch.where(is_distilled, distillation(new, behaviour, teacher), terms)
-        else:
-            terms = terms.masked_scatter(is_distilled, _distilled_top_k(new_top, teacher_top, is_distilled))
+    terms = _imitated_or_distilled(micro, settings, policy.terms, new, new_top, behaviour, others)
+    weights, is_policy = _weights(micro, settings), torch.ones_like(policy.was_clipped)
     if (is_other := _is_of(micro, settings.components)) is not None:
         weights = torch.where(is_other, _component_weights(micro, settings.components), weights)
-        was_clipped, was_masked = was_clipped & ~is_other, was_masked & ~is_other
+        is_policy = ~is_other
     # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that backward() works
     loss = (terms * weights).sum() * micro.loss_scale + new.sum() * 0
     if metrics is not None:
         metrics.add(
             loss=loss.detach() / micro.loss_scale,
-            ratio=ratio,
-            was_clipped=was_clipped,
-            was_masked=was_masked,
-            importance=importance if settings.is_corrected else None,
-            mismatch=(new.detach() if old_logprobs is None else old_logprobs) - behaviour,
+            ratio=policy.ratio,
+            was_clipped=policy.was_clipped & is_policy,
+            was_masked=policy.was_masked & is_policy,
+            importance=policy.importance if settings.is_corrected else None,
+            mismatch=(new.detach() if others.old is None else others.old) - behaviour,
             staleness=micro.staleness[mask],
             entropy=entropy,
             sequences=micro.sequence_index[mask],
             versions=micro.versions[mask],
         )
     return loss
+
+
+def _imitated_or_distilled(
+    micro: MicroBatch,
+    settings: LossSettings,
+    terms: torch.Tensor,
+    new: torch.Tensor,
+    new_top: torch.Tensor | None,
+    behaviour: torch.Tensor,
+    others: OtherLogprobs,
+) -> torch.Tensor:
+    """The terms, with those of another loss for the tasks in `settings.components`."""
+    is_imitated, is_distilled = _is_of(micro, settings.sft), _is_of(micro, settings.distillation)
+    if is_imitated is not None:
+        terms = torch.where(is_imitated, imitation(new), terms)
+    if is_distilled is None:
+        return terms
+    if settings.distilled_tokens == "sampled":
+        teacher = _taught(others.teacher, is_distilled)
+        return torch.where(is_distilled, distillation(new, behaviour, teacher), terms)
+    return terms.masked_scatter(is_distilled, _distilled_top_k(new_top, others.teacher_top, is_distilled))
 
 
 def leave_out_absent(
@@ -192,7 +215,7 @@ def _taught(teacher: torch.Tensor | None, is_distilled: torch.Tensor) -> torch.T
         return teacher
     if is_distilled.any():
         raise ConfigError(
-            "distillation needs teacher_logprobs: those of rollq.consumer.teacher_logprobs(batch, micro, tasks)"
+            "distillation needs OtherLogprobs(teacher=rollq.consumer.teacher_logprobs(batch, micro, tasks))"
         )
     return torch.zeros_like(is_distilled, dtype=torch.float32)
 
@@ -201,8 +224,8 @@ def _distilled_top_k(new: torch.Tensor | None, teacher: TopLogprobs | None, is_d
     """The terms of the tokens that are distilled, float32 [m]."""
     if new is None or teacher is None:
         raise ConfigError(
-            'distilled_tokens = "top_k" needs teacher_top: '
-            "that of rollq.consumer.teacher_top_logprobs(batch, micro, tasks)"
+            'distilled_tokens = "top_k" needs '
+            "OtherLogprobs(teacher_top=rollq.consumer.teacher_top_logprobs(batch, micro, tasks))"
         )
     taught = teacher.logprobs[is_distilled]
     return distillation_top_k(torch.where(taught > ABSENT, new[is_distilled], taught), taught)

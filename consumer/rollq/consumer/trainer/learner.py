@@ -20,7 +20,7 @@ from rollq.consumer.batches.batch import Batch
 from rollq.consumer.batches.image_inputs import ImageInputs
 from rollq.consumer.batches.micro_batch import MicroBatch
 from rollq.consumer.objective.metrics import LossMetrics
-from rollq.consumer.objective.policy_loss import leave_out_absent, policy_loss
+from rollq.consumer.objective.policy_loss import OtherLogprobs, leave_out_absent, policy_loss
 from rollq.consumer.objective.precision import computing_in
 from rollq.consumer.objective.teacher import teacher_logprobs, teacher_top_logprobs
 from rollq.consumer.objective.token_logprobs import check_chunks, token_logprobs
@@ -132,9 +132,11 @@ class Learner:
                     self.model,
                     micro,
                     self._settings.loss,
-                    old_logprobs=None if old_logprobs is None else old_logprobs[index],
-                    reference_logprobs=self._reference_logprobs(micro),
-                    **self._taught(batch, micro),
+                    others=OtherLogprobs(
+                        old=None if old_logprobs is None else old_logprobs[index],
+                        reference=self._reference_logprobs(micro),
+                        **self._taught(batch, micro),
+                    ),
                     chunk=self._settings.logprob_chunk,
                     metrics=metrics,
                 )
@@ -209,14 +211,14 @@ class Learner:
         return found
 
     def _taught(self, batch: Batch, micro: MicroBatch) -> dict[str, Any]:
-        """The arguments of the loss that come from a teacher."""
+        """The logprobs of a teacher that the loss needs, by field of `OtherLogprobs`."""
         loss = self._settings.loss
         if not loss.distillation:
             return {}
         if loss.distilled_tokens == "top_k":
             vocabulary = self.model.config.get_text_config().vocab_size
             return {"teacher_top": teacher_top_logprobs(batch, micro, loss.distillation, vocabulary=vocabulary)}
-        return {"teacher_logprobs": teacher_logprobs(batch, micro, loss.distillation)}
+        return {"teacher": teacher_logprobs(batch, micro, loss.distillation)}
 
     def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
         """The logprobs of the initial model, which an adapter has left as it was; None if the loss needs none."""

@@ -1,0 +1,179 @@
+"""Reads frames; see `rollq.buffer.wire.frame_format`."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.errors import CorruptFrame
+from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire.blob import check_vectors, decode_spans, view_tensor
+from rollq.buffer.wire.frame_format import DETAILS, FRAME_VERSION, HEAD, MAGIC, PREFIX
+
+_STATUSES = {status.value: status for status in SampleStatus}
+_REASONS: dict[str | None, FinishReason | None] = {None: None, **{reason.value: reason for reason in FinishReason}}
+
+
+def decode_samples(frame: bytes) -> Samples:
+    """Return the samples of a frame. Their arrays are read-only views of `frame`.
+
+    Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
+    """
+    data_at = _check_prefix(frame)
+    try:
+        header = orjson.loads(frame[HEAD.size : data_at])
+        layout = orjson.loads(_text(frame, data_at, header.pop("layout")))
+        details = exact_json.loads(_text(frame, data_at, header.pop("details")))
+        return _decode(frame, data_at, header, layout, details)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CorruptFrame(
+            f"frame of {len(frame)} bytes: the checksum is right, but the content is not samples: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def decode_sample(frame: bytes) -> Sample:
+    """Return the sample of a frame that holds one. Raises `CorruptFrame` as `decode_samples` does."""
+    samples = decode_samples(frame)
+    if len(samples) != 1:
+        raise CorruptFrame(f"frame of {len(frame)} bytes holds {len(samples)} samples, not one")
+    return samples[0]
+
+
+def _check_prefix(frame: bytes) -> int:
+    """Return the byte at which the arrays of an intact frame begin."""
+    size = len(frame)
+    if size < HEAD.size:
+        raise CorruptFrame(f"frame of {size} bytes is truncated: its first fields alone take {HEAD.size}")
+    magic, version, length, checksum, header_length = HEAD.unpack_from(frame)
+    if magic != MAGIC:
+        raise CorruptFrame(f"frame of {size} bytes begins with {magic!r}, not with {MAGIC!r}: it is not rollq's")
+    if version != FRAME_VERSION:
+        raise CorruptFrame(
+            f"frame of {size} bytes has schema version {version}, this rollq reads {FRAME_VERSION}: "
+            "use the version of rollq that wrote it"
+        )
+    if length != size - PREFIX.size:
+        raise CorruptFrame(f"frame of {size} bytes should have {length + PREFIX.size}: it was truncated or extended")
+    found = xxhash.xxh3_64_intdigest(memoryview(frame)[PREFIX.size :])
+    if found != checksum:
+        raise CorruptFrame(f"frame of {size} bytes has xxh3_64 {found:#018x}, not {checksum:#018x}: it was changed")
+    if header_length > size - HEAD.size:
+        raise CorruptFrame(f"frame of {size} bytes claims a header of {header_length} bytes at byte {HEAD.size}")
+    return HEAD.size + int(header_length)
+
+
+def _decode(
+    frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[str, Any], details: Mapping[str, Any]
+) -> Samples:
+    """Return the samples. `header` describes the tensors but the texts, which are `layout` and `details`."""
+    view = partial(view_tensor, frame, data_at)
+    prompts = _split(view(header.pop("prompts")), layout["prompts"])
+    ids, logprobs = view(header.pop("ids")), view(header.pop("logprobs"))
+    mask: Any = view(header.pop("loss_mask")) if "loss_mask" in header else None
+    check_vectors([ids, *prompts], logprobs, mask)
+    rows = layout["segments"]
+    arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [{} for _ in rows]
+    for index, references in layout["references"].items():
+        arrays[_index(int(index), rows)].update(_decode_references(references))
+    for key, entry in header.items():
+        owner, _, name = key.partition("/")
+        arrays[_index(int(owner[1:]), rows)][name] = view(entry)
+    statuses, rewards, reasons, temperatures = layout["samples"]
+    if {len(rewards), len(reasons), len(temperatures)} != {len(statuses)}:
+        raise ValueError(f"{len(statuses)} samples, {len(rewards)} rewards")
+    segments: list[list[Segment]] = [[] for _ in statuses]
+    start = 0
+    for (sample, prompt, tokens, masked, spans), named in zip(rows, arrays, strict=True):
+        end = start + tokens
+        segments[_index(sample, statuses)].append(
+            Segment(
+                prompts[_index(prompt, prompts)],
+                ids[start:end],
+                logprobs[start:end],
+                decode_spans(spans, tokens),
+                mask[start:end] if masked else None,
+                named,
+            )
+        )
+        start = end
+    if start != len(ids) or start != len(logprobs) or (mask is not None and start != len(mask)):
+        raise ValueError(f"segments have {start} tokens, arrays {len(ids)} ids and {len(logprobs)} logprobs")
+    return Samples(
+        tuple([_STATUSES[status] for status in statuses]),
+        tuple([None if reward is None else _number(reward) for reward in rewards]),
+        tuple([_REASONS[reason] for reason in reasons]),
+        tuple(map(_number, temperatures)),
+        tuple(map(tuple, segments)),
+        partial(_objects, _columns(details, len(statuses))),
+    )
+
+
+def _index(index: int, owners: Sequence[Any]) -> int:
+    """`index`, which must be one of `owners`: numpy and lists would take a negative one."""
+    if not 0 <= index < len(owners):
+        raise ValueError(f"{index} is none of {len(owners)}")
+    return index
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
+    """The values of each field of `details`, one per sample. Raises `ValueError` for one of another type."""
+    shared, each = details["shared"], details["each"]
+    columns = {name: [shared[name]] * count if name in shared else list(each[name]) for name in DETAILS}
+    for name, types in DETAILS.items():
+        if len(columns[name]) != count or not all(isinstance(value, types) for value in columns[name]):
+            raise ValueError(f"{name} of {count} samples is {columns[name]!r}")
+    return columns
+
+
+def _objects(columns: Mapping[str, list[Any]], samples: Samples) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(
+            segments=samples.segments[i],
+            status=samples.statuses[i],
+            finish_reason=samples.reasons[i],
+            reward=samples.rewards[i],
+            reward_parts=dict(columns["reward_parts"][i]),  # siblings may share it
+            text=columns["text"][i],
+            error=columns["error"][i],
+            sampling=dict(columns["sampling"][i]),
+            extra=dict(columns["extra"][i]),
+            session_id=columns["session_id"][i],
+            tools=tuple(columns["tools"][i]),
+            tool_choice=columns["tool_choice"][i],
+        )
+        for i in range(len(samples))
+    )
+
+
+def _split(flat: Int32Array, lengths: Sequence[int]) -> list[Int32Array]:
+    """The arrays that `flat` consists of. Raises `ValueError` unless their lengths add up."""
+    found, start = [], 0
+    for length in lengths:
+        if not 0 <= length <= len(flat) - start:
+            raise ValueError(f"a length of {length} in {len(flat)} ids")
+        found.append(flat[start : start + length])
+        start += length
+    if start != len(flat):
+        raise ValueError(f"lengths add up to {start} of {len(flat)} ids")
+    return found
+
+
+def _text(frame: bytes, data_at: int, entry: Mapping[str, Any]) -> bytes:
+    begin, end = entry["data_offsets"]
+    return frame[data_at + begin : data_at + end]
+
+
+def _decode_references(found: Mapping[str, Any]) -> dict[str, ArrayRef]:
+    return {name: ArrayRef(uri, sha256, tuple(shape), dtype) for name, (uri, sha256, shape, dtype) in found.items()}

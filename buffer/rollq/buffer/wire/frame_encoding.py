@@ -1,0 +1,214 @@
+"""Writes samples as frames; see `rollq.buffer.wire.frame_format`."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import xxhash
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.values.rollouts import ArrayRef, Int32Array, Sample, Segment
+from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire.blob import DTYPES
+from rollq.buffer.wire.frame_format import DETAILS, FRAME_VERSION, MAGIC, MAX_FRAME_BYTES, PREFIX
+from rollq.buffer.wire.joined_frame import Pieces
+
+_HEADER_LENGTH = struct.Struct("<Q")
+_TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
+
+_Tensor = tuple[str, str, list[int], int, list[Any]]
+"""Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
+
+
+def encode_samples(samples: Sequence[Sample]) -> bytes:
+    """Return the frame of samples whose form is right (see `check_form`).
+
+    `sampling` and `extra` are kept as JSON: tuples come back as lists, numpy scalars as numbers, NaN as None.
+    Raises `InvalidGroup`, naming sample and field, for what a frame cannot hold: an array of a dtype that safetensors
+    lacks, or a value that is not JSON.
+    """
+    length, parts = _encode(samples)
+    frame = b"".join(parts)  # the only copy
+    _check_length(frame, length)
+    return frame
+
+
+def encode_in_pieces(samples: Sequence[Sample]) -> Pieces:
+    """Like `encode_samples`, without a copy of the arrays."""
+    length, parts = _encode(samples)
+    frame = Pieces(parts)
+    _check_length(frame, length)
+    return frame
+
+
+def _check_length(frame: bytes | Pieces, length: int) -> None:
+    if len(frame) != length:
+        raise InvalidGroup("arrays of a segment disagree in length or dtype: check_group says where")
+
+
+def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
+    """The length that a frame must have, and its parts."""
+    fields, prompts = Samples.of(samples), _Prompts()
+    owned = [(owner, segment) for owner, segments in enumerate(fields.segments) for segment in segments]
+    segments = [segment for _, segment in owned]
+    rows = [(owner, prompts.add(segment.prompt_ids), *_layout_of(segment)) for owner, segment in owned]
+    tokens = sum([row[2] for row in rows])
+    tensors: list[_Tensor] = [
+        ("prompts", "I32", [prompts.tokens], 4 * prompts.tokens, [*prompts.found]),
+        ("ids", "I32", [tokens], 4 * tokens, [one.response_ids for one in segments]),
+        ("logprobs", "F32", [tokens], 4 * tokens, [one.logprobs for one in segments]),
+    ]
+    if any(row[3] for row in rows):
+        tensors.append(("loss_mask", "BOOL", [tokens], tokens, list(map(_mask, segments))))
+    for name, text in (("layout", _encode_layout(fields, prompts, rows)), ("details", _encode_details(samples))):
+        tensors.append((name, "U8", [len(text)], len(text), [text]))
+    if any(one.arrays for one in segments):
+        tensors += _named_arrays(fields)
+        tensors.sort(key=lambda tensor: -DTYPES[tensor[1]].itemsize)
+    return _pack(tensors)
+
+
+class _Prompts:
+    """The different prompts among those that are added, and their tokens in all."""
+
+    def __init__(self) -> None:
+        self.found: list[Int32Array] = []
+        self.tokens = 0
+        self._by_object: dict[int, int] = {}  # all arrays stay alive meanwhile
+        self._by_content: dict[tuple[int, int], int] = {}
+
+    def add(self, ids: Int32Array) -> int:
+        """The index of the prompt among those found."""
+        index = self._by_object.get(id(ids))
+        if index is None:
+            content = np.ascontiguousarray(ids)
+            key = len(ids), xxhash.xxh3_64_intdigest(content.data)
+            index = self._by_content.setdefault(key, len(self.found))
+            if index == len(self.found) or not np.array_equal(self.found[index], content):
+                index = len(self.found)
+                self.found.append(content)
+                self.tokens += len(content)
+            self._by_object[id(ids)] = index
+        return index
+
+
+def _mask(segment: Segment) -> Any:
+    """A segment without a mask beside one that has one: all True, so that the tensor covers every response id."""
+    return b"\1" * len(segment.response_ids) if segment.loss_mask is None else segment.loss_mask
+
+
+def _encode_layout(fields: Samples, prompts: _Prompts, rows: Sequence[Any]) -> bytes:
+    segments = [segment for segments in fields.segments for segment in segments]
+    layout = {
+        "prompts": list(map(len, prompts.found)),
+        "samples": (fields.statuses, fields.rewards, fields.reasons, fields.temperatures),
+        "segments": rows,
+        "references": {
+            str(index): found
+            for index, segment in enumerate(segments)
+            if segment.arrays and (found := _references(segment))
+        },
+    }
+    try:
+        return orjson.dumps(layout)
+    except TypeError as error:
+        raise InvalidGroup(f"versions or references of arrays cannot be written as JSON: {error}") from None
+
+
+def _layout_of(segment: Segment) -> tuple[int, bool, list[tuple[int, ...]]]:
+    """Response tokens, whether there is a mask, and version spans."""
+    return len(segment.response_ids), segment.loss_mask is not None, list(map(tuple, segment.versions))
+
+
+def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], str]]:
+    """The segment's arrays that live beside Redis: name -> the fields of its reference."""
+    return {
+        name: (array.uri, array.sha256, array.shape, array.dtype)
+        for name, array in segment.arrays.items()
+        if isinstance(array, ArrayRef)
+    }
+
+
+def _encode_details(samples: Sequence[Sample]) -> bytes:
+    """The other fields: `shared` ones have one value for all samples, those of `each` a list."""
+    shared, each = dict[str, orjson.Fragment](), dict[str, list[orjson.Fragment]]()
+    for name in DETAILS:
+        values = [getattr(sample, name) for sample in samples]
+        looked_at = values[:1] if all(value is values[0] for value in values) else values
+        texts = [_to_json(samples, index, name, value) for index, value in enumerate(looked_at)]
+        if len(set(texts)) == 1:
+            shared[name] = orjson.Fragment(texts[0])
+        else:
+            each[name] = list(map(orjson.Fragment, texts))
+    return orjson.dumps({"shared": shared, "each": each})
+
+
+def check_details(sample: Sample) -> None:
+    """Raise `InvalidGroup`, naming the field, for one that cannot be written as JSON."""
+    for name in DETAILS:
+        _to_json([sample], 0, name, getattr(sample, name))
+
+
+def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> bytes:
+    if name == "reward_parts" and isinstance(value, Mapping):
+        value = {key: float(part) for key, part in value.items()}
+    if not isinstance(value, DETAILS[name]):
+        needed = " or ".join(one.__name__ for one in DETAILS[name])
+        raise InvalidGroup(f"{_place(samples, index)}{name} is {value!r}, {needed} is needed")
+    try:
+        return exact_json.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise InvalidGroup(f"{_place(samples, index)}{name} cannot be written as JSON: {error}") from None
+
+
+def _place(samples: Sequence[Sample], index: int) -> str:
+    return f"sample {index}: " if len(samples) > 1 else ""
+
+
+def _named_arrays(fields: Samples) -> list[_Tensor]:
+    tensors: list[_Tensor] = []
+    number = 0
+    for owner, segments in enumerate(fields.segments):
+        for place, segment in enumerate(segments):
+            for name, array in segment.arrays.items():
+                if isinstance(array, ArrayRef):
+                    continue
+                tag = _TAGS.get(array.dtype) if isinstance(array, np.ndarray) else None
+                if tag is None:
+                    found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                    raise InvalidGroup(
+                        f"{_place(fields, owner)}segments[{place}].arrays[{name!r}] is {found}; a numpy array of a "
+                        f"little-endian dtype among {', '.join(_TAGS.values())} is needed"
+                    )
+                tensors.append((f"s{number}/{name}", tag, list(array.shape), array.nbytes, [array]))
+            number += 1
+    return tensors
+
+
+def _pack(tensors: list[_Tensor]) -> tuple[int, list[Any]]:
+    header = {}
+    buffers = []
+    offset = 0
+    for name, tag, shape, size_bytes, data in tensors:
+        end = offset + size_bytes
+        header[name] = {"dtype": tag, "shape": shape, "data_offsets": (offset, end)}
+        buffers += data
+        offset = end
+    try:
+        encoded = orjson.dumps(header)
+    except TypeError as error:
+        raise InvalidGroup(f"the name of an array cannot be written as JSON: {error}") from None
+    encoded += b" " * (-len(encoded) % 8)
+    length = _HEADER_LENGTH.size + len(encoded) + offset
+    if length > MAX_FRAME_BYTES - PREFIX.size:
+        raise InvalidGroup(f"a frame of {length} bytes exceeds the {MAX_FRAME_BYTES} bytes of a Redis string")
+    parts: list[Any] = [_HEADER_LENGTH.pack(len(encoded)), encoded, *buffers]
+    checksum = xxhash.xxh3_64()
+    for index, part in enumerate(parts):
+        if isinstance(part, np.ndarray):
+            part = parts[index] = np.ascontiguousarray(part)
+        checksum.update(part)
+    return PREFIX.size + length, [PREFIX.pack(MAGIC, FRAME_VERSION, length, checksum.intdigest()), *parts]

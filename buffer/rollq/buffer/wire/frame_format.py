@@ -1,0 +1,39 @@
+"""The layout of a frame, which holds samples: those of a whole group, or a single one.
+
+A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX.size:])` reads it.
+
+    prefix         24 bytes, little endian: magic, version of this layout, length and xxh3_64 of all that follows
+    header         8 bytes of length, then JSON: tensor name -> dtype, shape, offsets; padded to 8 bytes
+    prompts        int32    the different prompts, one after the other
+    ids            int32    the response ids of every segment, one after the other
+    logprobs       float32  of every response id
+    loss_mask      bool     of every response id; absent when no segment has a mask
+    s<i>/<name>    any      the named arrays of segment i, counted over all samples
+    layout         uint8    JSON: what training needs besides arrays; lengths, version spans, rewards, references
+    details        uint8    JSON: all else, by field; what all samples have in common is written once
+
+Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: whatever bytes
+arrive, `decode_samples` returns samples or raises `CorruptFrame`. `Sample` objects are made when they are asked for.
+"""
+
+import struct
+from collections.abc import Mapping
+from types import NoneType
+
+MAGIC = b"RQSF"
+FRAME_VERSION = 2
+PREFIX = struct.Struct("<4sIQQ")
+HEAD = struct.Struct(PREFIX.format + "Q")
+MAX_FRAME_BYTES = 512 << 20
+"""Redis keeps no longer string."""
+DETAILS: Mapping[str, tuple[type, ...]] = {
+    "reward_parts": (dict,),
+    "text": (str,),
+    "error": (str, NoneType),
+    "sampling": (dict,),
+    "extra": (dict,),
+    "session_id": (str, NoneType),
+    "tools": (list, tuple),
+    "tool_choice": (str, dict, NoneType),
+}
+"""Fields of a sample that only its object has, and the types of their values."""
