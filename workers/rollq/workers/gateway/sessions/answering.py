@@ -22,8 +22,9 @@ from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import ChatFormat, Turn
 from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling, parse_reason
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id, context_full
+from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement
 from rollq.workers.gateway.sessions.call_records import RecordedCall
-from rollq.workers.gateway.sessions.call_tree import CallTree, Located, Node, Placement
+from rollq.workers.gateway.sessions.call_tree import CallTree
 from rollq.workers.gateway.sessions.request_digest import shown_calls, shown_content
 
 MOST_BYTES: Final = 128

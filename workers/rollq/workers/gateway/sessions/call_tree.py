@@ -5,18 +5,18 @@ its segment; another one opens a segment whose prompt holds the tokens that both
 once. Where the chat template, or the client, rewrites what came before, a new segment begins too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from rollq.buffer.common import exact_json
-from rollq.buffer.values.rollouts import FinishReason, Int32Array, Segment
-from rollq.workers.agents.conversation import Conversation, ConversationEnd, Message
+from rollq.buffer.values.rollouts import Segment
+from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
 from rollq.workers.engines.protocol import Completion, Tokenizer
 from rollq.workers.gateway.calls import Call, call_id
+from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement, Rendered, Stretch
 from rollq.workers.gateway.sessions.request_digest import (
     OPENING,
     after_answer,
@@ -27,98 +27,6 @@ from rollq.workers.gateway.sessions.request_digest import (
     request_digest,
 )
 from rollq.workers.gateway.sessions.system_messages import fold_system_messages, keeps_system_messages
-
-
-@dataclass(slots=True, eq=False)
-class Stretch:
-    """The conversation of calls that extend one segment, up to the newest of them. Earlier ones are cut out of it, so
-    that a long session does not hold a copy of its text and tokens for each call."""
-
-    newest: Conversation
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One answered call.
-
-    `history` and `digest` are those of its request, which had these `messages` and `tools`. `stretch` has its
-    conversation, and `end` says where in it its answer ends. `thread` numbers the chain of segments that it belongs to.
-    It was asked and answered between the counts `begun` and `ended`. `stop_text` ended it, if one did. `left_out` says
-    why it is not trained.
-    """
-
-    number: int
-    parent: "Node | None"
-    history: bytes
-    digest: bytes
-    messages: tuple[Message, ...]
-    tools: tuple[Message, ...]
-    stretch: Stretch
-    end: ConversationEnd
-    turn: Turn
-    stop_text: str | None
-    finish_reason: FinishReason
-    thread: int
-    tokens: int
-    begun: int
-    ended: int
-    left_out: str | None = None
-    children: int = 0
-
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation, which ends with this answer."""
-        return self.stretch.newest.until(self.end)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Located:
-    """A call whose history is recognised: it continues the answer of `parent`, if there is one, with the last `rest` of
-    the `messages`, which are in the form that the chat template takes. `history` and `digest` are those of the request.
-    """
-
-    call: Call
-    history: bytes
-    digest: bytes
-    parent: Node | None
-    messages: tuple[Message, ...]
-    tools: tuple[Message, ...]
-    rest: tuple[Message, ...]
-
-    @property
-    def size(self) -> int:
-        """How much there is to render: bytes of text, or token ids."""
-        call = self.call
-        return len(call.text or "") + len(call.ids or ()) + len(exact_json.dumps([self.messages, self.tools]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rendered:
-    """The tokens of a call that is `located`: the model continues the `conversation`, which extends the tokens of the
-    parent, or begins anew."""
-
-    located: Located
-    conversation: Conversation
-    extends_parent: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """Where a call belongs that was asked at the count `begun`. The model continues `context` int32 [P], all tokens of
-    the `conversation`; `delta` int32 [D] are those after the tokens of the parent's segment, or all in a new segment.
-    """
-
-    located: Located
-    conversation: Conversation
-    context: Int32Array
-    delta: Int32Array
-    thread: int
-    begun: int
-
-    @property
-    def is_opening(self) -> bool:
-        """Whether the history repeats no answer."""
-        return self.located.parent is None
 
 
 @dataclass(slots=True)
@@ -148,6 +56,10 @@ class CallTree:
         """Count an event: a call that is asked, or answered."""
         self._events += 1
         return self._events
+
+    def is_answered(self, begun: int) -> bool:
+        """Whether the call that was asked for at this count has an answer."""
+        return any(node.begun == begun for node in self.nodes)
 
     def render(self, located: Located) -> Rendered:
         """Render and tokenise a call. Changes nothing, and so may run in a thread.
@@ -244,6 +156,7 @@ class CallTree:
     def _known_before(self, messages: tuple[Message, ...]) -> Node | None:
         """The call with the longest history whose messages begin these ones, followed by its answer; of several, the
         last one."""
+        # the digest of a history would need all messages hashed; comparing is cheap, and the longest one mostly matches
         for node in sorted(self.nodes, key=lambda node: (len(node.messages), node.ended), reverse=True):
             place = len(node.messages)
             if 0 < place < len(messages) and node.messages == messages[:place]:
@@ -317,32 +230,29 @@ class CallTree:
     def segments(self) -> tuple[Segment, ...]:
         """The segments of the answers that are not left out, thread by thread. Answers that are left out, but on which
         others build, are outside the loss."""
-        found: list[Segment] = []
-        for thread in sorted(self._tips):
-            nodes = [node for node in self.nodes if node.thread == thread]
-            while nodes and nodes[-1].left_out is not None:
-                nodes.pop()
-            if nodes:
-                found += _trained(nodes)
-        return tuple(found)
+        return tuple(segment for nodes in self._trained_threads() for segment in _trained(nodes))
 
     def segment_numbers(self) -> dict[int, int]:
         """The segment, counted from 0 over `segments`, that each trained call's tokens are in, by the call's number."""
         numbers: dict[int, int] = {}
         before = 0
+        for nodes in self._trained_threads():
+            segments = _trained_segments(nodes)
+            places = {old: before + new for new, old in enumerate(segments)}
+            for node in nodes:
+                if node.left_out is None and node.tokens:
+                    numbers[node.number] = places[node.end.closed]
+            before += len(segments)
+        return numbers
+
+    def _trained_threads(self) -> Iterator[list[Node]]:
+        """The calls of each thread up to the last one that is trained."""
         for thread in sorted(self._tips):
             nodes = [node for node in self.nodes if node.thread == thread]
             while nodes and nodes[-1].left_out is not None:
                 nodes.pop()
-            if not nodes:
-                continue
-            kept = _kept_segments(nodes)
-            places = {old: before + new for new, old in enumerate(kept)}
-            for node in nodes:
-                if node.left_out is None and node.tokens:
-                    numbers[node.number] = places[node.end.closed]
-            before += len(kept)
-        return numbers
+            if nodes:
+                yield nodes
 
 
 def _with_model_ids(message: Message, parent: Node) -> Message:
@@ -359,7 +269,7 @@ def _begins(before: Conversation, call: Call) -> bool:
     return (call.text or "").startswith(before.rendered)
 
 
-def _kept_segments(nodes: Sequence[Node]) -> list[int]:
+def _trained_segments(nodes: Sequence[Node]) -> list[int]:
     """Which segments of a thread have a token that is trained."""
     return sorted({node.end.closed for node in nodes if node.left_out is None and node.tokens})
 
@@ -367,7 +277,7 @@ def _kept_segments(nodes: Sequence[Node]) -> list[int]:
 def _trained(nodes: Sequence[Node]) -> list[Segment]:
     """The segments of a thread that have a trained token, with the tokens that are left out outside the loss."""
     segments = nodes[-1].conversation.segments
-    return [_masked(segments[place], place, nodes) for place in _kept_segments(nodes)]
+    return [_masked(segments[place], place, nodes) for place in _trained_segments(nodes)]
 
 
 def _masked(segment: Segment, place: int, nodes: Iterable[Node]) -> Segment:

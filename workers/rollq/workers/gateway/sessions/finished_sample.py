@@ -6,7 +6,8 @@ from typing import Any
 
 from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.loops import Rollout, failed, finish
-from rollq.workers.gateway.sessions.call_tree import CallTree, Node, as_facts
+from rollq.workers.gateway.sessions.call_nodes import Node
+from rollq.workers.gateway.sessions.call_tree import CallTree, as_facts
 from rollq.workers.gateway.sessions.request_digest import shown_content
 
 Chooser = Callable[[Mapping[str, Any]], bool]

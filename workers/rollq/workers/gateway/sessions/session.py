@@ -16,7 +16,7 @@ from rollq.workers.agents.loops import Rollout
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
 from rollq.workers.gateway.sessions.answering import Answering, session_over
-from rollq.workers.gateway.sessions.call_tree import Located
+from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.finished_sample import Chooser, finished_sample, leave_out
 
 SETTLE_S: Final = 5.0

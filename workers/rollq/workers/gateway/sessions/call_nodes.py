@@ -1,0 +1,101 @@
+"""The values of a tree of calls: a call as it is located, rendered and placed, and a node that has its answer. Pure."""
+
+from dataclasses import dataclass
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import FinishReason, Int32Array
+from rollq.workers.agents.conversation import Conversation, ConversationEnd, Message
+from rollq.workers.agents.turns import Turn
+from rollq.workers.gateway.calls import Call
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """The conversation of calls that extend one segment, up to the newest of them. Earlier ones are cut out of it, so
+    that a long session does not hold a copy of its text and tokens for each call."""
+
+    newest: Conversation
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One answered call.
+
+    `history` and `digest` are those of its request, which had these `messages` and `tools`. `stretch` has its
+    conversation, and `end` says where in it its answer ends. `thread` numbers the chain of segments that it belongs to.
+    It was asked and answered between the counts `begun` and `ended`. `stop_text` ended it, if one did. `left_out` says
+    why it is not trained.
+    """
+
+    number: int
+    parent: "Node | None"
+    history: bytes
+    digest: bytes
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]
+    stretch: Stretch
+    end: ConversationEnd
+    turn: Turn
+    stop_text: str | None
+    finish_reason: FinishReason
+    thread: int
+    tokens: int
+    begun: int
+    ended: int
+    left_out: str | None = None
+    children: int = 0
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, which ends with this answer."""
+        return self.stretch.newest.until(self.end)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """A call whose history is recognised: it continues the answer of `parent`, if there is one, with the last `rest` of
+    the `messages`, which are in the form that the chat template takes. `history` and `digest` are those of the request.
+    """
+
+    call: Call
+    history: bytes
+    digest: bytes
+    parent: Node | None
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]
+    rest: tuple[Message, ...]
+
+    @property
+    def size(self) -> int:
+        """How much there is to render: bytes of text, or token ids."""
+        call = self.call
+        return len(call.text or "") + len(call.ids or ()) + len(exact_json.dumps([self.messages, self.tools]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rendered:
+    """The tokens of a call that is `located`: the model continues the `conversation`, which extends the tokens of the
+    parent, or begins anew."""
+
+    located: Located
+    conversation: Conversation
+    extends_parent: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Where a call belongs that was asked at the count `begun`. The model continues `context` int32 [P], all tokens of
+    the `conversation`; `delta` int32 [D] are those after the tokens of the parent's segment, or all in a new segment.
+    """
+
+    located: Located
+    conversation: Conversation
+    context: Int32Array
+    delta: Int32Array
+    thread: int
+    begun: int
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the history repeats no answer."""
+        return self.located.parent is None
