@@ -15,6 +15,7 @@ from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
 from rollq.workers.gateway.sessions import call_tree
+from rollq.workers.gateway.sessions import repeated_calls
 from rollq.workers.gateway.sessions import session as session_module
 from rollq.workers.gateway.sessions.request_digest import after_message
 from rollq.workers.gateway.sessions.session import SessionLimits
@@ -864,7 +865,7 @@ def test_an_earlier_answer_can_be_continued_after_a_later_one(tokenizer: HfToken
 def test_a_client_that_was_told_to_come_again_and_never_does_is_forgotten(
     tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "RETURN_S", 0.0)
+    monkeypatch.setattr(repeated_calls, "RETURN_S", 0.0)
     monkeypatch.setattr(session_module, "PLACE_S", 0.0)
 
     async def use() -> None:

@@ -8,8 +8,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from rollq.buffer.values.rollouts import Sample
 from rollq.workers.agents.loops import Rollout
@@ -18,27 +18,12 @@ from rollq.workers.gateway.calls import Answer, Call, CallRefused
 from rollq.workers.gateway.sessions.answering import Answering, session_over
 from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.finished_sample import Chooser, finished_sample, leave_out
+from rollq.workers.gateway.sessions.repeated_calls import Asked, Caller, RepeatedCalls
 
 SETTLE_S: Final = 5.0
 """How long calls that run when a session closes are awaited."""
 PLACE_S: Final = 300.0
 """How long a call waits for its turn, less than clients wait for an answer."""
-RETURN_S: Final = 60.0
-"""How long a client is expected back that was turned away."""
-
-
-class Caller(Protocol):
-    """The connection that waits for an answer."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it was lost before the last byte of the answer was sent."""
-        ...
-
-    @property
-    def is_served(self) -> bool:
-        """Whether the last byte of the answer was sent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +34,6 @@ class SessionLimits:
     max_made_tokens: int = 0
     parallel_calls: int = 8
     repeat_s: float = 60.0
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A call that was asked for at the count `begun`, once or more often, and its answer. `giving_up` stops it after a
-    while, since nobody waits for it any more."""
-
-    task: "asyncio.Task[Answer]"
-    begun: int
-    callers: list[Caller] = field(default_factory=list)
-    number: int | None = None
-    giving_up: asyncio.TimerHandle | None = None
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits for the answer, and nobody has it."""
-        return all(caller.is_lost for caller in self.callers)
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether somebody has the answer."""
-        return any(caller.is_served for caller in self.callers)
 
 
 class Session:
@@ -92,9 +55,8 @@ class Session:
         self._rollout = rollout
         self._limits = limits
         self._chosen = chosen
-        self._asked: dict[bytes, list[Asked]] = {}
+        self._calls = RepeatedCalls(limits.repeat_s, self.answering.tree.is_answered)
         self._times: Counter[bytes] = Counter()  # how often each request was asked
-        self._turned_away: dict[bytes, list[float]] = {}  # how long clients are expected back, by their requests
         self._places = asyncio.Semaphore(limits.parallel_calls)
         self._running = self._unfinished = 0
 
@@ -108,20 +70,15 @@ class Session:
         if self.is_over:
             raise session_over()
         located = self.answering.locate(call)
-        asked = self._repeated(located)
+        asked = self._calls.repeated(located.digest, call.repeats)
         if asked is None:
             asked = self._begin(located)
-        asked.callers.append(caller)
-        if asked.giving_up is not None:
-            asked.giving_up.cancel()
-            asked.giving_up = None
+        asked.wait(caller)
         return asked.task
 
     def lose(self) -> None:
         """Note that a caller may have lost its connection."""
-        for known in self._asked.values():
-            for asked in known:
-                self._note_lost(asked)
+        self._calls.note_lost()
 
     def close(self, reward: float | None, parts: Mapping[str, float]) -> bool:
         """End the session with the reward that the harness knows, or None: then the task's judge finds one. The same
@@ -142,49 +99,14 @@ class Session:
         """Whether a call is under way, or waits for its turn."""
         return self._running > 0
 
-    def _repeated(self, located: Located) -> Asked | None:
-        """The earlier call that this one repeats: its client says so, or has lost its connection."""
-        known = [asked for asked in self._asked.get(located.digest, ()) if not asked.task.cancelling()]
-        for asked in reversed(known):
-            if asked.is_abandoned:
-                return asked
-        if self._comes_back(located.digest) or not located.call.repeats:
-            return None
-        candidates = [asked for asked in known if not asked.is_seen] or known
-        return candidates[-1] if candidates else None
-
-    def _note_lost(self, asked: Asked) -> None:
-        """Stop a call, after a while, that nobody waits for any more."""
-        if asked.is_abandoned and asked.giving_up is None and not asked.task.done():
-            asked.giving_up = asyncio.get_running_loop().call_later(self._limits.repeat_s, self._give_up, asked)
-
-    def _give_up(self, asked: Asked) -> None:
-        """Stop a call that has no answer yet. One that is being recorded has one, for the caller that asks next."""
-        if not any(node.begun == asked.begun for node in self.answering.tree.nodes):
-            asked.task.cancel()
-
-    def _turn_away(self, digest: bytes, clients: int = 1) -> None:
-        """Expect clients back that are turned away."""
-        until_s = time.monotonic() + RETURN_S
-        self._turned_away.setdefault(digest, []).extend([until_s] * clients)
-
-    def _comes_back(self, digest: bytes) -> bool:
-        """Whether a request is that of a client that was turned away, which is then expected no more."""
-        now_s = time.monotonic()
-        expected = [until_s for until_s in self._turned_away.pop(digest, ()) if until_s > now_s]
-        if expected[1:]:
-            self._turned_away[digest] = expected[1:]
-        return bool(expected)
-
     def _begin(self, located: Located) -> Asked:
         if len(self.answering.tree.nodes) + self._running >= self._limits.max_calls:
             raise CallRefused(f"this session has made its {self._limits.max_calls} calls", code="too_many_calls")
-        known = self._asked.setdefault(located.digest, [])
         begun = self.answering.tree.tick()
         asked = Asked(asyncio.create_task(self._answer(located, self._times[located.digest], begun)), begun)
         self._times[located.digest] += 1
-        known.append(asked)
-        asked.task.add_done_callback(lambda _: self._answered(located.digest, asked))
+        self._calls.add(located.digest, asked)
+        asked.task.add_done_callback(self._ended)
         self._running += 1
         return asked
 
@@ -212,22 +134,15 @@ class Session:
         finally:
             self._places.release()
 
-    def _answered(self, digest: bytes, asked: Asked) -> None:
+    def _ended(self, _: "asyncio.Task[Answer]") -> None:
         self._running -= 1
-        if asked.task.cancelled() or asked.task.exception() is not None:
-            self._asked[digest].remove(asked)
-            error = None if asked.task.cancelled() else asked.task.exception()
-            if isinstance(error, CallRefused) and error.retry_after_s:
-                self._turn_away(digest, sum(not caller.is_lost for caller in asked.callers))
-            if self.answering.failure is not None:
-                self.closed.set()
-        else:
-            asked.number = asked.task.result().number
+        if self.answering.failure is not None:
+            self.closed.set()
 
     async def settle(self) -> None:
         """Wait a while for calls that still run, then stop them."""
         self.closed.set()
-        running = [asked.task for known in self._asked.values() for asked in known if not asked.task.done()]
+        running = [asked.task for asked in self._calls if not asked.task.done()]
         if running:
             await asyncio.wait(running, timeout=SETTLE_S)
         self._unfinished += sum(not answering.done() for answering in running)
@@ -236,7 +151,7 @@ class Session:
     async def stop(self) -> None:
         """Stop all calls that still run."""
         self.closed.set()
-        running = [asked.task for known in self._asked.values() for asked in known if not asked.task.done()]
+        running = [asked.task for asked in self._calls if not asked.task.done()]
         for answering in running:
             answering.cancel()
         if running:
@@ -249,8 +164,8 @@ class Session:
     def sample(self, *, extra: Mapping[str, Any]) -> Sample:
         """The finished sample: the segments of all calls that are trained."""
         answering = self.answering
-        seen = {asked.number for known in self._asked.values() for asked in known if asked.is_seen}
-        leave_out(answering.tree, {number for number in seen if number is not None}, self._chosen)
+        seen = {asked.task.result().number for asked in self._calls if asked.is_seen}
+        leave_out(answering.tree, seen, self._chosen)
         counts = {
             "replayed_calls": answering.replayed,
             "dropped_records": answering.recorded - answering.replayed,

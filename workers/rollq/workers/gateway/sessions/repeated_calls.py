@@ -1,0 +1,122 @@
+"""Which requests of a session repeat an earlier one, because their client has no answer to it.
+
+| a client | gets |
+|---|---|
+| lost its connection, and asks the same | the call that it had asked, which runs or has its answer |
+| says that it repeats a request | the newest call of that request that nobody has seen the answer to, else the newest |
+| was turned away, and says that it repeats the request | a new call: the one that was turned away made no answer |
+| asks the same while others wait for it, or have it | a new call |
+| leaves, and nobody else waits | nothing: its call stops after `repeat_s`, unless it has its answer by then |
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from rollq.workers.gateway.calls import Answer, CallRefused
+
+RETURN_S: Final = 60.0
+"""How long a client is expected back that was turned away."""
+
+
+class Caller(Protocol):
+    """The connection that waits for an answer."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was lost before the last byte of the answer was sent."""
+        ...
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the last byte of the answer was sent."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A call that was asked for at the count `begun`, once or more often, and its answer. `giving_up` stops it after a
+    while, since nobody waits for it any more."""
+
+    task: "asyncio.Task[Answer]"
+    begun: int
+    callers: list[Caller] = field(default_factory=list)
+    giving_up: asyncio.TimerHandle | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for the answer, and nobody has it."""
+        return all(caller.is_lost for caller in self.callers)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether somebody has the answer."""
+        return any(caller.is_served for caller in self.callers)
+
+    def wait(self, caller: Caller) -> None:
+        """Add one that waits for the answer."""
+        self.callers.append(caller)
+        if self.giving_up is not None:
+            self.giving_up.cancel()
+            self.giving_up = None
+
+
+class RepeatedCalls:
+    """The calls of a session by the digests of their requests. All methods run on the event loop."""
+
+    def __init__(self, repeat_s: float, is_answered: Callable[[int], bool]) -> None:
+        """`repeat_s`: how long a call may run that nobody waits for; `is_answered`: whether the call that was asked for
+        at this count has an answer."""
+        self._repeat_s = repeat_s
+        self._is_answered = is_answered
+        self._asked: dict[bytes, list[Asked]] = {}
+        self._turned_away: dict[bytes, list[float]] = {}  # how long clients are expected back, by their requests
+
+    def __iter__(self) -> Iterator[Asked]:
+        return (asked for calls in self._asked.values() for asked in calls)
+
+    def repeated(self, digest: bytes, repeats: int) -> Asked | None:
+        """The earlier call that a request repeats. `repeats`: how often its client says that it has sent it before."""
+        calls = [asked for asked in self._asked.get(digest, ()) if not asked.task.cancelling()]
+        for asked in reversed(calls):
+            if asked.is_abandoned:  # even if the client does not say so: some have no header for it
+                return asked
+        if self._comes_back(digest) or not repeats:
+            return None
+        candidates = [asked for asked in calls if not asked.is_seen] or calls
+        return candidates[-1] if candidates else None
+
+    def add(self, digest: bytes, asked: Asked) -> None:
+        """Add a new call. One that ends without an answer is forgotten, and those who waited may be expected back."""
+        self._asked.setdefault(digest, []).append(asked)
+        asked.task.add_done_callback(lambda _: self._ended(digest, asked))
+
+    def note_lost(self) -> None:
+        """Stop calls, after a while, that nobody waits for any more."""
+        for asked in self:
+            if asked.is_abandoned and asked.giving_up is None and not asked.task.done():
+                asked.giving_up = asyncio.get_running_loop().call_later(self._repeat_s, self._give_up, asked)
+
+    def _give_up(self, asked: Asked) -> None:
+        if not self._is_answered(asked.begun):  # a call that is being recorded has its answer, for who asks next
+            asked.task.cancel()
+
+    def _ended(self, digest: bytes, asked: Asked) -> None:
+        if not asked.task.cancelled() and asked.task.exception() is None:
+            return
+        self._asked[digest].remove(asked)
+        error = None if asked.task.cancelled() else asked.task.exception()
+        if isinstance(error, CallRefused) and error.retry_after_s:
+            until_s = time.monotonic() + RETURN_S
+            waiting = sum(not caller.is_lost for caller in asked.callers)
+            self._turned_away.setdefault(digest, []).extend([until_s] * waiting)
+
+    def _comes_back(self, digest: bytes) -> bool:
+        """Whether a request is that of a client that was turned away, which is then expected no longer."""
+        now_s = time.monotonic()
+        expected = [until_s for until_s in self._turned_away.pop(digest, ()) if until_s > now_s]
+        if expected[1:]:
+            self._turned_away[digest] = expected[1:]
+        return bool(expected)
