@@ -7,32 +7,34 @@ are leased only then, so that no token claims a version that its engine never lo
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.values.rollouts import Float32Array, Int32Array, VersionSpan
-from rollq.buffer.weights.probe import BitSums, Probe, difference, probe_prompts, tolerance_of, wrong_tensors
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.values.rollouts import VersionSpan
+from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.protocol import (
     SEQUENCES,
     BoundedEngine,
-    CachingEngine,
     Completion,
     Engine,
     EngineDead,
     ImageEngine,
     Request,
     Scorer,
-    SelfChecking,
-    Summing,
     SwapMode,
     WeightsVersion,
 )
 from rollq.workers.engines.receiver import Incoming, Receiver
-from rollq.workers.engines.tensors import few
-from rollq.workers.engines.weights_check import WeightsCheck, WeightsRejected
+from rollq.workers.engines.weights_check import (
+    SelfChecking,
+    WeightsCheck,
+    WeightsRejected,
+    check_logprobs,
+    confirm,
+)
 from rollq.workers.engines.weights_trial import Trials
 
 log = logging.getLogger(__name__)
@@ -167,7 +169,7 @@ class EngineHost:
         """Await a change of weights, and check them. Until then, no token of theirs leaves. All requests end when the
         weights are rejected."""
         passed = False
-        self._trials.begin(version)
+        self._trials.begin(version)  # before the engine loads them: it may answer with them at once
         if isinstance(engine, SelfChecking):
             engine.expect(probe)
         try:
@@ -175,7 +177,9 @@ class EngineHost:
             if isinstance(engine, SelfChecking):
                 self.check = engine.check
             if isinstance(engine, Scorer):
-                await self._check(engine, version, probe)
+                self.check = await self._ask(engine, check_logprobs(engine, version.version, probe))
+                if self.check is not None:
+                    await self._ask(engine, confirm(engine, version.version, probe, self.check))
             passed = True
         except WeightsRejected:
             self.published.clear()
@@ -186,45 +190,6 @@ class EngineHost:
         if engine is self._engine:
             self.published.set()
         return swap_pause_s
-
-    async def _check(self, engine: Any, version: WeightsVersion, probe: Probe | None) -> None:
-        """Raise `WeightsRejected` unless the engine's logprobs and parameters are those of the probe, and its cache
-        is of these weights."""
-        number, dtype = version.version, engine.dtype
-        prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
-        try:
-            found = await self._ask(engine, _score(engine, prompts))
-        except WeightsError as error:
-            raise WeightsRejected(f"weights of version {number} cannot be checked: {error}") from error
-        if found is None:
-            self.check = None
-            return
-        expected = found if probe is None else probe.logprobs
-        dtypes = (dtype,) if probe is None else (dtype, probe.dtype)
-        self.check = check = WeightsCheck(difference(expected, found), tolerance_of(*dtypes))
-        if check.difference > check.tolerance:
-            raise WeightsRejected(
-                f"the engine gives other logprobs with weights of version {number} than the trainer: "
-                f"{check.difference:.2g} nats apart in the mean, where {check.tolerance:g} are allowed "
-                f"(trainer {dtypes[-1]}, engine {dtype})"
-            )
-        if isinstance(engine, Summing) and probe is not None and probe.sums:
-            await self._check_sums(engine, number, probe.sums)
-        if isinstance(engine, CachingEngine):
-            apart = await self._ask(engine, engine.cache_error())
-            if apart > tolerance_of(dtype):
-                raise WeightsRejected(
-                    f"the engine's cache of prompts is not of weights of version {number}: logprobs after a cached "
-                    f"prompt are {apart:.2g} nats off in the mean"
-                )
-
-    async def _check_sums(self, engine: Any, number: int, expected: Mapping[str, BitSums]) -> None:
-        """Raise `WeightsRejected` unless the engine's parameters have these sums."""
-        wrong = wrong_tensors(expected, await self._ask(engine, engine.bit_sums()))
-        if wrong:
-            raise WeightsRejected(
-                f"the engine holds other weights of version {number} than the trainer: {few(wrong)} differ"
-            )
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""
@@ -277,13 +242,6 @@ class EngineHost:
             self.published.clear()
             self.asleep = False
             self._death.set()
-
-
-async def _score(engine: Scorer, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
-    """See `Scorer.score`. Raises `WeightsError` for tokens that the engine does not have."""
-    if (token := max(int(prompt.max()) for prompt in prompts)) >= engine.vocabulary:
-        raise WeightsError(f"their probe holds token {token}, and the engine's tokens end at {engine.vocabulary - 1}")
-    return await engine.score(prompts)
 
 
 def freeze_heap() -> None:

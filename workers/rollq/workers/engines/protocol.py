@@ -16,8 +16,7 @@ import numpy.typing as npt
 from rollq.buffer.errors import RollqError
 from rollq.buffer.images.processor import PlacedImages
 from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
-from rollq.buffer.weights.probe import BitSums, Probe
-from rollq.workers.engines.weights_check import WeightsCheck
+from rollq.buffer.weights.probe import BitSums
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +208,7 @@ class CachingEngine(Engine, Protocol):
 
     async def cache_error(self) -> float:
         """How far logprobs of next tokens, after a prompt that was also used before the last swap, are from those
-        without any cache, in the mean, in nats. Stale keys and values show here. Raises `EngineDead`."""
+        without any cache, on average, in nats. Stale keys and values show here. Raises `EngineDead`."""
         ...
 
 
@@ -232,20 +231,6 @@ class ImageEngine(Protocol):
     def takes_images(self) -> bool:
         """Whether the model that is served reads `Request.images`. Without this, requests with images are refused."""
         ...
-
-
-@runtime_checkable
-class SelfChecking(Protocol):
-    """The additional members of an `Engine` over several servers, which checks the weights of each one itself."""
-
-    @property
-    def check(self) -> WeightsCheck | None:
-        """The check of the serving server that is farthest off; None if none of them was compared."""
-
-    def expect(self, probe: Probe | None) -> None:
-        """Let a server serve the weights of the next `swap` only if it gives the logprobs of `probe`, also one that
-        comes back later; without a probe, those of the first server. `swap` then raises `WeightsRejected`, with the
-        new version named, if no server passes."""
 
 
 class Tokenizer(Protocol):

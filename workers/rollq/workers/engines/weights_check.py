@@ -1,16 +1,19 @@
-"""Whether an engine gives the logprobs that its weights should give."""
+"""Whether an engine serves the weights that it should: its logprobs, the sums of its parameters, its cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.values.rollouts import Float32Array
-from rollq.buffer.weights.probe import Probe, difference, tolerance_of
+from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of, wrong_tensors
+from rollq.workers.engines.protocol import CachingEngine, Scorer, Summing
+from rollq.workers.engines.tensors import few
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsCheck:
-    """How far the engine's logprobs were from those it should give, in the mean, and how far they may be; in nats."""
+    """How far the engine's logprobs were from those it should give, on average, and how far they may be; in nats."""
 
     difference: float
     tolerance: float
@@ -19,6 +22,20 @@ class WeightsCheck:
     def passed(self) -> bool:
         """Whether the logprobs are near enough. Those that are not finite never are."""
         return self.difference <= self.tolerance
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """The additional members of an `Engine` over several servers, which checks the weights of each one itself."""
+
+    @property
+    def check(self) -> WeightsCheck | None:
+        """The check of the serving server that is farthest off; None if none of them was compared."""
+
+    def expect(self, probe: Probe | None) -> None:
+        """Let a server serve the weights of the next `swap` only if it gives the logprobs of `probe`, also one that
+        comes back later; without a probe, those of the first server. `swap` then raises `WeightsRejected`, with the
+        new version named, if no server passes."""
 
 
 class WeightsRejected(WeightsError):
@@ -32,3 +49,50 @@ class WeightsLate(WeightsRejected):
 def compare(expected: Probe, found: Sequence[Float32Array], dtype: str) -> WeightsCheck:
     """The check of logprobs float32 [T - 1] of the probe's prompts, from a forward pass in `dtype`."""
     return WeightsCheck(difference(expected.logprobs, found), tolerance_of(dtype, expected.dtype))
+
+
+async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> WeightsCheck | None:
+    """Compare the engine's logprobs with weights of version `number` with those of the probe; without one, with
+    themselves, which only shows whether they are finite. None if the engine cannot say.
+
+    Raises `WeightsRejected` for a probe with tokens that the engine does not have, or none that it can score.
+    """
+    prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
+    try:
+        if (token := max(int(prompt.max()) for prompt in prompts)) >= engine.vocabulary:
+            raise WeightsError(
+                f"their probe holds token {token}, and the engine's tokens end at {engine.vocabulary - 1}"
+            )
+        logprobs = await engine.score(prompts)
+    except WeightsError as error:
+        raise WeightsRejected(f"weights of version {number} cannot be checked: {error}") from error
+    if logprobs is None:
+        return None
+    if probe is None:
+        return WeightsCheck(difference(logprobs, logprobs), tolerance_of(engine.dtype))
+    return compare(probe, logprobs, engine.dtype)
+
+
+async def confirm(engine: Scorer, number: int, probe: Probe | None, check: WeightsCheck) -> None:
+    """Raise `WeightsRejected` unless the check is passed, the engine's parameters have the sums of the probe, and its
+    cache is of weights of version `number`."""
+    if not check.passed:
+        trainer = engine.dtype if probe is None else probe.dtype
+        raise WeightsRejected(
+            f"the engine gives other logprobs with weights of version {number} than the trainer: "
+            f"{check.difference:.2g} nats apart on average, where {check.tolerance:g} are allowed "
+            f"(trainer {trainer}, engine {engine.dtype})"
+        )
+    if isinstance(engine, Summing) and probe is not None and probe.sums:
+        wrong = wrong_tensors(probe.sums, await engine.bit_sums())
+        if wrong:
+            raise WeightsRejected(
+                f"the engine holds other weights of version {number} than the trainer: {few(wrong)} differ"
+            )
+    if isinstance(engine, CachingEngine):
+        apart = await engine.cache_error()
+        if apart > tolerance_of(engine.dtype):
+            raise WeightsRejected(
+                f"the engine's cache of prompts is not of weights of version {number}: logprobs after a cached "
+                f"prompt are {apart:.2g} nats off on average"
+            )
