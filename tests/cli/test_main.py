@@ -52,6 +52,13 @@ def test_help_lists_every_command_without_loading_any() -> None:
     assert all(f"\n  {name}  " in result.stdout for name in COMMANDS)
 
 
+def test_help_has_five_groups_of_commands() -> None:
+    lines = rollq("--help").stdout.splitlines()
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options:", "Run:", "Watch:", "Steer:", "Data:", "Server:"]
+    assert next(line for line in lines[lines.index("Watch:") :] if line.startswith("  ")).startswith("  status ")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_does_not_import_torch(name: str) -> None:
     code = (

@@ -9,40 +9,51 @@ import click
 
 from rollq.buffer.errors import ConfigError, RollqError
 
-COMMANDS = {
-    "demo": ("rollq.cli.demo.command", "Train a tiny model on this machine, all roles in one command."),
-    "redis": ("rollq.cli.commands.redis", "Run a Redis-compatible server on this machine."),
-    "produce": ("rollq.cli.commands.roles", "Schedule prompts."),
-    "work": ("rollq.cli.commands.roles", "Generate and judge groups."),
-    "train": ("rollq.cli.commands.roles", "Train on batches of groups and publish weights."),
-    "import": ("rollq.cli.commands.import_", "Put finished samples of a file into an offline task."),
-    "archive": ("rollq.cli.commands.archive", "Keep what is trained or dropped as Parquet files."),
-    "export": ("rollq.cli.commands.archive", "Write groups of the buffer or of an archive to a file."),
-    "try": ("rollq.cli.commands.try_", "Try a few rows of a task: prompts, judge and samples."),
-    "settings": ("rollq.cli.commands.settings", "Show the keys of rollq.toml, with meanings and defaults."),
-    "status": ("rollq.cli.commands.status", "Show the progress of a run."),
-    "top": ("rollq.cli.top.command", "Show a run live, and steer it by keyboard."),
-    "dashboard": ("rollq.cli.commands.dashboard", "Show a run in a browser, down to single tokens."),
-    "metrics": ("rollq.cli.commands.metrics", "Serve metrics of a run to Prometheus."),
-    "doctor": ("rollq.cli.commands.doctor", "Report what is unsafe or will hurt later."),
-    "recover": ("rollq.cli.commands.recover", "Let a run continue from given weights, without its checkpoint."),
-    "checkpoint": ("rollq.cli.commands.snapshots", "Save a run's buffer to a folder."),
-    "restore": ("rollq.cli.commands.snapshots", "Restore a saved buffer."),
-    "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups."),
-    "resume": ("rollq.cli.commands.pause", "Resume production."),
-    "drain": ("rollq.cli.commands.pause", "Admit nothing more, and finish what is on its way."),
-    "set": ("rollq.cli.commands.set", "Change rules of a task while the run is alive."),
-    "retire": ("rollq.cli.commands.set", "Take a task out of the run."),
-    "runs": ("rollq.cli.commands.runs", "List the runs of a server."),
-    "delete": ("rollq.cli.commands.runs", "Delete a run."),
-    "show": ("rollq.cli.commands.show", "Show the life of a group and its samples."),
-    "query": ("rollq.cli.commands.status", "Find groups by status, staleness, reward and more."),
-    "acl": ("rollq.cli.commands.access", "Print an ACL file with one user per role."),
-    "certificates": ("rollq.cli.commands.access", "Make certificates for TLS."),
-    "load-functions": ("rollq.cli.commands.access", "Load rollq's functions into the server, as the operator."),
-    "rq-info": ("rollq.cli.commands.status", "Show the run's queue and workers as RQ records them."),
+GROUPS = {
+    "Run": {
+        "demo": ("rollq.cli.demo.command", "Train a tiny model on this machine, all roles in one command."),
+        "try": ("rollq.cli.commands.try_", "Try a few rows of a task: prompts, judge and samples."),
+        "settings": ("rollq.cli.commands.settings", "Show the keys of rollq.toml, with meanings and defaults."),
+        "redis": ("rollq.cli.commands.redis", "Run a Redis-compatible server on this machine."),
+        "produce": ("rollq.cli.commands.roles", "Schedule prompts."),
+        "work": ("rollq.cli.commands.roles", "Generate and judge groups."),
+        "train": ("rollq.cli.commands.roles", "Train on batches of groups and publish weights."),
+    },
+    "Watch": {
+        "status": ("rollq.cli.commands.status", "Show the progress of a run."),
+        "top": ("rollq.cli.top.command", "Show a run live, and steer it by keyboard."),
+        "dashboard": ("rollq.cli.commands.dashboard", "Show a run in a browser, down to single tokens."),
+        "metrics": ("rollq.cli.commands.metrics", "Serve metrics of a run to Prometheus."),
+        "show": ("rollq.cli.commands.show", "Show the life of a group and its samples."),
+        "query": ("rollq.cli.commands.status", "Find groups by status, staleness, reward and more."),
+    },
+    "Steer": {
+        "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups."),
+        "resume": ("rollq.cli.commands.pause", "Resume production."),
+        "drain": ("rollq.cli.commands.pause", "Admit nothing more, and finish what is on its way."),
+        "set": ("rollq.cli.commands.set", "Change rules of a task while the run is alive."),
+        "retire": ("rollq.cli.commands.set", "Take a task out of the run."),
+    },
+    "Data": {
+        "import": ("rollq.cli.commands.import_", "Put finished samples of a file into an offline task."),
+        "export": ("rollq.cli.commands.archive", "Write groups of the buffer or of an archive to a file."),
+        "archive": ("rollq.cli.commands.archive", "Keep what is trained or dropped as Parquet files."),
+        "checkpoint": ("rollq.cli.commands.snapshots", "Save a run's buffer to a folder."),
+        "restore": ("rollq.cli.commands.snapshots", "Restore a saved buffer."),
+        "recover": ("rollq.cli.commands.recover", "Let a run continue from given weights, without its checkpoint."),
+    },
+    "Server": {
+        "doctor": ("rollq.cli.commands.doctor", "Report what is unsafe or will hurt later."),
+        "acl": ("rollq.cli.commands.access", "Print an ACL file with one user per role."),
+        "certificates": ("rollq.cli.commands.access", "Make certificates for TLS."),
+        "load-functions": ("rollq.cli.commands.access", "Load rollq's functions into the server, as the operator."),
+        "runs": ("rollq.cli.commands.runs", "List the runs of a server."),
+        "delete": ("rollq.cli.commands.runs", "Delete a run."),
+        "rq-info": ("rollq.cli.commands.status", "Show the run's queue and workers as RQ records them."),
+    },
 }
-"""Name of a command -> module that defines it, and one line about it."""
+"""Group of commands -> name of a command -> module that defines it, and one line about it."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 class Commands(click.Group):
@@ -58,8 +69,10 @@ class Commands(click.Group):
         return next(value for value in found if isinstance(value, click.Command) and value.name == name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
 
     def resolve_command(
         self, context: click.Context, args: list[str]
