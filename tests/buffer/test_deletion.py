@@ -148,7 +148,7 @@ def test_a_deletion_that_died_keeps_roles_out_and_is_ended_by_another_one(
         with pytest.raises(KeyboardInterrupt):
             buffer.delete_run(queue)
     role = Buffer(buffer.servers, buffer.run, Patience(), payloads_in(tmp_path / "payloads"))
-    with pytest.raises(RunMismatch, match=r"is being deleted: wait .* repeat `rollq delete`"):
+    with pytest.raises(RunMismatch, match=r"is being deleted: wait .* repeat `rollq runs delete`"):
         role.create_run()
     assert summarize(role).state == "its deletion did not end"
     role.delete_run(queue)

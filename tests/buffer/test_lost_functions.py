@@ -177,7 +177,7 @@ def test_a_library_that_another_program_replaced_is_an_error_with_the_remedy(wor
     world.start()
     library = f"#!lua name={library_name()}\nredis.register_function('{function_name('none')}', function() end)"
     world.buffer.client.function_load(library, replace=True)
-    with pytest.raises(ServerRefused, match="run `rollq load-functions` as the operator"):
+    with pytest.raises(ServerRefused, match="run `rollq doctor --load-functions` as the operator"):
         world.buffer.counts("math")
     with pytest.raises(ServerRefused, match=f"`redis-cli function delete {library_name()}`, and try again"):
         world.admit(1)

@@ -1,12 +1,11 @@
-"""`rollq acl`, `rollq certificates` and `rollq load-functions`."""
+"""`rollq acl`."""
 
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.library import digest, function_name, library_name
+from rollq.buffer.store.library import digest, function_name
 from rollq.buffer.store.users import USERS, Role, password_digest
 from rollq.cli.main import main
 
@@ -76,31 +75,3 @@ def test_acl_refuses_what_is_no_digest(config: Path, tmp_path: Path, release: st
     assert (status, printed) == (2, "")
     assert f"--also {release!r}: must be the 12 hexadecimal digits that `rollq doctor` prints" in said
     assert not (tmp_path / "passwords").exists()
-
-
-def test_certificates_are_made_once(tmp_path: Path, openssl: Path) -> None:
-    status, printed, _ = rollq("certificates", tmp_path / "c", "--host", "10.0.0.1")
-    assert status == 0
-    names = [line.rpartition("/")[2] for line in printed.splitlines()]
-    assert names == ["ca.crt", "server.crt", *(f"{role.value}.crt" for role in Role), "admin.crt"]
-    assert rollq("certificates", tmp_path / "c")[:2] == (0, "")
-
-
-def test_certificates_need_openssl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    status, _, said = rollq("certificates", tmp_path / "c")
-    assert status == 2
-    assert "needs the program openssl" in said
-
-
-def test_a_host_that_is_not_one_is_refused(tmp_path: Path, openssl: Path) -> None:
-    status, _, said = rollq("certificates", tmp_path / "c", "--host", "a\nb")
-    assert status == 2
-    assert "openssl" in said
-    assert not (tmp_path / "c" / "server.crt").exists()
-
-
-def test_functions_are_loaded_without_a_run(fresh_server: EmbeddedServer) -> None:
-    status, printed, _ = rollq("load-functions", "--url", fresh_server.url, "--run", "r")
-    assert status == 0
-    assert printed == f"the server has the functions {library_name()}, of the release with digest {digest()}\n"

@@ -55,7 +55,7 @@ def test_a_run_that_is_over_is_archived(fresh_server: EmbeddedServer, file: Path
 
 def test_trained_steps_without_a_checkpoint_are_not_forgotten(fresh_server: EmbeddedServer, file: Path) -> None:
     finish = partial(CliRunner().invoke, main, ["archive", str(file), "--finish"])
-    delete = partial(CliRunner().invoke, main, ["delete", "sums", str(file)])
+    delete = partial(CliRunner().invoke, main, ["runs", "delete", str(file), "sums"])
     with Buffer.connect(fresh_server.url, "sums") as buffer:
         world = World(buffer).start(math={"archive": True}, code={})
         world.complete(2)
@@ -90,7 +90,7 @@ def test_groups_are_exported_from_the_buffer_and_from_the_archive(fresh_server: 
         world = World(buffer).start(math={"archive": True})
         world.complete(2)
         world.train(1)
-        found = run(main, ["export", '{"task": "math"}', str(file), "--to", str(folder / "buffer.jsonl")])
+        found = run(main, ["export", str(file), '{"task": "math"}', "--to", str(folder / "buffer.jsonl")])
         assert found.output == f"wrote 2 groups to {folder / 'buffer.jsonl'}\n"
         buffer.checkpoint(world.held, 1)
         run(main, ["archive", str(file), "--finish"])
@@ -98,7 +98,7 @@ def test_groups_are_exported_from_the_buffer_and_from_the_archive(fresh_server: 
     found = run(main, ["export", "{}", *options])
     assert found.output == f"wrote 2 groups to {folder / 'out.parquet'}\n"
     assert parquet.read_table(folder / "out.parquet").num_rows == 4
-    assert run(main, ["export", "{}", str(file), *options]).exit_code == 2
+    assert run(main, ["export", str(file), "{}", *options]).exit_code == 2
 
 
 def has_more_than(folder: Path, files: set[Path]) -> bool:

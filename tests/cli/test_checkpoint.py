@@ -84,13 +84,13 @@ def test_xm05_checkpoint_and_resume_keep_the_prompt_order_and_every_completed_gr
         world.put(world.lease(6))
         world.train(1, math=4)
         assert world.statuses() == {"pending": 2, "completed": 2, "archived": 4}
-        saved = rollq("checkpoint", tmp_path / "saved", here)
+        saved = rollq("snapshot", "save", here, tmp_path / "saved")
         assert saved.exit_code == 0, saved.output
         assert "it belongs to the trainer's checkpoint of step 1" in saved.output
         trained, prompts = go_on(producer, world), prompts_of(world)
         assert len(set(prompts)) == len(prompts) == 20
 
-    restored = rollq("restore", tmp_path / "saved", there)
+    restored = rollq("snapshot", "load", there, tmp_path / "saved")
     assert restored.exit_code == 0, restored.output
     with roles(there) as (producer, world):
         # nothing is generated until the trainer says so
@@ -110,11 +110,11 @@ def test_xs04_a_task_without_saved_state_begins_at_its_beginning_with_a_warning(
     with roles(here) as (_, world):
         world.begin(0, launch_id="first")
         world.complete(1)
-        assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
+        assert rollq("snapshot", "save", here, tmp_path / "saved").exit_code == 0
     more = '[tasks.code]\nprompts = "p.jsonl"\nbatch_groups = 4\ngroup_size = 1\n'
     more += '[evaluations.held_out]\nprompts = "p.jsonl"\n'
     grown = write_config(tmp_path / "grown.toml", fresh_server.url, run_name, more=more)
-    result = rollq("restore", tmp_path / "saved", grown)
+    result = rollq("snapshot", "load", grown, tmp_path / "saved")
     assert result.exit_code == 0
     assert [line.split(" is ")[0] for line in result.stderr.splitlines()] == [
         "warning: task 'code'",
@@ -133,10 +133,10 @@ def test_a_run_can_be_saved_and_restored_by_url_and_under_another_name(
         world.begin(0, launch_id="first")
         world.complete(2)
         place = ("--url", server_url, "--run")
-        assert rollq("checkpoint", tmp_path / "saved", *place, run_name).exit_code == 0
-        result = rollq("restore", tmp_path / "saved", *place, f"{run_name}-fork")
+        assert rollq("snapshot", "save", tmp_path / "saved", *place, run_name).exit_code == 0
+        result = rollq("snapshot", "load", tmp_path / "saved", *place, f"{run_name}-fork")
         assert result.exit_code == 0, result.output
-        assert f"restored 2 groups of run '{run_name}'" in result.output
+        assert f"loaded 2 groups of run '{run_name}'" in result.output
     with RunLocation.at(server_url, f"{run_name}-fork").buffer() as fork:
         assert World(fork).statuses() == {"completed": 2}
 
@@ -147,13 +147,13 @@ def test_xb16_resuming_into_a_non_empty_buffer_or_under_another_policy_is_refuse
     with roles(here) as (_, world):
         world.begin(0, launch_id="first")
         world.complete(2)
-        assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
-        again = rollq("restore", tmp_path / "saved", here)
+        assert rollq("snapshot", "save", here, tmp_path / "saved").exit_code == 0
+        again = rollq("snapshot", "load", here, tmp_path / "saved")
         assert again.exit_code == 1
         assert "error: the run exists here already" in again.output
         assert world.statuses() == {"completed": 2}
     other = write_config(tmp_path / "other.toml", fresh_server.url, run_name, rules='batches.order = "fifo"')
-    refused = rollq("restore", tmp_path / "saved", other)
+    refused = rollq("snapshot", "load", other, tmp_path / "saved")
     assert refused.exit_code == 1
     assert "error: task 'math' was saved with order = staleness, the settings ask for fifo" in refused.output
     with RunLocation.from_settings(load_settings(other, {})).buffer() as buffer, pytest.raises(StoreLost):
@@ -164,38 +164,38 @@ def test_a_folder_in_use_is_refused_and_a_former_snapshot_is_replaced_when_asked
     with roles(here) as (_, world):
         world.begin(0, launch_id="first")
         world.complete(2)
-        busy = rollq("checkpoint", tmp_path, here)
+        busy = rollq("snapshot", "save", here, tmp_path)
         assert (busy.exit_code, "exists and is not a snapshot: name another folder" in busy.output) == (2, True)
         for expected in (0, 2):
-            result = rollq("checkpoint", tmp_path / "saved", here)
+            result = rollq("snapshot", "save", here, tmp_path / "saved")
             assert result.exit_code == expected
         assert "holds a snapshot already: name another folder, or pass --replace" in result.output
-        assert rollq("checkpoint", tmp_path / "saved", here, "--replace").exit_code == 0
+        assert rollq("snapshot", "save", here, tmp_path / "saved", "--replace").exit_code == 0
 
 
 def test_a_folder_without_a_snapshot_and_a_damaged_one_are_named(here: Path, there: Path, tmp_path: Path) -> None:
-    nothing = rollq("restore", tmp_path / "nothing", there)
+    nothing = rollq("snapshot", "load", there, tmp_path / "nothing")
     assert (nothing.exit_code, f"is not a snapshot: it has no {INDEX}" in nothing.output) == (1, True)
     with roles(here) as (_, world):
         world.begin(0, launch_id="first")
         world.complete(2)
-        assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
+        assert rollq("snapshot", "save", here, tmp_path / "saved").exit_code == 0
     damaged = tmp_path / "saved" / "task-math" / "groups-00000.jsonl"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    result = rollq("restore", tmp_path / "saved", there)
+    result = rollq("snapshot", "load", there, tmp_path / "saved")
     assert (result.exit_code, f"error: {damaged}: its SHA-256" in result.output) == (1, True)
 
 
 def test_a_run_that_is_not_there_cannot_be_saved(here: Path, tmp_path: Path) -> None:
-    result = rollq("checkpoint", tmp_path / "saved", here)
+    result = rollq("snapshot", "save", here, tmp_path / "saved")
     assert (result.exit_code, "is not in this store" in result.output) == (1, True)
     assert not (tmp_path / "saved").exists()
 
 
 def test_the_place_is_either_a_file_or_a_url_with_a_run(here: Path, tmp_path: Path) -> None:
-    for command in ("checkpoint", "restore"):
-        for place in ([here, "--run", "x"], ["--url", "redis://127.0.0.1:1"]):
-            result = rollq(command, tmp_path / "saved", *place)
+    for command in ("save", "load"):
+        for place in ([here, tmp_path / "saved", "--run", "x"], [tmp_path / "saved", "--url", "redis://127.0.0.1:1"]):
+            result = rollq("snapshot", command, *place)
             assert (result.exit_code, "give either FILE" in result.output) == (2, True)
 
 
@@ -226,7 +226,7 @@ def test_a_run_with_payloads_outside_is_saved_only_with_them(
     assert rollq("query", "{}", *place, "--count").output == "4\n"
     assert rollq("status", *place).exit_code == 0
     before = set(tmp_path.rglob("*"))
-    refused = rollq("checkpoint", saved, *place)
+    refused = rollq("snapshot", "save", saved, *place)
     assert (refused.exit_code, refused.output) == (
         2,
         f"error: run {run_name!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as its "
@@ -235,9 +235,9 @@ def test_a_run_with_payloads_outside_is_saved_only_with_them(
     assert set(tmp_path.rglob("*")) == before
     other = tmp_path / "other"
     other.mkdir()
-    refused = rollq("checkpoint", saved, *place, ROLLQ_PAYLOADS_URL=str(other))
+    refused = rollq("snapshot", "save", saved, *place, ROLLQ_PAYLOADS_URL=str(other))
     assert (refused.exit_code, "has nothing of this run" in refused.output) == (2, True)
-    assert rollq("checkpoint", saved, *place, ROLLQ_PAYLOADS_URL=str(outside)).exit_code == 0
+    assert rollq("snapshot", "save", saved, *place, ROLLQ_PAYLOADS_URL=str(outside)).exit_code == 0
 
 
 @pytest.mark.parametrize("to", ["servers", "folder"])
@@ -245,12 +245,12 @@ def test_a_run_with_payloads_outside_is_restored_with_and_without_them(
     to: str, here: Path, there: Path, outside: Path, tmp_path: Path
 ) -> None:
     assert len(payload_files(outside)) == 1
-    assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
+    assert rollq("snapshot", "save", here, tmp_path / "saved").exit_code == 0
     folder = tmp_path / "there"
     folder.mkdir()
     if to == "folder":
         there.write_text(there.read_text() + with_payloads(folder))
-    restored = rollq("restore", tmp_path / "saved", there)
+    restored = rollq("snapshot", "load", there, tmp_path / "saved")
     assert restored.exit_code == 0, restored.output
     assert len(payload_files(folder)) == (to == "folder")
     with roles(there) as (_, world):
@@ -268,8 +268,8 @@ def test_a_run_without_payloads_outside_is_saved_and_restored_with_them(
     folder.mkdir()
     for config in (here, there):
         config.write_text(config.read_text() + with_payloads(folder))
-    assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
-    assert rollq("restore", tmp_path / "saved", there).exit_code == 0
+    assert rollq("snapshot", "save", here, tmp_path / "saved").exit_code == 0
+    assert rollq("snapshot", "load", there, tmp_path / "saved").exit_code == 0
     assert len(payload_files(folder)) == 1
     with roles(there) as (_, world):
         world.begin(0, launch_id="second")

@@ -13,7 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.connection import open_client
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.library import library_name
+from rollq.buffer.store.library import digest, library_name
 from rollq.buffer.store.users import Role, acl_lines, password_digest
 from rollq.cli.commands.doctor import planned_tasks, weights_of
 from rollq.cli.main import main
@@ -248,3 +248,11 @@ def test_the_memory_of_every_primary_is_compared_with_its_share(tmp_path: Path) 
         here = [int(re.findall(r"this primary has (\d) of 4 tasks", message)[0]) for _, message in found.values()]
         assert (sum(here), max(here)) == (4, 2)
         assert all("32 groups of " in message for _, message in found.values())
+
+
+def test_functions_are_loaded_without_a_run(fresh_server: EmbeddedServer) -> None:
+    result = doctor("--load-functions", "--url", fresh_server.url, "--run", "r")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"the server has the functions {library_name()}, of the release with digest {digest()}\n"
+    both = doctor("--load-functions", "--clean", "--url", fresh_server.url, "--run", "r")
+    assert (both.exit_code, "give one of them" in both.output) == (2, True)

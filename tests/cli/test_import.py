@@ -68,7 +68,7 @@ def import_(data: Path, settings: Path, *options: str, task: str = "demos") -> R
 
 
 def strictly_import(data: Path, settings: Path, *options: str, task: str = "demos") -> Result:
-    return CliRunner().invoke(main, ["import", task, str(data), str(settings), *options])
+    return CliRunner().invoke(main, ["import", str(settings), task, str(data), *options])
 
 
 def row(number: int = 0, **changed: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_what_rollq_export_wrote_comes_back_without_its_versions(settings: Path,
     world.start(math={}, demos={"offline": True})
     world.complete(3)
     exported = settings.parent / f"exported.{form}"
-    command = ["export", '{"task": "math"}', str(settings), "--format", form, "--to", str(exported)]
+    command = ["export", str(settings), '{"task": "math"}', "--format", form, "--to", str(exported)]
     assert CliRunner().invoke(main, command).exit_code == 0
     assert import_(exported, settings).exit_code == 0
     before = world.buffer.fetch(world.claim(1, math=3).groups)
@@ -183,7 +183,7 @@ def test_an_export_that_lacks_samples_is_refused(settings: Path, world: World) -
     world.start(math={}, demos={"offline": True})
     world.complete(2)
     exported = settings.parent / "exported.jsonl"
-    command = ["export", '{"task": "math"}', str(settings), "--to", str(exported)]
+    command = ["export", str(settings), '{"task": "math"}', "--to", str(exported)]
     assert CliRunner().invoke(main, command).exit_code == 0
     without_last_line(exported)
     found = import_(exported, settings)
@@ -296,9 +296,9 @@ def test_an_import_that_is_ended_continues_where_it_was(settings: Path, world: W
         "-m",
         "rollq.cli.main",
         "import",
+        str(settings),
         "demos",
         str(data),
-        str(settings),
         "--without-logprobs",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as importer:
@@ -365,10 +365,10 @@ def test_status_and_show_name_the_source_and_no_version(settings: Path, world: W
     assert import_(data, settings).exit_code == 0
     status = CliRunner().invoke(main, ["status", str(settings)]).output
     assert "demos: offline: 1 groups were inserted so far" in status
-    shown = CliRunner().invoke(main, ["show", "demos", "1", str(settings)]).output
+    shown = CliRunner().invoke(main, ["show", str(settings), "demos", "1"]).output
     assert f"inserted from {source_of(data)}" in shown
     assert "4 tokens: of no version; the loss counts 4" in shown
-    plain = orjson.loads(CliRunner().invoke(main, ["show", "demos", "1", str(settings), "--json"]).output)
+    plain = orjson.loads(CliRunner().invoke(main, ["show", str(settings), "demos", "1", "--json"]).output)
     segment = plain["samples"][0]["segments"][0]
     assert (segment["versions"], segment["logprobs"]) == (None, [None] * 4)
 

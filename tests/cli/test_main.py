@@ -84,7 +84,7 @@ def test_a_misspelt_option_gets_a_suggestion() -> None:
     assert (result.exit_code, "--json" in result.output) == (2, True)
 
 
-@pytest.mark.parametrize("role", ["produce", "work", "train", "status", "rq-info"])
+@pytest.mark.parametrize("role", ["produce", "work", "train", "status"])
 def test_bad_settings_end_every_command_with_one_line_and_status_2(role: str, tmp_path: Path) -> None:
     result = rollq(role, str(tmp_path / "none.toml"))
     assert result.exit_code == 2
@@ -118,17 +118,16 @@ def test_a_role_that_makes_no_sense_is_not_started(args: list[str], more: str, m
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("command", ["status", "rq-info"])
 @pytest.mark.parametrize("args", [["--url", "redis://x"], ["--run", "r"], ["a.toml", "--run", "r"]])
-def test_a_view_wants_either_a_file_or_a_url_with_a_run(command: str, args: list[str]) -> None:
-    result = rollq(command, *args)
+def test_a_view_wants_either_a_file_or_a_url_with_a_run(args: list[str]) -> None:
+    result = rollq("status", *args)
     assert (result.exit_code, result.stderr) == (
         2,
         "error: give either FILE (rollq.toml), or both --url and --run\n",
     )
 
 
-@pytest.mark.parametrize("command", ["status", "rq-info", "pause"])
+@pytest.mark.parametrize("command", ["status", "pause"])
 def test_without_a_place_the_file_of_this_folder_is_meant(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,9 +141,8 @@ def test_without_a_place_the_file_of_this_folder_is_meant(
     assert "redis.buffer_url" in rollq(command).stderr
 
 
-@pytest.mark.parametrize("view", ["status", "rq-info"])
-def test_a_server_that_nobody_runs_is_a_clear_error_after_a_moment(view: str) -> None:
-    result = rollq(view, "--url", "redis://127.0.0.1:1/0", "--run", "r")
+def test_a_server_that_nobody_runs_is_a_clear_error_after_a_moment() -> None:
+    result = rollq("status", "--url", "redis://127.0.0.1:1/0", "--run", "r")
     assert result.exit_code == 1
     assert "error: redis://127.0.0.1:1/0" in result.stderr
 
@@ -157,9 +155,9 @@ def test_a_url_that_makes_no_sense_is_refused_without_its_password() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["rq-info"], ["doctor"], ["query", "{}"], ["checkpoint", "d"], ["restore", "d"],
+    "command", [["status"], ["doctor"], ["query", "{}"], ["snapshot", "save", "d"], ["snapshot", "load", "d"],
                 ["pause"], ["resume"], ["drain"],
-                ["set", "math"], ["retire", "math"], ["load-functions"]]
+                ["set", "math"], ["doctor", "--load-functions"]]
 )  # fmt: skip
 def test_every_command_warns_of_a_password_in_its_arguments(command: list[str]) -> None:
     result = rollq(*command, "--url", "http://:hunter2@host", "--run", "r")

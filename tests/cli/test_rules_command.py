@@ -1,4 +1,4 @@
-"""`rollq set` and `rollq retire`, on a real server."""
+"""`rollq set`, on a real server."""
 
 import re
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_steps_that_are_held_reach_to_the_next_checkpoint(server_url: str, buffe
         f'run = "{buffer.run}"\n[redis]\nbuffer_url = "{server_url}"\n[tasks.math]\nprompts = "prompts.jsonl"\n'
         f'batch_groups = 2\n[trainer]\nmodel = "model"\noutput = "output"\nsteps = 9\ncheckpoint_every = 5\n'
     )
-    command = ["set", "math", "-f", str(tmp_path / "rollq.toml")]
+    command = ["set", str(tmp_path / "rollq.toml"), "math"]
     refused = CliRunner().invoke(main, [*command, "max_uncheckpointed_steps=4"])
     assert refused.exit_code == 2
     assert "max_uncheckpointed_steps = 4: must not be below trainer.checkpoint_every = 5" in refused.output
@@ -117,7 +117,7 @@ def test_a_weight_that_was_interrupted_between_two_tasks_is_finished_by_a_repeat
 def test_a_dry_run_says_what_would_change_and_changes_nothing(ask: Ask, buffer: Buffer) -> None:
     result = ask("set", "code", "max_tries=5", "--dry-run")
     assert result.output == "task code: revision 2: max_tries 3 -> 5 from step 1 on (not changed: --dry-run)\n"
-    ask("retire", "code", "--dry-run")
+    ask("set", "code", "batch_groups=0", "--dry-run")
     clock = buffer.clock("code")
     assert (clock.rules_revision, clock.rules.max_tries, clock.control) == (1, 3, Control.RUN)
 
@@ -131,11 +131,11 @@ def test_without_a_change_the_rules_and_their_revisions_are_shown(ask: Ask) -> N
 
 
 def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer) -> None:
-    assert ask("retire", "code").exit_code == 0
+    assert ask("set", "code", "batch_groups=0").exit_code == 0
     assert sizes(buffer, 2) == {"code": 0, "math.1of2": 16, "math.2of2": 16}
     assert ask("set", "math", "weight=2", "--from-step", "3").exit_code == 0
     assert sizes(buffer, 3) == {"code": 0, "math.1of2": 16, "math.2of2": 16}, "it is shared by the others alone"
-    last = ask("retire", "math")
+    last = ask("set", "math", "batch_groups=0")
     assert last.exit_code == 2
     assert "batch_groups: no task would have a group in the batch of step 2; stop the trainer instead" in last.output
     assert ask("set", "code", "batch_groups=8", "--from-step", "5").exit_code == 0

@@ -116,13 +116,13 @@ def test_a_run_keeps_its_shards(tmp_path: Path, server_url: str, run_name: str, 
 def test_a_snapshot_keeps_its_shards(tmp_path: Path, server_url: str, run_name: str) -> None:
     created = write(tmp_path, server_url, run_name, shards=3)
     open_run(load_settings(created, {}), threading.Event()).close()
-    assert rollq("checkpoint", tmp_path / "saved", created).exit_code == 0
+    assert rollq("snapshot", "save", created, tmp_path / "saved").exit_code == 0
     other = write(tmp_path, server_url, f"{run_name}-2", shards=2)
-    refused = rollq("restore", tmp_path / "saved", other)
+    refused = rollq("snapshot", "load", other, tmp_path / "saved")
     assert refused.exit_code != 0
     assert "shards = 3, the settings ask for shards = 2" in refused.output
     same = write(tmp_path, server_url, f"{run_name}-2", shards=3)
-    assert rollq("restore", tmp_path / "saved", same).exit_code == 0
+    assert rollq("snapshot", "load", same, tmp_path / "saved").exit_code == 0
     open_run(load_settings(same, {}), threading.Event()).close()
 
 

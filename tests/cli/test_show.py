@@ -391,7 +391,7 @@ def test_groups_that_have_left_are_shown_from_the_archive(world: World, server_u
     )
 
     def shown(*words: str) -> Result:
-        return CliRunner().invoke(main, ["show", "math", *words, str(tmp_path / "rollq.toml")])
+        return CliRunner().invoke(main, ["show", str(tmp_path / "rollq.toml"), "math", *words])
 
     assert "waits for the archiver" in shown("1").output
     done = CliRunner().invoke(main, ["archive", str(tmp_path / "rollq.toml"), "--finish"])
@@ -426,12 +426,12 @@ def test_an_archived_group_shows_the_leases_that_it_showed_in_the_buffer(
     )
 
     def life() -> list[str]:
-        shown = CliRunner().invoke(main, ["show", "math", "1", str(settings)])
+        shown = CliRunner().invoke(main, ["show", str(settings), "math", "1"])
         assert shown.exit_code == 0, shown.output
         return lines_of(shown)[3 : lines_of(shown).index("prompt") - 1]
 
     def rows() -> str:
-        return CliRunner().invoke(main, ["show", "math", "--step", "1", str(settings)]).output
+        return CliRunner().invoke(main, ["show", str(settings), "math", "--step", "1"]).output
 
     live, live_rows = life(), rows()
     world.buffer.checkpoint(world.held, 1)

@@ -13,6 +13,7 @@ from rollq.buffer.store.embedded_server import free_port
 from rollq.cli.demo.command import demo
 from rollq.cli.main import main
 from rollq.cli.run_location import RunLocation
+from support.certificates import make_certificates
 from support.compose_file import COMPOSE, PASSWORD, Containers, read_compose
 from support.free_ports import free_ports
 
@@ -117,6 +118,7 @@ def make_secrets(folder: Path) -> Path:
     """The folder compose/secrets, made by the commands at the head of secure.yaml."""
     commands = re.findall(r"^#   rollq (.*)$", (COMPOSE / "secure.yaml").read_text("utf-8"), flags=re.MULTILINE)
     folder.mkdir()
+    make_certificates(folder / "certificates", "redis")
     for command in commands:
         text = command.replace("compose/secrets", str(folder)).replace("compose/rollq", str(COMPOSE / "rollq"))
         words, _, target = text.partition(" > ")

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from rollq.buffer.store.embedded_server import embedded_binary
 from rollq.cli.main import main
+from support.certificates import make_certificates
 from support.compose_file import COMPOSE, swapped
 from support.free_ports import free_ports
 from support.kustomize import KUBERNETES, built
@@ -48,7 +49,7 @@ def rollq(*words: str | Path) -> str:
 def make_secrets(folder: Path, settings: Path) -> dict[str, Path]:
     """The Secrets that docs/guide/kubernetes.md makes, by name."""
     acl = rollq("acl", settings, "--passwords", folder / "passwords")
-    rollq("certificates", folder / "certificates", "--host", "rollq-store")
+    make_certificates(folder / "certificates", "rollq-store")
     found = {}
     for user in {*USERS.values(), "server"}:
         secret = found[f"rollq-{user}"] = folder / f"rollq-{user}"

@@ -15,6 +15,7 @@ from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.store.users import Role, ServerUser, functions_of
 from rollq.cli.main import main
 from rollq.monitor.report.records import METRICS_FILE
+from support.certificates import make_certificates
 from support.documented_commands import ROOT, Desk, blocks, steps_trained
 from support.waiting import wait_until
 
@@ -84,10 +85,10 @@ def test_the_roles_of_the_page_train_as_users(
         for role in ("producer", "worker", "trainer"):
             desk.open(role, terminals[role], role)
         desk.wait_until(lambda: steps_trained(metrics) >= 2)
-        as_operator = f"cd operator\n{terminals['operator'].rpartition('rollq load-functions')[0]}"
+        as_operator = f"cd operator\n{terminals['operator'].rpartition('rollq doctor --load-functions')[0]}"
         shown += desk.run(f"{as_operator}rollq pause sums/rollq.toml\nrollq resume sums/rollq.toml")
-        shown += desk.run(f"{as_operator}rollq checkpoint saved sums/rollq.toml")
-        shown += desk.run(f"{as_operator}rollq status sums/rollq.toml\nrollq rq-info sums/rollq.toml")
+        shown += desk.run(f"{as_operator}rollq snapshot save sums/rollq.toml saved")
+        shown += desk.run(f"{as_operator}rollq status sums/rollq.toml")
         arguments = processes()
         assert refusals(desk.run(refused)) == set()
     shown += "".join(path.read_text() for path in desk.folder.glob("*.log"))
@@ -115,7 +116,7 @@ def test_a_replica_follows_with_tls(tmp_path: Path, sums: Path, redis_binary: Pa
     rollq = CliRunner().invoke
     acl, certificates, passwords = (tmp_path / name for name in ("rollq.acl", "certificates", "passwords"))
     acl.write_text(rollq(main, ["acl", str(sums / "rollq.toml"), "--passwords", str(passwords)]).stdout)
-    assert rollq(main, ["certificates", str(certificates)]).exit_code == 0
+    make_certificates(certificates)
 
     def admin(server: EmbeddedServer) -> redis.Redis:
         files = (certificates / name for name in ("ca.crt", "admin.crt", "admin.key"))

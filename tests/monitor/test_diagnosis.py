@@ -68,8 +68,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "starving: task demos is filled by imports alone; 4 groups in generation on 1 worker; the trainer has "
         "waited 12 s for step 41: task demos has 1 of 16 groups\n"
-        "to do: import more into task demos: `rollq import`; or take it out of this batch: `rollq retire demos "
-        "--from-step 41`",
+        "to do: import more into task demos: `rollq import`; or take it out of this batch: `rollq set demos "
+        "batch_groups=0 --from-step 41`",
     ),
     "the only worker is paused": (
         run_status(

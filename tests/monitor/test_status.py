@@ -13,7 +13,6 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.buffer.values.rollouts import Prompt
 from rollq.monitor.status.read import RunStatus, batch_share, read_status
-from rollq.monitor.status.rq_info import rq_lines
 from rollq.monitor.status.text import as_json, as_table
 from rollq.monitor.status.trainer_words import MOST_ERROR
 
@@ -205,16 +204,17 @@ def test_the_history_gives_rates_and_the_state_of_production(buffer: Buffer, ser
     assert math.pending_age_s is not None
 
 
-def test_rqs_view_counts_tickets_and_loads_nothing(server_url: str, run_name: str) -> None:
+def test_jobs_are_counted_by_rqs_registries_and_never_loaded(buffer: Buffer, server_url: str, run_name: str) -> None:
     queue = open_queue(server_url, run_name)
     enqueue_tickets(queue, run_name, 3, 1)
     # a job whose data is a pickle, as anybody with access to the queue could plant it
     queue.connection.hset(f"rq:job:{run_name}", mapping={"data": b"\x80\x04cos\nsystem\n", "created_at": "x"})
     queue.connection.rpush(queue.key, run_name)
-    assert rq_lines(queue) == [
-        f"queue rollq-{run_name}: 4 queued, 0 executing, 0 finished, 0 failed",
-        "no worker is registered",
-    ]
+    assert f"run {run_name}: no weights published yet; 4 tickets; 0 workers" in as_table(look(buffer, server_url))
+    queue.connection.zadd(queue.failed_job_registry.key, {run_name: 1})
+    found = look(buffer, server_url)
+    assert "; 4 tickets (1 failed by RQ); " in as_table(found)
+    assert orjson.loads(as_json(found))["jobs"] == {"executing": 0, "finished": 0, "failed": 1}
 
 
 def test_a_task_that_no_batch_takes_groups_of_is_retired_in_every_view(buffer: Buffer, server_url: str) -> None:

@@ -191,6 +191,21 @@ def tickets_queued(queue: Queue, *, patience: Patience | None = None) -> int:
     return patiently(queue.connection, lambda: queue.count, patience)
 
 
+def jobs_by_registry(queue: Queue, *, patience: Patience | None = None) -> dict[str, int]:
+    """How many jobs RQ records as executing, finished and failed. Counts alone: a job is never loaded, since `rq info`
+    unpickles jobs, and so runs code that anyone with access to the queue can plant."""
+    registries = {
+        "executing": queue.started_job_registry,
+        "finished": queue.finished_job_registry,
+        "failed": queue.failed_job_registry,
+    }
+
+    def counts() -> dict[str, int]:
+        return {name: registry.get_job_count(cleanup=False) for name, registry in registries.items()}
+
+    return patiently(queue.connection, counts, patience)
+
+
 def tickets_missing(pending: int, queued: int, groups_per_job: int) -> int:
     """How many tickets to enqueue so that every pending group has one."""
     return max(0, math.ceil(pending / groups_per_job) - queued)

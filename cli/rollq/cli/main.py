@@ -32,27 +32,30 @@ GROUPS = {
         "resume": ("rollq.cli.commands.pause", "Resume production."),
         "drain": ("rollq.cli.commands.pause", "Admit nothing more, and finish what is on its way."),
         "set": ("rollq.cli.commands.set", "Change rules of a task while the run is alive."),
-        "retire": ("rollq.cli.commands.set", "Take a task out of the run."),
     },
     "Data": {
         "import": ("rollq.cli.commands.import_", "Put finished samples of a file into an offline task."),
         "export": ("rollq.cli.commands.archive", "Write groups of the buffer or of an archive to a file."),
         "archive": ("rollq.cli.commands.archive", "Keep what is trained or dropped as Parquet files."),
-        "checkpoint": ("rollq.cli.commands.snapshots", "Save a run's buffer to a folder."),
-        "restore": ("rollq.cli.commands.snapshots", "Restore a saved buffer."),
+        "snapshot": ("rollq.cli.commands.snapshots", "Save a run's buffer to a folder, and load it."),
         "recover": ("rollq.cli.commands.recover", "Let a run continue from given weights, without its checkpoint."),
     },
     "Server": {
         "doctor": ("rollq.cli.commands.doctor", "Report what is unsafe or will hurt later."),
         "acl": ("rollq.cli.commands.access", "Print an ACL file with one user per role."),
-        "certificates": ("rollq.cli.commands.access", "Make certificates for TLS."),
-        "load-functions": ("rollq.cli.commands.access", "Load rollq's functions into the server, as the operator."),
-        "runs": ("rollq.cli.commands.runs", "List the runs of a server."),
-        "delete": ("rollq.cli.commands.runs", "Delete a run."),
-        "rq-info": ("rollq.cli.commands.status", "Show the run's queue and workers as RQ records them."),
+        "runs": ("rollq.cli.commands.runs", "List and delete the runs of a server."),
     },
 }
 """Group of commands -> name of a command -> module that defines it, and one line about it."""
+RENAMED = {
+    "checkpoint": "snapshot save",
+    "restore": "snapshot load",
+    "retire": "set TASK batch_groups=0",
+    "delete": "runs delete",
+    "load-functions": "doctor --load-functions",
+    "rq-info": "status",
+}
+"""Former name of a command -> how to write it today."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
@@ -80,6 +83,8 @@ class Commands(click.Group):
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else "See `rollq --help`."
+            if args[0] in RENAMED:
+                hint = f"Write `rollq {RENAMED[args[0]]}`."
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", context)
         return super().resolve_command(context, args)
 
@@ -87,6 +92,10 @@ class Commands(click.Group):
         """Run a command. Exit status 2 means wrong settings or arguments; 1 means any other error."""
         try:
             return super().invoke(context)
+        except click.NoSuchOption as error:
+            if error.option_name in ("-f", "--file"):
+                error.message += " FILE is the first argument."
+            raise
         except RollqError as error:
             click.echo(f"error: {error}", err=True)
             context.exit(2 if isinstance(error, ConfigError) else 1)

@@ -1,10 +1,21 @@
-"""Arguments that several commands share."""
+"""Arguments and options that several commands share.
+
+Every command takes the settings file in the same way: FILE is the first argument. Left out, it is the rollq.toml of the
+working directory. Where other arguments follow, a first word that ends in .toml is FILE.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+
+from rollq.buffer.errors import ConfigError
+
+DEFAULT_FILE = Path("rollq.toml")
+SUFFIX = ".toml"
+
+Command = Callable[..., None]
 
 
 def _warn_of_password(context: click.Context, option: click.Parameter, url: str | None) -> str | None:
@@ -19,14 +30,18 @@ def _warn_of_password(context: click.Context, option: click.Parameter, url: str 
     return url
 
 
-DEFAULT_FILE = Path("rollq.toml")
+def _existing(context: click.Context, argument: click.Parameter, file: Path | None) -> Path:
+    if file is None and not DEFAULT_FILE.exists():
+        raise ConfigError(f"there is no {DEFAULT_FILE} in this folder: name the file of the run")
+    return file or DEFAULT_FILE
+
 
 url_option: Callable[[Any], Any] = click.option(
     "--url",
     callback=_warn_of_password,
     help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD or _PASSWORD_FILE.",
 )
-url_options = (url_option, click.option("--run", "run_name", help="Name of the run, with --url."))
+run_option: Callable[[Any], Any] = click.option("--run", "run_name", help="Name of the run, with --url.")
 allowed_host_option: Callable[[Any], Any] = click.option(
     "--allowed-host",
     "allowed_hosts",
@@ -34,11 +49,54 @@ allowed_host_option: Callable[[Any], Any] = click.option(
     metavar="NAME",
     help="Name or address by which browsers and scrapers reach it, beside 127.0.0.1, localhost and --host; repeatable.",
 )
-_RUN_OPTIONS = (click.argument("file", type=click.Path(path_type=Path), required=False), *url_options)
+file_argument: Callable[[Any], Any] = click.argument("file", type=click.Path(path_type=Path), required=False)
+settings_file: Callable[[Any], Any] = click.argument(
+    "file", type=click.Path(path_type=Path), required=False, callback=_existing
+)
+"""FILE of a command that has no --url."""
 
 
-def run_options(command: Callable[..., None]) -> Callable[..., None]:
+class _Words(click.Argument):
+    """FILE and the arguments that follow it, which the command gets as `file` and by their names."""
+
+    def __init__(self, declarations: list[str], *, following: dict[str, str], needs_file: bool, **options: Any) -> None:
+        usage = " ".join(("[FILE]", *following.values()))
+        super().__init__(declarations, nargs=-1, metavar=usage, expose_value=False, callback=self._name, **options)
+        self._following, self._needs_file = following, needs_file
+
+    def _name(self, context: click.Context, argument: click.Parameter, given: tuple[str, ...]) -> None:
+        words = list(given)
+        file = Path(words.pop(0)) if words and words[0].endswith(SUFFIX) else None
+        late = next((word for word in words if word.endswith(SUFFIX)), None)
+        if late is not None:
+            raise click.UsageError(f"{late!r}: FILE is the first argument: {_usage(context, self)}", context)
+        for name, usage in self._following.items():
+            if usage.endswith("..."):
+                context.params[name], words = tuple(words), []
+            elif not words and not usage.startswith("["):
+                raise click.UsageError(f"Missing argument {usage!r}.", context)
+            else:
+                context.params[name] = words.pop(0) if words else None
+        if words:
+            raise click.UsageError(f"Got unexpected extra argument ({words[0]}); FILE ends in {SUFFIX}", context)
+        context.params["file"] = _existing(context, argument, file) if self._needs_file else file
+
+
+def _usage(context: click.Context, argument: click.Argument) -> str:
+    return f"`{context.command_path} {argument.metavar}`"
+
+
+def file_and(*, needs_file: bool = False, **following: str) -> Callable[[Command], Command]:
+    """Add FILE and the arguments that follow it: parameter -> how its usage is shown, as in "TASK", "[GROUP]" or
+    "[RULE=VALUE]...". With `needs_file`, the command has no --url."""
+    return click.argument("words", cls=_Words, following=following, needs_file=needs_file)
+
+
+def run_options(command: Command) -> Command:
     """Add FILE, --url and --run, which `rollq.cli.run_location.find_run` understands."""
-    for option in reversed(_RUN_OPTIONS):
-        command = option(command)
-    return command
+    return file_argument(connection_options(command))
+
+
+def connection_options(command: Command) -> Command:
+    """Add --url and --run, beside FILE."""
+    return url_option(run_option(command))

@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """The servers, the name and the archive of a run. Its repr holds no password."""
+    """The servers, the name and the archive of a run, and the settings file that named them, if one did.
+
+    Its repr holds no password.
+    """
 
     run: str
     buffer_url: str = field(repr=False)
@@ -34,6 +37,7 @@ class RunLocation:
     password: str | None = field(repr=False)
     payloads: PayloadSettings
     archive_url: str | None = None
+    file: Path | None = None
 
     @classmethod
     def from_settings(cls, settings: RollqSettings) -> Self:
@@ -101,7 +105,7 @@ def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation
             )
         file = DEFAULT_FILE
     if file is not None and not url and not run:
-        return RunLocation.from_settings(load_settings(file))
+        return replace(RunLocation.from_settings(load_settings(file)), file=file)
     if file is None and url and run:
         return RunLocation.at(url, run)
     raise ConfigError("give either FILE (rollq.toml), or both --url and --run")

@@ -492,7 +492,7 @@ def test_xb16_a_restore_that_died_is_ended_by_another_one(
 
         with pytest.raises(KeyboardInterrupt):
             elsewhere.buffer.restore(tmp_path / "saved", report=die)
-        with pytest.raises(RunMismatch, match=r"is being restored.*repeat `rollq restore`"):
+        with pytest.raises(RunMismatch, match=r"is being restored.*repeat `rollq snapshot load`"):
             elsewhere.buffer.create_run()
     with pytest.raises(RunMismatch, match=r"another snapshot was being restored.*repeat that one"):
         elsewhere.buffer.restore(tmp_path / "other")

@@ -11,7 +11,7 @@ from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.store.users import USERS, Role, ServerUser, acl_lines, password_digest, user_name
-from rollq.cli.certificate_files import make_certificates
+from support.certificates import make_certificates
 from support.free_ports import free_ports
 
 
@@ -23,7 +23,7 @@ def port_of(buffer: Buffer) -> int:
 
 def test_a_cluster_has_users_speaks_tls_and_starts_again(redis_binary: Path, openssl: Path, tmp_path: Path) -> None:
     certificates, acl, first = tmp_path / "certificates", tmp_path / "rollq.acl", free_ports(6)
-    list(make_certificates(certificates, [], ["worker"]))
+    make_certificates(certificates)
     files = (certificates / "ca.crt", certificates / "worker.crt", certificates / "worker.key")
     acl.write_text("\n".join(acl_lines("sums", {user: password_digest(user.value) for user in USERS})) + "\n")
 

@@ -436,7 +436,7 @@ def test_only_the_operator_loads_functions(users: Users) -> None:
     producer = World(users.buffer(Role.PRODUCER))
     users.client(Role.OPERATOR).function_delete(library_name())
     for role_needs_them in (lambda: users.buffer(Role.TRAINER), lambda: producer.admit(1)):
-        with pytest.raises(ServerRefused, match="run `rollq load-functions` as the operator"):
+        with pytest.raises(ServerRefused, match="run `rollq doctor --load-functions` as the operator"):
             role_needs_them()
     users.buffer(Role.OPERATOR)
     assert users.buffer(Role.TRAINER)

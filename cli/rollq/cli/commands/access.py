@@ -1,4 +1,4 @@
-"""Commands that restrict who may do what: `rollq acl`, `rollq certificates` and `rollq load-functions`."""
+"""`rollq acl`: restricts who may do what."""
 
 import os
 import secrets
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.options import run_options
+from rollq.cli.options import settings_file
 
 if TYPE_CHECKING:
     from rollq.buffer.store.users import User
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@settings_file
 @click.option(
     "--passwords",
     "folder",
@@ -37,7 +37,7 @@ def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
     passwords. Give each machine only the password file of its role, and keep that of admin away from all roles.
 
     The file names the functions of this release. While another one is replaced, role by role, use the newer rollq with
-    --also and the digest of the other one, which `rollq doctor` and `rollq load-functions` print.
+    --also and the digest of the other one, which `rollq doctor` prints.
 
     \b
     Example:
@@ -72,43 +72,3 @@ def _password(folder: Path, user: "User") -> str:
     if not password:
         raise ConfigError(f"password file {str(path)!r}: is empty")
     return password
-
-
-@click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--host", "hosts", multiple=True, help="Name or IP address of the server, besides localhost; repeat it.")
-def certificates(directory: Path, hosts: tuple[str, ...]) -> None:
-    """Make certificates for TLS in the folder DIR: an authority, one for the server, one per role, and one for admin.
-
-    What is in DIR already is kept, so remove server.crt to name other hosts. Keep ca.key away from all roles: it signs
-    new certificates. Needs the program openssl.
-
-    \b
-    Example:
-      rollq certificates certificates --host 10.0.0.1
-      rollq redis --certificates certificates --program /usr/bin/redis-server --bind 10.0.0.1 --acl rollq.acl
-    """
-    from rollq.buffer.store.users import Role, ServerUser
-    from rollq.cli.certificate_files import make_certificates
-
-    for path in make_certificates(directory, hosts, [*Role, ServerUser.ADMIN]):
-        click.echo(f"created {path}")
-
-
-@click.command("load-functions")
-@run_options
-def load_functions(file: Path | None, url: str | None, run_name: str | None) -> None:
-    """Load rollq's functions into the server, as the operator, where no other role may. An upgrade may need it again.
-
-    \b
-    Example:
-      export ROLLQ_REDIS_USER=sums-operator ROLLQ_REDIS_PASSWORD_FILE=passwords/operator
-      rollq load-functions rollq.toml
-    """
-    from rollq.buffer.store.functions import load_library
-    from rollq.buffer.store.library import digest, library_name
-    from rollq.cli.run_location import find_run
-
-    with find_run(file, url, run_name).without_payloads() as buffer:
-        load_library(buffer.servers)
-        click.echo(f"the server has the functions {library_name()}, of the release with digest {digest()}")

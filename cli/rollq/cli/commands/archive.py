@@ -6,9 +6,8 @@ from pathlib import Path
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.commands.roles import settings_file
 from rollq.cli.logs import log_options
-from rollq.cli.options import run_options
+from rollq.cli.options import connection_options, file_and, settings_file
 from rollq.cli.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
@@ -49,8 +48,8 @@ def archive(file: Path, finish: bool) -> None:
 
 
 @click.command()
-@click.argument("query")
-@run_options
+@file_and(query="QUERY")
+@connection_options
 @click.option("--archive", "archive_url", help="Read the archive at this folder or s3:// URL, instead of the buffer.")
 @click.option("--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True)
 @click.option("--to", "path", type=click.Path(path_type=Path), required=True, help="The file to write; must not exist.")
@@ -70,7 +69,7 @@ def export(
 
     \b
     Example:
-      rollq export '{"status": "failed"}' rollq.toml --to failed.jsonl
+      rollq export rollq.toml '{"status": "failed"}' --to failed.jsonl
       rollq export '{"task": "sum"}' --archive /mnt/shared/archive/sums --format parquet --to sum.parquet
     """
     from rollq.buffer.archive.export import export as write

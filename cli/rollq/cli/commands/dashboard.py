@@ -93,8 +93,8 @@ def dashboard(
     stop_on_signals()  # a signal ends the server, and has no further effect
     with RunReader(location, location.to_look_at) as reader:
         shared = _Shared(reader)
-        trained = TrainedReader(lambda: _annotations(file, shared))
-        browsing = Browsing(location.run, LiveRollouts(shared), BROWSED, trained, token_texts(file))
+        trained = TrainedReader(lambda: _annotations(location.file, shared))
+        browsing = Browsing(location.run, LiveRollouts(shared), BROWSED, trained, token_texts(location.file))
         page = Dashboard(location.run, shared, SharedReading(shared.read), browsing, _Orders(location), token)
         serve(Guarded(page.app()), host, port, allowed_hosts, on_stop=page.events.stop)
 

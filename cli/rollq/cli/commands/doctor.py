@@ -25,14 +25,25 @@ if TYPE_CHECKING:
 @click.option(
     "--clean", is_flag=True, help="Instead, delete the functions of other releases that no role uses, as the operator."
 )
+@click.option(
+    "--load-functions",
+    is_flag=True,
+    help="Instead, load the functions of this release, as the operator, where no other role may.",
+)
 @click.pass_context
 def doctor(
-    context: click.Context, file: Path | None, url: str | None, run_name: str | None, as_json: bool, clean: bool
+    context: click.Context,
+    file: Path | None,
+    url: str | None,
+    run_name: str | None,
+    as_json: bool,
+    clean: bool,
+    load_functions: bool,
 ) -> None:
     """Report what about a run's servers and folders is unsafe or will hurt later, with the commands that mend it.
 
-    Changes nothing without --clean, but for an object that it writes where large payloads are, and removes. With FILE,
-    also compares the server's memory with the settings, and checks the weights' folder.
+    Changes nothing without --clean or --load-functions, but for an object that it writes where large payloads are, and
+    removes. With FILE, also compares the server's memory with the settings, and checks the weights' folder.
 
     \b
     Exit status, for health checks:
@@ -45,16 +56,17 @@ def doctor(
     Example:
       rollq doctor rollq.toml
       rollq doctor --url redis://127.0.0.1:6379/0 --run sums --json
+      ROLLQ_REDIS_USER=sums-operator ROLLQ_REDIS_PASSWORD_FILE=passwords/operator rollq doctor --load-functions
     """
     from rollq.cli.run_location import find_run
     from rollq.monitor.doctor import findings
 
-    if clean:
-        if as_json:
-            raise ConfigError("--clean makes no report: leave out --json")
-        _clean(find_run(file, url, run_name))
+    if clean or load_functions:
+        if as_json or (clean and load_functions):
+            raise ConfigError("--clean and --load-functions make no report: give one of them, without --json")
+        (_clean if clean else _load)(find_run(file, url, run_name))
         return
-    report = _examine(find_run(file, url, run_name), file)
+    report = _examine(find_run(file, url, run_name))
     click.echo(findings.as_json(report) if as_json else findings.as_text(report))
     context.exit(findings.EXIT_STATUS[findings.worst_level(report)])
 
@@ -71,7 +83,16 @@ def _clean(location: "RunLocation") -> None:
         click.echo("found no unused functions")
 
 
-def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Finding]]":
+def _load(location: "RunLocation") -> None:
+    from rollq.buffer.store.functions import load_library
+    from rollq.buffer.store.library import digest, library_name
+
+    with location.without_payloads() as buffer:
+        load_library(buffer.servers)
+        click.echo(f"the server has the functions {library_name()}, of the release with digest {digest()}")
+
+
+def _examine(location: "RunLocation") -> "dict[str, list[Finding]]":
     from rollq.buffer.store.connection import open_client
     from rollq.buffer.store.redis_url import address
     from rollq.buffer.store.servers import open_servers
@@ -86,6 +107,7 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
     )
     from rollq.monitor.doctor.facts import SETTINGS
 
+    file = location.file
     settings = load_settings(file) if file else None
     planned = planned_tasks(settings) if settings else None
     weights = weights_of(settings) if settings else None

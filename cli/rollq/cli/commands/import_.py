@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.options import DEFAULT_FILE
+from rollq.cli.options import file_and
 from rollq.cli.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ QUIET_S = 1.0
 
 
 @click.command("import")
-@click.argument("task")
-@click.argument("data", metavar="FILE", type=click.Path(path_type=Path))
-@click.argument("settings_path", metavar="[ROLLQ.TOML]", type=click.Path(path_type=Path), default=DEFAULT_FILE)
+@file_and(task="TASK", data="SAMPLES", needs_file=True)
 @click.option("--reward", type=float, help="Reward of samples that have none; without it, they are an error.")
 @click.option(
     "--without-logprobs",
@@ -36,31 +34,29 @@ QUIET_S = 1.0
     "`rollq train` leaves them out of a loss that needs some.",
 )
 @click.option("--dry-run", is_flag=True, help="Only check the file; no server is needed.")
-def import_(
-    task: str, data: Path, settings_path: Path, reward: float | None, without_logprobs: bool, dry_run: bool
-) -> None:
-    """Put the finished samples of FILE into TASK, which has offline = true, as completed groups.
+def import_(file: Path, task: str, data: str, reward: float | None, without_logprobs: bool, dry_run: bool) -> None:
+    """Put the finished samples of a file into TASK, which has offline = true, as completed groups.
 
-    FILE is JSON Lines, a list in a .json file, .parquet, or what `rollq export` wrote. A row is a group: a prompt, and
-    group_size responses with their rewards. Nothing is inserted before the whole file was found to be sound, and the
-    loss in [trainer] to need no logprobs that it lacks. If this command is interrupted, repeat it: it continues, and
-    inserts nothing twice.
+    SAMPLES is JSON Lines, a list in a .json file, .parquet, or what `rollq export` wrote. A row is a group: a prompt,
+    and group_size responses with their rewards. Nothing is inserted before the whole file was found to be sound, and
+    the loss in [trainer] to need no logprobs that it lacks. If this command is interrupted, repeat it: it continues,
+    and inserts nothing twice.
 
     \b
     Example:
-      rollq import demonstrations expert.jsonl rollq.toml --dry-run
-      rollq import demonstrations expert.jsonl rollq.toml --reward 1
+      rollq import rollq.toml demonstrations expert.jsonl --dry-run
+      rollq import rollq.toml demonstrations expert.jsonl --reward 1
     """
     from rollq.cli.finished_rows import FinishedRows
     from rollq.cli.run_location import fingerprints, open_run
     from rollq.cli.settings.file import load_settings
     from rollq.workers.run import make_tokenizer
 
-    settings = load_settings(settings_path)
-    rules = _offline_task(settings, task, settings_path)
+    settings = load_settings(file)
+    rules = _offline_task(settings, task, file)
     folder = _tokenizer_folder(settings)
     tokenizer = make_tokenizer(settings.worker.model_copy(update={"tokenizer": folder}))
-    rows = FinishedRows(data, rules, tokenizer, reward, _vocabulary(settings))
+    rows = FinishedRows(Path(data), rules, tokenizer, reward, _vocabulary(settings))
     stop = stop_on_signals()
     total, bare = _check(rows, stop)
     if bare:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from rollq.buffer.errors import ConfigError
+from rollq.cli.options import settings_file
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@settings_file
 @click.option(
     "--weights",
     type=click.Path(path_type=Path, exists=True, file_okay=False),

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 @click.option(
     "--certificates",
     type=click.Path(path_type=Path),
-    help="Folder made by `rollq certificates`: speak only TLS, with clients that show a certificate.",
+    help="Folder with ca.crt, server.crt and server.key: speak only TLS, with clients that show a certificate.",
 )
 @click.option(
     "--program",

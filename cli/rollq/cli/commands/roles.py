@@ -11,14 +11,13 @@ import click
 
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.cli.logs import log_arguments, log_options
+from rollq.cli.options import settings_file
 from rollq.cli.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from rollq.workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
-
-settings_file = click.argument("file", type=click.Path(path_type=Path))
 
 
 @click.command()

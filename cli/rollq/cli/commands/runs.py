@@ -1,4 +1,4 @@
-"""Commands on whole runs: `rollq runs` and `rollq delete`."""
+"""Commands on whole runs: `rollq runs list` and `rollq runs delete`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.options import DEFAULT_FILE, url_option
+from rollq.cli.options import DEFAULT_FILE, file_and, file_argument, url_option
 
 if TYPE_CHECKING:
     from rollq.buffer.calls.runs import Report, RunSummary
@@ -18,22 +18,31 @@ if TYPE_CHECKING:
 QUIET_S = 1.0
 """Seconds after which a progress bar appears."""
 
-file_argument = click.argument("file", type=click.Path(path_type=Path), required=False)
+
+@click.group()
+def runs() -> None:
+    """List and delete runs.
+
+    \b
+    Example:
+      rollq runs list rollq.toml
+      rollq runs delete rollq.toml old-run --yes
+    """
 
 
-@click.command()
+@runs.command("list", short_help="List the runs of a server.")
 @file_argument
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
-def runs(file: Path | None, url: str | None, as_json: bool) -> None:
+def list_runs(file: Path | None, url: str | None, as_json: bool) -> None:
     """List the runs of a server, that of FILE (rollq.toml) or of --url: their size, their age, and who uses them.
 
     Looks at every key of the server, which takes about a second per million; with users, only admin may.
 
     \b
     Example:
-      rollq runs
-      rollq runs --url redis://127.0.0.1:6379/0
+      rollq runs list
+      rollq runs list --url redis://127.0.0.1:6379/0
     """
     import orjson
 
@@ -52,12 +61,11 @@ def runs(file: Path | None, url: str | None, as_json: bool) -> None:
         click.echo(line)
 
 
-@click.command()
-@click.argument("run")
-@file_argument
+@runs.command(short_help="Delete a run.")
+@file_and(run="RUN")
 @url_option
 @click.option("--yes", is_flag=True, help="Delete it; without, say what would be deleted.")
-def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
+def delete(file: Path | None, run: str, url: str | None, yes: bool) -> None:
     """Delete RUN from a server, that of FILE (rollq.toml) or of --url: its keys, its payloads, its tickets.
 
     A run that a role uses is refused. If this command is interrupted, repeat it: until then no role can use the run.
@@ -65,8 +73,8 @@ def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
 
     \b
     Example:
-      rollq delete old-run
-      rollq delete old-run --url redis://127.0.0.1:6379/0 --yes
+      rollq runs delete rollq.toml old-run
+      rollq runs delete old-run --url redis://127.0.0.1:6379/0 --yes
     """
     from rollq.buffer.calls.runs import GONE, summarize
 
@@ -74,7 +82,7 @@ def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
     with location.buffer() as buffer:
         found = summarize(buffer)
         if found.state == GONE:
-            raise ConfigError(f"run {run!r} is not on this server: `rollq runs` lists those that are")
+            raise ConfigError(f"run {run!r} is not on this server: `rollq runs list` shows those that are")
         click.echo("\n".join(_table([found])))
         if found.unarchived:
             click.echo(

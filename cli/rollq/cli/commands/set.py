@@ -1,13 +1,13 @@
-"""Commands that change the rules of a run while it is alive: `rollq set` and `rollq retire`."""
+"""`rollq set`: changes the rules of a run while it is alive."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.options import DEFAULT_FILE, url_options
+from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
@@ -18,32 +18,20 @@ SHARED_MARGIN = 3
 Changes = Mapping[str, Mapping[str, Any]]
 """Task of the buffer -> name of a rule -> new value."""
 
-_OPTIONS = (
-    click.option("--file", "-f", type=click.Path(path_type=Path), help="rollq.toml of the run; default: rollq.toml."),
-    *url_options,
-    click.option(
-        "--from-step",
-        type=click.IntRange(1),
-        help="First train step with the new batch; default: the first unplanned.",
-    ),
-    click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing."),
-)
-
-
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
 
 @click.command("set")
-@click.argument("task")
-@click.argument("changes", nargs=-1, metavar="[RULE=VALUE]...")
-@_options
+@file_and(task="TASK", changes="[RULE=VALUE]...")
+@connection_options
+@click.option(
+    "--from-step",
+    type=click.IntRange(1),
+    help="First train step with the new batch; default: the first unplanned.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 def set_rules(
+    file: Path | None,
     task: str,
     changes: tuple[str, ...],
-    file: Path | None,
     url: str | None,
     run_name: str | None,
     from_step: int | None,
@@ -56,52 +44,30 @@ def set_rules(
     name the step whose batch the trainer waits for: while nothing of it is claimed, it gets the new size.
 
     weight shares the groups of the whole batch anew, so the batches of other tasks change too. A settings file that
-    still has the old value does not change it back.
+    still has the old value does not change it back. batch_groups=0 retires TASK: its production ends, and its groups
+    stay until they are too old.
 
     \b
     Example:
-      rollq set math
+      rollq set rollq.toml math
       rollq set math max_staleness=2 batch_groups=64
       rollq set math weight=3 --from-step 200 --dry-run
+      rollq set math batch_groups=0
     """
-    with _open(file, url, run_name) as buffer:
+    from rollq.cli.run_location import find_run
+
+    location = find_run(file, url, run_name)
+    with location.without_payloads() as buffer:
         if changes:
             parsed = _parse(changes)
-            _check_checkpoints(parsed, file, url)
+            _check_checkpoints(parsed, location.file)
             wanted = _wanted(buffer, task, parsed, from_step)
             _change(buffer, wanted, from_step, dry_run=dry_run, shared="weight" in parsed)
         else:
             _show(buffer, task)
 
 
-@click.command()
-@click.argument("task")
-@_options
-def retire(
-    task: str, file: Path | None, url: str | None, run_name: str | None, from_step: int | None, dry_run: bool
-) -> None:
-    """Take TASK out of the batches, so that its production ends. Its groups stay until they are too old.
-
-    A batch that the trainer already waits for keeps it, unless --from-step names its step.
-
-    To bring it back: `rollq set TASK batch_groups=N`.
-
-    \b
-    Example:
-      rollq retire math
-      rollq retire math --from-step 200
-    """
-    with _open(file, url, run_name) as buffer:
-        _change(buffer, _wanted(buffer, task, {"batch_groups": "0"}, from_step), from_step, dry_run=dry_run)
-
-
-def _open(file: Path | None, url: str | None, run_name: str | None) -> "Buffer":
-    from rollq.cli.run_location import find_run
-
-    return find_run(file, url, run_name).without_payloads()
-
-
-def _check_checkpoints(changes: Mapping[str, str], file: Path | None, url: str | None) -> None:
+def _check_checkpoints(changes: Mapping[str, str], file: Path | None) -> None:
     """Raise `ConfigError` when a trainer of the settings file would save too seldom for the steps that are held."""
     from rollq.cli.settings.file import load_settings
 
@@ -109,7 +75,7 @@ def _check_checkpoints(changes: Mapping[str, str], file: Path | None, url: str |
         most = float(changes["max_uncheckpointed_steps"])  # "+2" and "2.0" are numbers, too
     except (KeyError, ValueError):
         return  # it is not given, or is refused with the other values
-    trainer = None if url else load_settings(file or DEFAULT_FILE).trainer
+    trainer = load_settings(file).trainer if file else None
     if trainer and trainer.checkpoint_every > most:
         raise ConfigError(
             f"max_uncheckpointed_steps = {most:g}: must not be below trainer.checkpoint_every = "
@@ -122,11 +88,7 @@ def _parse(changes: Sequence[str]) -> dict[str, str]:
     for change in changes:
         name, equals, value = change.partition("=")
         if not (name and equals and value):
-            is_file = change.endswith(".toml")
-            raise ConfigError(
-                f"{change!r}: "
-                + (f"a file is --file {change}" if is_file else "write it as RULE=VALUE, such as max_staleness=2")
-            )
+            raise ConfigError(f"{change!r}: write it as RULE=VALUE, such as max_staleness=2")
         if name in parsed:
             raise ConfigError(f"{name} is given twice")
         parsed[name] = value

@@ -12,7 +12,7 @@ import click
 from rollq.buffer.common.whole_numbers import MOST_DIGITS, whole_number
 from rollq.buffer.errors import ArchiveError, ConfigError, RollqError
 from rollq.buffer.values.rollouts import Status
-from rollq.cli.options import url_options
+from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
     from rollq.buffer.archive.pages import ArchivePages
@@ -24,10 +24,8 @@ WIDTH = 100
 
 
 @click.command()
-@click.argument("task")
-@click.argument("words", nargs=-1, metavar="[GROUP] [FILE]")
-@url_options[0]
-@url_options[1]
+@file_and(task="TASK", group="[GROUP]")
+@connection_options
 @click.option("--step", type=click.IntRange(1), help="The groups in the batch of this train step.")
 @click.option(
     "--last",
@@ -38,8 +36,9 @@ WIDTH = 100
 @click.option("--full", is_flag=True, help="All of every text.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per group, with all tokens, for programs.")
 def show(
+    file: Path | None,
     task: str,
-    words: tuple[str, ...],
+    group: str | None,
     url: str | None,
     run_name: str | None,
     step: int | None,
@@ -47,7 +46,7 @@ def show(
     full: bool,
     as_json: bool,
 ) -> None:
-    """Show the life of a group and its samples. FILE is rollq.toml, by default the one in this folder. Changes nothing.
+    """Show the life of a group and its samples. Changes nothing.
 
     GROUP is the number of a group, as `rollq query` prints it. Of a task with shards, TASK is the name of a shard.
     Groups that have left the buffer are shown from the archive, if FILE has url in [archive].
@@ -55,12 +54,12 @@ def show(
     \b
     Example:
       rollq show math 12
-      rollq show math --last failed rollq.toml
+      rollq show rollq.toml math --last failed
       rollq show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
     """
     from rollq.cli.run_location import find_run
 
-    group_id, file = _read(words)
+    group_id = None if group is None else _number(group)
     if (group_id is not None) + (step is not None) + (last is not None) != 1:
         raise ConfigError("say which groups to show: give one of GROUP, --step and --last")
     location = find_run(file, url, run_name)
@@ -75,16 +74,11 @@ def show(
     _print(groups, full=full, as_json=as_json, as_rows=step is not None and not full)
 
 
-def _read(words: Sequence[str]) -> tuple[int | None, Path | None]:
-    """GROUP and FILE, each of which may be left out."""
-    numbers = [word for word in words if word.isdecimal()]
-    files = [word for word in words if not word.isdecimal()]
-    if len(numbers) > 1 or len(files) > 1:
-        raise ConfigError(f"{' '.join(words)}: after TASK come at most one GROUP, a number, and one FILE")
-    number = whole_number(numbers[0]) if numbers else None
-    if numbers and number is None:
-        raise ConfigError(f"GROUP {numbers[0][:20]}...: a number of at most {MOST_DIGITS} digits 0 to 9 is needed")
-    return number, (Path(files[0]) if files else None)
+def _number(group: str) -> int:
+    number = whole_number(group)
+    if number is None:
+        raise ConfigError(f"GROUP {group[:20]!r}: a number of at most {MOST_DIGITS} digits 0 to 9 is needed")
+    return number
 
 
 def _tasks(buffer: "Buffer", task: str) -> list[str]:

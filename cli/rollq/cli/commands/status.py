@@ -1,5 +1,6 @@
-"""Commands that read a run from outside: `rollq status`, `rollq query` and `rollq rq-info`."""
+"""Commands that read a run from outside: `rollq status` and `rollq query`."""
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.options import run_options
+from rollq.cli.options import connection_options, file_and, run_options
 
 QUERY_HELP = """Find groups. QUERY is a JSON object; FILE is rollq.toml, by default the one in this folder. Changes
 nothing.
@@ -49,7 +50,7 @@ Operators between queries:
 \b
 Example:
   rollq query '{"status": "completed", "staleness": {"$gte": 1}}'
-  rollq query '{"status": "failed", "task": "math"}' rollq.toml --json
+  rollq query rollq.toml '{"status": "failed", "task": "math"}' --json
   rollq query '{"status": "archived", "text": {"$contains": "sorry"}}' --limit 5
   rollq query '{"reward": null}' --url redis://127.0.0.1:6379/0 --run sums --count
 """
@@ -57,27 +58,29 @@ Example:
 
 @click.command()
 @run_options
-@click.option("--watch", is_flag=True, help="Again each second until Ctrl-C; in a terminal, on one screen.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs; with --watch, one a line.")
-def status(file: Path | None, url: str | None, run_name: str | None, watch: bool, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+def status(file: Path | None, url: str | None, run_name: str | None, as_json: bool) -> None:
     """Show whether a run moves and who holds it back, then its groups, rates, trainer and workers. Changes nothing.
 
     \b
     Example:
       rollq status rollq.toml
-      rollq status rollq.toml --watch
       rollq status --url redis://127.0.0.1:6379/0 --run sums --json
     """
     from rollq.cli.run_location import find_run
-    from rollq.cli.watching import show_status, watch_status
+    from rollq.monitor.status import text
+    from rollq.monitor.status.read import read_status
 
     location = find_run(file, url, run_name)
-    (watch_status if watch else show_status)(location, as_json=as_json)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else text.WIDTH
+    with location.without_payloads() as buffer:
+        run = read_status(buffer, location.queue())
+    click.echo(text.as_json(run) if as_json else text.as_table(run, width))
 
 
 @click.command(help=QUERY_HELP)
-@click.argument("query")
-@run_options
+@file_and(query="QUERY")
+@connection_options
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Most groups to show.")
 @click.option("--count", "only_count", is_flag=True, help="Show only the number of groups; --limit does not apply.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
@@ -115,18 +118,3 @@ def parse_query_text(query: str) -> Any:
         return orjson.loads(query)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"QUERY {query!r}: not JSON: {error}") from error
-
-
-@click.command("rq-info")
-@run_options
-def rq_info(file: Path | None, url: str | None, run_name: str | None) -> None:
-    """Show the run's queue and workers as RQ records them, without loading the jobs, which could run planted code.
-
-    \b
-    Example:
-      rollq rq-info rollq.toml
-    """
-    from rollq.cli.run_location import find_run
-    from rollq.monitor.status.rq_info import rq_lines
-
-    click.echo("\n".join(rq_lines(find_run(file, url, run_name).queue())))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
+from rollq.cli.options import file_and
 
 if TYPE_CHECKING:
     from rollq.cli.settings.model import JudgedPrompts, RollqSettings
@@ -28,8 +29,7 @@ MOST_ANSWER = 200
 
 
 @click.command("try")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("task")
+@file_and(task="[TASK]", needs_file=True)
 @click.option("--rows", type=click.IntRange(1), help=f"Rows to try, from the first on; default {ROWS}.")
 @click.option(
     "--answers",
@@ -40,8 +40,12 @@ MOST_ANSWER = 200
 @click.option(
     "--model", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Sample with the model in a folder."
 )
-def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, sample: bool, model: Path | None) -> None:
+def try_rows(
+    file: Path, task: str | None, rows: int | None, answers: Path | None, sample: bool, model: Path | None
+) -> None:
     """Try a few rows of a task or an evaluation: their prompts as the model gets them, and what its judge says.
+
+    TASK may be left out where there is only one.
 
     The judge gets each row's own answer, in the forms that judges often expect, or the texts of --answers. With
     --sample or --model, it also gets samples. No server is needed. The exit status is 1 when something is wrong.
@@ -58,7 +62,7 @@ def try_rows(file: Path, task: str, rows: int | None, answers: Path | None, samp
     from rollq.producer.prompts import PromptFile
 
     settings = load_settings(file)
-    table = _table(settings, task)
+    task, table = _table(settings, task)
     sys.path.append(str(file.absolute().parent))
     given = None if answers is None else read_answers(answers)
     worker = settings.worker if model is None else _with_model(settings.worker, model)
@@ -116,14 +120,18 @@ async def _try_all(
         await processes.close()
 
 
-def _table(settings: "RollqSettings", task: str) -> "JudgedPrompts":
+def _table(settings: "RollqSettings", task: str | None) -> "tuple[str, JudgedPrompts]":
     tables: Mapping[str, Any] = {**settings.tasks, **settings.evaluations}
+    if task is None:
+        if len(tables) > 1:
+            raise ConfigError(f"TASK: name one, the file has {', '.join(sorted(tables))}")
+        (task,) = tables
     if task not in tables:
         raise ConfigError(f"there is no task or evaluation {task!r}: the file has {', '.join(sorted(tables))}")
     table: JudgedPrompts = tables[task]
     if getattr(table, "offline", False):
         raise ConfigError(f"task {task!r} has offline = true: it has no prompts, and no judge is asked")
-    return table
+    return task, table
 
 
 def _as_task(table: Any) -> "WorkerTask":

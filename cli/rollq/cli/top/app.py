@@ -18,8 +18,7 @@ from rollq.cli.steering import steer_tasks, steer_workers
 from rollq.cli.top.dialogs import Confirm, Keys
 from rollq.cli.top.feed import Feed, Frame
 from rollq.cli.top.tables import TASK_COLUMNS, Rows, charts, task_rows, worker_rows
-from rollq.cli.watching import COLOURS
-from rollq.monitor.status.diagnosis import diagnose
+from rollq.monitor.status.diagnosis import State, diagnose
 from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.text import WORKER_COLUMNS, run_line, trainer_lines
 from rollq.monitor.status.trainer_words import shortened
@@ -30,6 +29,17 @@ OLD_S = 3.0
 """From this age on, the age of what is shown is red."""
 BESIDE_CELLS = 4
 """Columns of a terminal that the tables use beside their cells."""
+COLOURS = {
+    State.STARTING: "cyan",
+    State.TRAINING: "green",
+    State.STARVING: "yellow",
+    State.PAUSED: "blue",
+    State.FAILING: "red",
+    State.MEMORY_FULL: "red",
+    State.TRAINER_GONE: "red",
+    State.STOPPED: "blue",
+    State.FINISHED: "green",
+}
 SORTED_BY = ("", "worker", *WORKER_COLUMNS)
 
 

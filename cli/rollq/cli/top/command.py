@@ -12,7 +12,7 @@ from rollq.cli.options import run_options
 @click.command()
 @run_options
 def top(file: Path | None, url: str | None, run_name: str | None) -> None:
-    """Show a run live, as `rollq status --watch` does, and steer it by keyboard. ? shows the keys.
+    """Show a run live, as `rollq status` does once, and steer it by keyboard. ? shows the keys.
 
     \b
     Example:
@@ -28,7 +28,7 @@ def top(file: Path | None, url: str | None, run_name: str | None) -> None:
     from rollq.cli.top.feed import Feed
 
     if not sys.stdout.isatty():
-        raise ConfigError("`rollq top` needs a terminal: use `rollq status --watch` elsewhere")
+        raise ConfigError("`rollq top` needs a terminal: use `rollq status` elsewhere")
     location = find_run(file, url, run_name)
     with Feed(RunReader(location)) as feed:
         Top(location.run, feed, lambda: RunReader(location)).run()

@@ -95,8 +95,8 @@ def empty_tasks(run: RunStatus) -> Iterator[Fact]:
         if task.offline and trainer.phase is TrainerPhase.WAITING and task.ready < task.batch_groups:
             yield Fact(
                 f"task {task.task} is filled by imports alone",
-                f"import more into task {task.task}: `rollq import`; or take it out of this batch: `rollq retire "
-                f"{task.task} --from-step {trainer.step}`",
+                f"import more into task {task.task}: `rollq import`; or take it out of this batch: `rollq set "
+                f"{task.task} batch_groups=0 --from-step {trainer.step}`",
             )
 
 

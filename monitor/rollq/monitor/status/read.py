@@ -13,7 +13,7 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.batch_sizes import groups_at, groups_through, is_retired
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.tickets import tickets_queued
+from rollq.buffer.tickets import jobs_by_registry, tickets_queued
 from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import SCHEDULED, Status
@@ -113,7 +113,8 @@ class TaskStatus:
 class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
-    `tickets` counts tickets in the queue. `workers` maps a worker to its last report, with `age_s`, `condition`:
+    `tickets` counts tickets in the queue, `jobs` those that RQ has executing, finished or failed.
+    `workers` maps a worker to its last report, with `age_s`, `condition`:
     alive, silent, or dead, and `batch_share`, its part of the samples of the last trained batch, where its
     report has that. `trainer` is the one that took the run last, brought up to date.
     """
@@ -126,6 +127,7 @@ class RunStatus:
     workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trainer: TrainerState | None = None
     fullness: Fullness = field(default_factory=Fullness)
+    jobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def alive_workers(self) -> Mapping[str, Mapping[str, Any]]:
@@ -153,6 +155,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
         },
         trainer=brought_up_to_date(trainer, tasks),
         fullness=buffer.fullness(),
+        jobs=jobs_by_registry(queue, patience=patience),
     )
 
 

@@ -90,10 +90,11 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
 
 
 def run_line(run: RunStatus) -> str:
-    """The run's live weights, tickets, memory and number of workers."""
+    """The run's live weights, tickets and RQ's jobs, memory and number of workers."""
     full = run.fullness
+    jobs = ", ".join(f"{number} {registry}" for registry, number in run.jobs.items() if number)
     facts = [
-        count(run.tickets, "ticket"),
+        count(run.tickets, "ticket") + (f" ({jobs} by RQ)" if jobs else ""),
         f"{full.share:.0%} of {full.limit}{of_limit(full.used_bytes, full.limit_bytes)}" if full.share else "",
         workers_in_words(run),
     ]

@@ -27,13 +27,13 @@ local function create_run(keys, args)
     return fail(
       'RUN_MISMATCH',
       'the run is being restored from a snapshot: wait until that has finished; if it has died, '
-        .. 'repeat `rollq restore`'
+        .. 'repeat `rollq snapshot load`'
     )
   end
   if not existing and redis.call('HEXISTS', run, 'deleting') == 1 then
     return fail(
       'RUN_MISMATCH',
-      'the run is being deleted: wait until it is gone; if that has died, repeat `rollq delete`'
+      'the run is being deleted: wait until it is gone; if that has died, repeat `rollq runs delete`'
     )
   end
   if not existing then

@@ -19,7 +19,7 @@ local function restore_run(keys, args)
     )
   end
   if redis.call('HEXISTS', run, 'deleting') == 1 then
-    return fail('RUN_MISMATCH', 'a run of this name is being deleted here: repeat `rollq delete`, then restore')
+    return fail('RUN_MISMATCH', 'a run of this name is being deleted here: repeat `rollq runs delete`, then restore')
   end
   if restoring and restoring ~= digest then
     return fail(
