@@ -136,7 +136,7 @@ def test_a_run_can_be_saved_and_restored_by_url_and_under_another_name(
         assert rollq("snapshot", "save", tmp_path / "saved", *place, run_name).exit_code == 0
         result = rollq("snapshot", "load", tmp_path / "saved", *place, f"{run_name}-fork")
         assert result.exit_code == 0, result.output
-        assert f"loaded 2 groups of run '{run_name}'" in result.output
+        assert f"restored 2 groups of run '{run_name}'" in result.output
     with RunLocation.at(server_url, f"{run_name}-fork").buffer() as fork:
         assert World(fork).statuses() == {"completed": 2}
 

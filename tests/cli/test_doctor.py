@@ -128,7 +128,7 @@ def test_only_the_operator_deletes_functions(tmp_path: Path) -> None:
 
 def test_a_clean_makes_no_report(healthy_server: EmbeddedServer) -> None:
     result = doctor("--url", healthy_server.url, "--run", "r", "--clean", "--json")
-    assert (result.exit_code, "leave out --json" in result.stderr) == (2, True)
+    assert (result.exit_code, "without --json" in result.stderr) == (2, True)
 
 
 def test_the_settings_add_the_queue_the_sizing_and_the_weights(

@@ -146,12 +146,12 @@ def test_the_run_is_that_of_the_file_named_or_else_of_the_one_in_this_folder(
     Path("p.jsonl").write_text('{"prompt": "1+1"}\n')
     assert run("{}", "--count").output == "4\n"
     Path("rollq.toml").rename("other.toml")
-    assert run("{}", "other.toml", "--count").output == "4\n"
+    assert run("other.toml", "{}", "--count").output == "4\n"
 
 
-@pytest.mark.parametrize("words", [("--run", "x"), ("--url", "redis://127.0.0.1:1/0"), ("rollq.toml", "--run", "x")])
+@pytest.mark.parametrize("words", [("--run", "x"), ("--url", "redis://127.0.0.1:1/0")])
 def test_half_a_place_is_none(words: tuple[str, ...]) -> None:
-    found = run("{}", *words)
+    found = run("rollq.toml", "{}", *words)
     assert (found.exit_code, found.output) == (2, "error: give either FILE (rollq.toml), or both --url and --run\n")
 
 

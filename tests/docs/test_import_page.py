@@ -38,15 +38,15 @@ def test_an_import_that_the_loss_has_no_use_for_leaves_a_running_trainer_alone(d
     (sums / "current.toml").write_text(f"{run}\n{task}\n{loss}")
     (desk.folder / "expert.jsonl").write_text(files(PAGE)["expert.jsonl"])
     metrics = sums / "trainer" / METRICS_FILE
-    import_ = "rollq import expert expert.jsonl"
+    samples = "expert expert.jsonl"
     with desk:
         desk.open("server", "rollq redis --dir sums/server")
         desk.wait_until(lambda: "serving at" in desk.log("server").read_text())
         for role in ("produce", "work", "train"):
             desk.open(role, f"rollq {role} sums/rollq.toml")
-        refused = desk.run(f"{import_} sums/rollq.toml 2>&1 || test $? -eq 2")
+        refused = desk.run(f"rollq import sums/rollq.toml {samples} 2>&1 || test $? -eq 2")
         assert "4 of 4 groups have no logprobs, and the loss in [trainer] needs them" in refused
-        desk.run(f"{import_} sums/current.toml")
+        desk.run(f"rollq import sums/current.toml {samples}")
         desk.wait_until(lambda: steps_trained(metrics) >= 1)
         assert next(read_lines(metrics))["without_logprobs"]["expert"] > 0
         assert "samples of task 'expert' were inserted without logprobs" in desk.log("train").read_text()

@@ -149,32 +149,30 @@ def test_the_commands_also_run_without_users(users: Path, fresh_server: Embedded
 
 @BOTH_KINDS
 def test_a_lost_store_is_restored_and_a_backup_practised(room: Room) -> None:
-    assert "saved 5 groups" in room.run("rollq snapshot save backups/newest")
-    assert "saved 5 groups" in room.run("rollq snapshot save backups/newest"), "the older one is replaced"
+    assert "saved 5 groups" in room.run("rollq snapshot save")
+    assert "saved 5 groups" in room.run("rollq snapshot save"), "the older one is replaced"
     drill = room.run("--run drill")
     assert "restored 5 groups" in drill
     with room.world() as world:
         statuses = world.statuses()
         with room.world("drill", on_spare=True) as copy:
             assert copy.statuses() == statuses == {"completed": 2, "archived": 2, "failed": 1}
-        assert "deleted run 'drill'" in room.run("rollq runs delete drill")
+        assert "deleted run 'drill'" in room.run("runs delete drill")
         assert re.search(r"^sums +math +5 ", room.run("rollq runs list rollq.toml"), re.MULTILINE)
         world.buffer.client.flushall()
         with pytest.raises(StoreLost):
             world.admit(1)
-    assert "now start the trainer from its checkpoint of step 1" in room.run(
-        "rollq snapshot load rollq.toml backups/newest"
-    )
+    assert "now start the trainer from its checkpoint of step 1" in room.run("snapshot load rollq.toml")
     with room.world() as world:
         assert world.statuses() == statuses
 
 
 def test_a_run_is_rewound_beside_the_old_one_whose_keys_are_removed(room: Room) -> None:
-    room.run("rollq snapshot save backups/newest")
+    room.run("rollq snapshot save")
     assert "run sums-rewound: " in room.run("ROLLQ_RUN=sums-rewound")
     with room.admin() as client:  # half a minute after its roles were stopped
         client.hset(RunKeys("sums").trainer, "deadline_ms", 1)
-    assert "deleted run 'sums'" in room.run("rollq runs delete sums")
+    assert "deleted run 'sums'" in room.run("runs delete rollq.toml sums")
     with room.world("sums-rewound") as world:
         assert world.statuses() == {"completed": 2, "archived": 2, "failed": 1}
         keys: list[Any] = world.buffer.client.keys("*")

@@ -11,6 +11,8 @@ from rollq.buffer.errors import ConfigError, RollqError
 
 GROUPS = {
     "Run": {
+        "init": ("rollq.cli.init.command", "Write the files of a first run, which you replace."),
+        "up": ("rollq.cli.up.command", "Run all roles of a settings file on this machine."),
         "demo": ("rollq.cli.demo.command", "Train a tiny model on this machine, all roles in one command."),
         "try": ("rollq.cli.commands.try_", "Try a few rows of a task: prompts, judge and samples."),
         "settings": ("rollq.cli.commands.settings", "Show the keys of rollq.toml, with meanings and defaults."),
@@ -94,7 +96,8 @@ class Commands(click.Group):
             return super().invoke(context)
         except click.NoSuchOption as error:
             if error.option_name in ("-f", "--file"):
-                error.message += " FILE is the first argument."
+                message = f"{error.message} FILE is the first argument."
+                raise click.NoSuchOption(error.option_name, message, ctx=error.ctx) from None
             raise
         except RollqError as error:
             click.echo(f"error: {error}", err=True)

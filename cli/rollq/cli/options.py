@@ -36,21 +36,21 @@ def _existing(context: click.Context, argument: click.Parameter, file: Path | No
     return file or DEFAULT_FILE
 
 
-url_option: Callable[[Any], Any] = click.option(
+url_option: Callable[[Command], Command] = click.option(
     "--url",
     callback=_warn_of_password,
     help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD or _PASSWORD_FILE.",
 )
-run_option: Callable[[Any], Any] = click.option("--run", "run_name", help="Name of the run, with --url.")
-allowed_host_option: Callable[[Any], Any] = click.option(
+run_option: Callable[[Command], Command] = click.option("--run", "run_name", help="Name of the run, with --url.")
+allowed_host_option: Callable[[Command], Command] = click.option(
     "--allowed-host",
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
     help="Name or address by which browsers and scrapers reach it, beside 127.0.0.1, localhost and --host; repeatable.",
 )
-file_argument: Callable[[Any], Any] = click.argument("file", type=click.Path(path_type=Path), required=False)
-settings_file: Callable[[Any], Any] = click.argument(
+file_argument: Callable[[Command], Command] = click.argument("file", type=click.Path(path_type=Path), required=False)
+settings_file: Callable[[Command], Command] = click.argument(
     "file", type=click.Path(path_type=Path), required=False, callback=_existing
 )
 """FILE of a command that has no --url."""
@@ -89,7 +89,10 @@ def _usage(context: click.Context, argument: click.Argument) -> str:
 def file_and(*, needs_file: bool = False, **following: str) -> Callable[[Command], Command]:
     """Add FILE and the arguments that follow it: parameter -> how its usage is shown, as in "TASK", "[GROUP]" or
     "[RULE=VALUE]...". With `needs_file`, the command has no --url."""
-    return click.argument("words", cls=_Words, following=following, needs_file=needs_file)
+    argument: Callable[[Command], Command] = click.argument(
+        "words", cls=_Words, following=following, needs_file=needs_file
+    )
+    return argument
 
 
 def run_options(command: Command) -> Command:

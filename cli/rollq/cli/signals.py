@@ -14,7 +14,7 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_WITHIN_S = 4.5
-"""Longest shutdown after an interrupt."""
+"""Longest shutdown after an interrupt, where nothing else is said."""
 AGAIN_AFTER_S = 0.01
 """Seconds after which an interrupt that Python dropped is raised again."""
 INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -61,9 +61,9 @@ def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[
 
 
 @contextlib.contextmanager
-def interrupt_once() -> Iterator[None]:
+def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False) -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt and ignore later ones, so that nothing cuts the
-    shutdown short. The process is killed if the shutdown takes longer than `EXIT_WITHIN_S`.
+    shutdown short; with `again_kills`, the next one kills. So does a shutdown that takes longer than `within_s`.
 
     A signal may arrive inside a `__del__` or a weak reference's callback, where Python drops exceptions and reports
     them to `sys.unraisablehook`. In that case the interrupt is raised again, a moment later, until it gets through: a
@@ -77,10 +77,10 @@ def interrupt_once() -> Iterator[None]:
             repeat()
             return
         repeating = False
-        for ignored in INTERRUPT_SIGNALS:
-            signal.signal(ignored, signal.SIG_IGN)
+        for later in INTERRUPT_SIGNALS:
+            signal.signal(later, signal.SIG_DFL if again_kills else signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, EXIT_WITHIN_S)
+        signal.setitimer(signal.ITIMER_REAL, within_s)
         raise KeyboardInterrupt
 
     def dropped(unraisable: Any) -> None:

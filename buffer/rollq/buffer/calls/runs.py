@@ -120,7 +120,7 @@ class Deletion(BufferCore):
         """
         summary = summarize(self)
         if summary.state == GONE:
-            raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs list` lists those that are")
+            raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs list` shows those that are")
         self.check_idle(summary)
         incarnation, payloads = self.send("HMGET", self.keys.info, "incarnation", "payloads")
         outside = self.payloads.outside if payloads else None

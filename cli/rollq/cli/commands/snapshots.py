@@ -76,7 +76,7 @@ def load(file: Path | None, folder: str, url: str | None, run_name: str | None) 
     for task in sorted(rules.keys() - loaded.tasks.keys()):
         click.echo(f"warning: task {task!r} is not in {folder}: it starts from the beginning", err=True)
     first, last = loaded.resume_steps
-    click.echo(f"loaded {loaded.groups} groups of run {loaded.run!r}, saved {loaded.saved_at}")
+    click.echo(f"restored {loaded.groups} groups of run {loaded.run!r}, saved {loaded.saved_at}")
     click.echo(f"now start the trainer from its checkpoint of step {_steps(first, last)}")
 
 

@@ -19,25 +19,23 @@ from typing import Any
 import click
 import orjson
 
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError
-from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
 from rollq.cli.demo.length import LEAST_GAIN, duration, gain, step_seconds, steps_within
 from rollq.cli.demo.models import MODELS, TINY, DemoModel
-from rollq.cli.demo.settings import GROUP_SIZE, RUN, WARM_UP_STEPS, DemoOptions, demo_toml, held_out_settings
-from rollq.cli.demo.supervisor import Supervisor
-from rollq.cli.demo.watch import Watch
+from rollq.cli.demo.settings import GROUP_SIZE, WARM_UP_STEPS, DemoOptions, demo_toml, held_out_settings
+from rollq.cli.settings.file import load_settings
 from rollq.cli.signals import interrupt_once
+from rollq.cli.up.run import Running, run_roles
 from rollq.monitor.report.records import read_buffer_readings, read_steps
 from rollq.monitor.report.report import write_report
 from rollq.monitor.report.summary import summarize, summary_lines
 
 Rewards = Mapping[str, float]
 
-READ_PATIENCE_S = 2.0
-"""How long reading the buffer waits for the server, which the demo itself restarts."""
+STOP_S = 2.5
+"""Seconds that the roles have to stop."""
 DEFAULT_PORT = 6379
 """Default port of `rollq redis`."""
 
@@ -120,7 +118,7 @@ def prepare_demo(options: DemoOptions) -> None:
     folder, tasks = _new_folder(options)
     url = f"redis://127.0.0.1:{DEFAULT_PORT}/0"
     folder.config.write_text(demo_toml(options, folder, tasks, url), "utf-8")
-    click.echo("now run, each on a separate terminal:")
+    click.echo(f"now run `rollq up {shlex.quote(os.path.relpath(folder.config))}`, or, each on a separate terminal:")
     _print_commands(folder, DEFAULT_PORT)
 
 
@@ -143,7 +141,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
         assert server.port is not None
         _print_commands(folder, server.port)
         started_s = time.monotonic()
-        _run_roles(options, folder, server, Watch(folder.root.name, folder.metrics, folder.depths, options.steps))
+        run_roles(_running(options, folder), server)
     train_s = time.monotonic() - started_s
     after = _held_out(options, tasks, folder.trained_model, "after")
     facts = {"seed": options.seed, "mode": _mode(options), "train_s": train_s}
@@ -201,7 +199,10 @@ def _check_packages(model: DemoModel, *more: str) -> None:
 
 
 def _keep_files_in(folder: DemoFolder) -> None:
-    """Keep the caches and temporary files of this process and its children inside the folder."""
+    """Keep the caches and temporary files of this process and its children inside the folder, and leave out settings of
+    other runs."""
+    for name in [name for name in os.environ if name.startswith("ROLLQ_")]:
+        del os.environ[name]
     os.environ.update(folder.environment())
     tempfile.tempdir = None  # forget an earlier choice
 
@@ -253,23 +254,17 @@ def _print_commands(folder: DemoFolder, port: int) -> None:
         click.echo(f"  rollq {command} {config}")
 
 
-def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> None:
-    """Run producer, workers and trainer until the trainer has finished."""
-    command = (sys.executable, "-m", "rollq.cli.main")
-    with Buffer.connect(server.url, RUN, patience=Patience(READ_PATIENCE_S, READ_PATIENCE_S)) as buffer:
-        with Supervisor(folder.logs, _role_environment()) as supervisor:
-            trainer = supervisor.start("trainer", (*command, "train", str(folder.config)), finishes=True)
-            supervisor.start("producer", (*command, "produce", str(folder.config)))
-            for number in range(1, options.workers + 1):
-                name = f"worker-{number}"
-                supervisor.start(name, (*command, "work", str(folder.config), "--name", name))
-            watch.until_finished(buffer, server, supervisor, trainer, live=options.live)
-        watch.take_reading(buffer)  # with all roles at rest, the counts add up
-
-
-def _role_environment() -> dict[str, str]:
-    """This process's environment, without settings of other runs."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
+def _running(options: DemoOptions, folder: DemoFolder) -> Running:
+    return Running(
+        file=folder.config,
+        settings=load_settings(folder.config),
+        logs=folder.logs,
+        workers=options.workers,
+        live=options.live,
+        grace_s=STOP_S,
+        title=folder.root.name,
+        depths=folder.depths,
+    )
 
 
 def _report(

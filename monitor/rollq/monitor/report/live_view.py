@@ -29,7 +29,8 @@ SILENT_S = 5.0  # workers report each second
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """The content of the view. `notes` are the latest events, newest last; times are in seconds."""
+    """The content of the view. `total_steps` is 0 where no trainer's steps are known. `notes` are the latest events,
+    newest last; times are in seconds."""
 
     title: str
     total_steps: int
@@ -41,6 +42,11 @@ class LiveView:
     def step(self) -> int:
         """The last trained step; 0 before the first."""
         return self.steps[-1].step if self.steps else 0
+
+    @property
+    def progress(self) -> str:
+        """The last trained step of all, as in "step 3/150"; empty where no trainer's steps are known."""
+        return f"step {self.step}/{self.total_steps}" if self.total_steps else ""
 
     @property
     def recent(self) -> Sequence[StepRecord]:
@@ -61,10 +67,11 @@ def render(view: LiveView) -> RenderableType:
 
 def plain_line(view: LiveView) -> str:
     """Render the view as one line, for logs."""
-    reward = f"reward {mean_reward(view.recent):.3f}" if view.steps else "waiting for the first batch"
+    waiting = "waiting for the first batch" if view.total_steps else ""
+    reward = f"reward {mean_reward(view.recent):.3f}" if view.steps else waiting
     workers = sorted(view.reading.workers.items())
     parts = [
-        f"{clock(view.elapsed_s)} step {view.step}/{view.total_steps}",
+        f"{clock(view.elapsed_s)} {view.progress}".rstrip(),
         reward,
         " ".join(f"s{age} {share:.0%}" for age, share in staleness_shares(view.recent).items()),
         f"{tokens_per_s(view.recent):,.0f} tokens/s",
@@ -127,13 +134,13 @@ def _headline(view: LiveView) -> Text:
     version, elapsed = view.reading.version, clock(view.elapsed_s)
     return Text.assemble(
         (view.title, "bold"),
-        f"   step {view.step}/{view.total_steps}   live weights v{version}   {elapsed} elapsed",
+        f"   {view.progress}   live weights v{version}   {elapsed} elapsed",
         f", {clock(left_s)} left" if left_s is not None else "",
     )
 
 
 def _progress(view: LiveView) -> Text:
-    done = BAR_WIDTH * view.step // view.total_steps
+    done = BAR_WIDTH * view.step // max(1, view.total_steps)
     return Text.assemble(("━" * done, "green"), ("─" * (BAR_WIDTH - done), "dim"))
 
 

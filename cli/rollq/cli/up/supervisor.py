@@ -16,17 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rollq.buffer.errors import RollqError
+from rollq.buffer.errors import ConfigError, RollqError
 
 GUARDIAN = ("/bin/sh", "-c", "read _; kill -KILL 0")
 MAX_RESTARTS = 5
-STOP_S = 2.5
-"""Seconds between SIGTERM and SIGKILL."""
+HEALTHY_S = 600.0
+"""A role that lived so long counts as healthy again: its earlier deaths are forgotten."""
+WRONG_SETTINGS = 2
+"""Exit status of a role that another start would not help."""
 TAIL_LINES = 15
 
 
 class RoleFailed(RollqError):
-    """A role of the demo died more often than it is restarted. The message ends with the last lines of its log."""
+    """A role died more often than it is restarted. The message ends with the last lines of its log."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class Role:
     command: Sequence[str]
     finishes: bool = False
     process: "subprocess.Popen[bytes] | None" = None
+    started_s: float = 0.0
     restarts: int = 0
 
     @property
@@ -47,10 +50,14 @@ class Role:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Child processes that live as long as the `with` block. Each writes its output to `<logs>/<name>.log`."""
+    """Child processes that live as long as the `with` block. Each writes its output to `<logs>/<name>.log`.
+
+    At the end, each has `grace_s` seconds between SIGTERM and SIGKILL.
+    """
 
     logs: Path
     environment: Mapping[str, str]
+    grace_s: float
     roles: list[Role] = field(default_factory=list)
     _guardian: "subprocess.Popen[bytes] | None" = None
 
@@ -82,7 +89,8 @@ class Supervisor:
     def restart_dead(self) -> list[str]:
         """Restart every dead child; returns a line about each.
 
-        Raises `RoleFailed` when one has died more than `MAX_RESTARTS` times.
+        Raises `RoleFailed` when one has died more than `MAX_RESTARTS` times, and `ConfigError` when one refuses its
+        settings.
         """
         notes = []
         for role in self.roles:
@@ -93,20 +101,22 @@ class Supervisor:
         return notes
 
     def _restart(self, role: Role, status: int) -> None:
+        end = f"the end of {self.log(role)}:\n{tail(self.log(role))}"
+        if status == WRONG_SETTINGS:
+            raise ConfigError(f"{role.name} refuses its settings; {end}")
+        if time.monotonic() - role.started_s > HEALTHY_S:
+            role.restarts = 0
         if role.restarts >= MAX_RESTARTS:
-            raise RoleFailed(
-                f"{role.name} died {role.restarts + 1} times, last with {describe_exit(status)}; the end of "
-                f"{self.log(role)}:\n{tail(self.log(role))}"
-            )
+            raise RoleFailed(f"{role.name} died {role.restarts + 1} times, last with {describe_exit(status)}; {end}")
         role.restarts += 1
         self._spawn(role)
 
     def stop(self) -> None:
-        """Send SIGTERM to every child in the order of their start, and SIGKILL `STOP_S` seconds later."""
+        """Send SIGTERM to every child in the order of their start, and SIGKILL `grace_s` seconds later."""
         if self._guardian is None:
             return
         processes = [role.process for role in self.roles if role.process is not None]
-        _terminate(processes)
+        _terminate(processes, self.grace_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, signal.SIGKILL)
         for process in (*processes, self._guardian):
@@ -115,11 +125,20 @@ class Supervisor:
             self._guardian.stdin.close()
         self._guardian = None
 
+    def wait(self, role: Role | None, seconds: float = 1.0) -> None:
+        """Wait until a role ends, but not longer than `seconds`; without a role, so long."""
+        if role is None or role.process is None:
+            time.sleep(seconds)
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            role.process.wait(seconds)
+
     def log(self, role: Role) -> Path:
         """File with the role's output."""
         return self.logs / f"{role.name}.log"
 
     def _spawn(self, role: Role) -> None:
+        role.started_s = time.monotonic()
         with self.log(role).open("ab") as log:
             role.process = subprocess.Popen(
                 role.command,
@@ -131,11 +150,11 @@ class Supervisor:
             )
 
 
-def _terminate(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Send SIGTERM to all, and wait up to `STOP_S` seconds for them to exit."""
+def _terminate(processes: Sequence["subprocess.Popen[bytes]"], grace_s: float) -> None:
+    """Send SIGTERM to all, and wait up to `grace_s` seconds for them to exit."""
     for process in processes:
         process.terminate()
-    deadline_s = time.monotonic() + STOP_S
+    deadline_s = time.monotonic() + grace_s
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline_s - time.monotonic()))

@@ -1,7 +1,6 @@
-"""Watches a demo while its processes run: restarts dead ones, records the buffer's depths, shows the live view."""
+"""Watches roles while they run: restarts dead ones, records the buffer's depths, shows the live view."""
 
 import contextlib
-import subprocess
 import sys
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from rich.live import Live
 from rollq.buffer.errors import ServerUnavailable, StoreLost
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.cli.demo.supervisor import Role, Supervisor
+from rollq.cli.up.supervisor import Supervisor
 from rollq.monitor.report.buffer_reading import take_reading
 from rollq.monitor.report.live_view import LiveView, clock, plain_line, render
 from rollq.monitor.report.records import BufferReading, append_line, read_steps
@@ -28,11 +27,12 @@ KEPT_NOTES = 5
 
 @dataclass(slots=True)
 class Watch:
-    """A running demo. The trainer writes `metrics`, the watch writes `depths`; times are in seconds."""
+    """A look at running roles. The trainer, if there is one, writes `metrics` over `total_steps`; the watch writes
+    `depths`, if it is set; times are in seconds."""
 
     title: str
-    metrics: Path
-    depths: Path
+    metrics: Path | None
+    depths: Path | None
     total_steps: int
     started_s: float = field(default_factory=time.monotonic)
     snapshot: BufferReading = field(default_factory=lambda: BufferReading(time_s=0.0))
@@ -44,20 +44,22 @@ class Watch:
         return time.monotonic() - self.started_s
 
     def until_finished(
-        self, buffer: MonitorBuffer, server: EmbeddedServer, supervisor: Supervisor, trainer: Role, *, live: bool
+        self, buffer: MonitorBuffer, server: EmbeddedServer | None, supervisor: Supervisor, *, live: bool
     ) -> None:
-        """Wait until the trainer has finished. Raises `RoleFailed` when a role cannot be kept running."""
+        """Wait until the role that finishes has done so; without one, for ever.
+
+        Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
+        """
+        trainer = next((role for role in supervisor.roles if role.finishes), None)
         with self._display(live) as show:
-            while not trainer.finished:
-                assert trainer.process is not None
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    trainer.process.wait(TICK_S)
+            while trainer is None or not trainer.finished:
+                supervisor.wait(trainer, TICK_S)
                 self._restart_dead(server, supervisor)
                 self.take_reading(buffer)
                 show(self.view())
 
-    def _restart_dead(self, server: EmbeddedServer, supervisor: Supervisor) -> None:
-        if not server.running:
+    def _restart_dead(self, server: EmbeddedServer | None, supervisor: Supervisor) -> None:
+        if server is not None and not server.running:
             server.start()
             self.note("the server died and was restarted")
         for note in supervisor.restart_dead():
@@ -71,7 +73,8 @@ class Watch:
         """Read the buffer and record it; before the first role has created the run there is nothing to read."""
         with contextlib.suppress(StoreLost, ServerUnavailable):
             self.snapshot = take_reading(buffer)
-            append_line(self.depths, self.snapshot.as_dict())
+            if self.depths is not None:
+                append_line(self.depths, self.snapshot.as_dict())
 
     def view(self) -> LiveView:
         """The present state of the live view."""
@@ -79,7 +82,7 @@ class Watch:
             title=self.title,
             total_steps=self.total_steps,
             elapsed_s=self.elapsed_s,
-            steps=read_steps(self.metrics),
+            steps=read_steps(self.metrics) if self.metrics else (),
             reading=self.snapshot,
             notes=tuple(self.notes),
         )

@@ -1,0 +1,1 @@
+"""`rollq init`: a folder to start a run from."""

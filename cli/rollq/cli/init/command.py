@@ -1,0 +1,57 @@
+"""`rollq init`: writes the smallest settings that work, with prompts, a judge and a tiny model."""
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from rollq.buffer.errors import ConfigError
+
+MODEL = "model"
+SEED = 1
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path())
+def init(folder: Path) -> None:
+    """Write a rollq.toml to FOLDER, by default this one, with prompts, a judge and a tiny model that you replace.
+
+    It trains as it is, without a GPU or network. What exists is not overwritten.
+
+    \b
+    Example:
+      rollq init my-run
+    """
+    from rollq.cli.init.template import files
+
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"`rollq init` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
+    contents = files(_run_name(folder))
+    if existing := [name for name in (*contents, MODEL) if (folder / name).exists()]:
+        raise ConfigError(f"{', '.join(existing)} in {str(folder)!r}: it exists already; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    _make_model(folder / MODEL)
+    for name, content in contents.items():
+        (folder / name).write_text(content, "utf-8")
+    enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    click.echo(
+        f"wrote {', '.join((*contents, MODEL))} to {folder.absolute()}; next:\n"
+        "  edit prompts.jsonl and rewards.py, later the model in rollq.toml\n"
+        f"  {enter}rollq try   a few prompts with their answers and rewards, without a server\n"
+        f"  {enter}rollq up    all roles on this machine, until the trainer has finished"
+    )
+
+
+def _run_name(folder: Path) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.absolute().name).strip("-")
+    return name[:32] or "my-run"
+
+
+def _make_model(folder: Path) -> None:
+    from rollq.cli.demo import tiny_model as tiny  # imports torch, which takes seconds
+
+    tokenizer = tiny.make_tokenizer()
+    tiny.save(folder, tiny.make_model(len(tokenizer), SEED), tokenizer)

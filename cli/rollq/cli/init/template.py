@@ -1,0 +1,45 @@
+"""The files that `rollq init` writes, for the reader to replace. Pure."""
+
+import json
+
+SETTINGS = """\
+# Written by `rollq init`. Paths start at this folder. examples/rollq.toml has all settings.
+run = {run}
+
+[redis]
+buffer_url = "redis://127.0.0.1:6379/0"   # `rollq up` starts this server, if none answers
+
+[tasks.digits]
+prompts = "prompts.jsonl"      # replace: a JSON object a line, with "prompt" and "answer"
+judge = "rewards.digits"       # replace: the function in rewards.py
+batch_groups = 8               # prompts in a training batch
+group_size = 8                 # samples of each prompt
+max_tokens = 8
+temperature = 1.0
+
+[worker.options]
+model = "model"                # replace, twice: the folder of a real model, such as "Qwen3-0.6B"
+
+[trainer]
+model = "model"                # this one has 0.3 M parameters and knows nothing, but learns on any laptop
+output = "trainer"
+steps = 40
+learning_rate = 1e-3           # for a real model, 1e-6
+device = "cpu"                 # "cuda" with a GPU
+threads = 1
+"""
+
+JUDGE = '''\
+def digits(prompt, sample):
+    """The share of the sample's characters that are digits. For your task: is it prompt.answer?"""
+    return sum(character.isdigit() for character in sample.text) / max(1, len(sample.text))
+'''
+
+PROMPTS = "".join(
+    json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(10, 26) for b in range(10, 26)
+)
+
+
+def files(run: str) -> dict[str, str]:
+    """The content of each file, by name."""
+    return {"rollq.toml": SETTINGS.format(run=json.dumps(run)), "prompts.jsonl": PROMPTS, "rewards.py": JUDGE}

@@ -1,0 +1,65 @@
+"""`rollq up`: every role of a settings file on this machine."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.cli.options import settings_file
+
+if TYPE_CHECKING:
+    from rollq.cli.up.watch import Watch
+
+
+@click.command()
+@settings_file
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of worker processes.")
+@click.option("--live/--no-live", default=True, help="Live view on a terminal, or a line every few seconds.")
+def up(file: Path, workers: int, live: bool) -> None:
+    """Run all roles of FILE on this machine: producer, workers, and the trainer and archiver that it configures.
+
+    If no server answers at the URL in FILE, its own runs too, with its data in the folder server beside the output of
+    [trainer]; the folder logs there has a log for each role. A role that dies is started again. It ends when the
+    trainer has trained its steps; Ctrl-C stops all roles, a second one at once. The same command continues.
+
+    \b
+    Example:
+      rollq up rollq.toml
+      rollq up rollq.toml --workers 2
+    """
+    from rollq.buffer.store.redis_url import mask_url
+    from rollq.cli.run_location import RunLocation
+    from rollq.cli.settings.file import load_settings
+    from rollq.cli.signals import interrupt_once
+    from rollq.cli.up.roles import check_roles, role_commands
+    from rollq.cli.up.run import Running, grace_s, run_folder, run_roles
+    from rollq.cli.up.server import server_at
+
+    settings = load_settings(file)
+    again = f"`rollq up {shlex.quote(str(file))}` continues"
+    folder = run_folder(settings, file)
+    running = Running(file, settings, folder / "logs", workers, live, grace_s(settings), title=settings.run)
+    with interrupt_once(running.grace_s + 10, again_kills=True):
+        try:
+            check_roles(settings, file)
+            location = RunLocation.from_settings(settings)
+            with server_at(location, folder / "server") as server:
+                where = f"its own, data in {server.directory}" if server else "it runs already"
+                click.echo(f"server: {mask_url(location.buffer_url)} ({where})")
+                names = [role.name for role in role_commands(settings, file, workers)]
+                click.echo(f"roles: {', '.join(names)}; logs in {running.logs}")
+                watch = run_roles(running, server)
+        except KeyboardInterrupt:
+            click.echo(f"\nstopped; {again}")
+            raise SystemExit(130) from None
+    click.echo(_summary(watch, settings.trainer.output if settings.trainer else None))
+
+
+def _summary(watch: "Watch", output: Path | None) -> str:
+    from rollq.monitor.report.live_view import clock, mean_reward
+
+    view = watch.view()
+    first, last = mean_reward(view.steps[: len(view.recent)]), mean_reward(view.recent)
+    reward = f"; mean reward {first:.3f} -> {last:.3f} (first and last {len(view.recent)} steps)" if view.steps else ""
+    return f"trained {view.step} of {view.total_steps} steps in {clock(view.elapsed_s)}{reward}; weights in {output}"

@@ -1,0 +1,49 @@
+"""The roles that a settings file needs, and what is checked before any of them starts."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.run_location import fingerprints
+from rollq.cli.settings.model import RollqSettings
+
+ROLLQ = (sys.executable, "-m", "rollq.cli.main")
+
+
+class RoleCommand(NamedTuple):
+    """A role and the command that runs it. `finishes`: it ends by itself when its work is done."""
+
+    name: str
+    command: tuple[str, ...]
+    finishes: bool = False
+
+
+def role_commands(settings: RollqSettings, file: Path, workers: int) -> Iterator[RoleCommand]:
+    """The roles in the order in which they start, and are asked to stop."""
+    if settings.trainer:
+        yield RoleCommand("trainer", (*ROLLQ, "train", str(file)), finishes=True)
+    if settings.produced_tasks() or settings.evaluations:
+        yield RoleCommand("producer", (*ROLLQ, "produce", str(file)))
+    if settings.served_tasks():
+        for name in (f"worker-{number}" for number in range(1, workers + 1)):
+            yield RoleCommand(name, (*ROLLQ, "work", str(file), "--name", name))
+    if settings.archive.url:
+        yield RoleCommand("archiver", (*ROLLQ, "archive", str(file)))
+
+
+def check_roles(settings: RollqSettings, file: Path) -> None:
+    """Raise `ConfigError` for what a role would refuse at its start: prompts, hooks, and folders of models."""
+    from rollq.producer.run import open_prompts
+
+    if not any(role_commands(settings, file, 1)):
+        raise ConfigError(f"{file}: there is nothing to run: every task has offline = true, and there is no [trainer]")
+    sys.path.append(str(file.absolute().parent))
+    with open_prompts(settings.produced_tasks(), settings.evaluations, settings.answer_readers()):
+        pass
+    model = settings.worker.options.get("model")
+    if settings.served_tasks():
+        fingerprints(model, settings.worker.tokenizer or model)
+    if settings.trainer:
+        fingerprints(settings.trainer.model, settings.trainer.model)

@@ -1,0 +1,83 @@
+"""Runs the roles of a settings file until its trainer has finished."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.cli.run_location import RunLocation
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.up.roles import ROLLQ, role_commands
+from rollq.cli.up.supervisor import Supervisor
+from rollq.cli.up.watch import Watch
+from rollq.monitor.report.records import METRICS_FILE
+
+READ_PATIENCE_S = 2.0
+"""How long reading the buffer waits for a server that is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What runs: the settings of `file`, with its logs in `logs`, and `workers` workers.
+
+    Readings of the buffer go to `depths`, if it is set. `grace_s`: seconds for the roles to stop.
+    """
+
+    file: Path
+    settings: RollqSettings
+    logs: Path
+    workers: int
+    live: bool
+    grace_s: float
+    title: str
+    depths: Path | None = None
+
+    def watch(self) -> Watch:
+        """A watch for these roles."""
+        trainer = self.settings.trainer
+        metrics = trainer.output / METRICS_FILE if trainer else None
+        return Watch(self.title, metrics, self.depths, trainer.steps if trainer else 0)
+
+
+def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:
+    """Run the roles, and `server`, if it is this process's own, until the trainer has finished; returns the last look.
+
+    Without a trainer, until interrupted. Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when
+    one refuses its settings.
+    """
+    watch, location = running.watch(), RunLocation.from_settings(running.settings)
+    patience = Patience(READ_PATIENCE_S, READ_PATIENCE_S)
+    with location.without_payloads(patience) as buffer:
+        with Supervisor(running.logs, os.environ, grace_s=running.grace_s) as supervisor:
+            for role in role_commands(running.settings, running.file, running.workers):
+                supervisor.start(role.name, role.command, finishes=role.finishes)
+            try:
+                watch.until_finished(buffer, server, supervisor, live=running.live)
+            except KeyboardInterrupt:
+                click.echo(f"\nstopping the roles, which have {running.grace_s:.0f} s")
+                raise
+        if running.settings.archive.url:
+            _finish_archive(running)
+        watch.take_reading(buffer)  # with all roles at rest, the counts add up
+    return watch
+
+
+def _finish_archive(running: Running) -> None:
+    with Supervisor(running.logs, os.environ, grace_s=running.grace_s) as supervisor:
+        role = supervisor.start("archiver", (*ROLLQ, "archive", str(running.file), "--finish"), finishes=True)
+        while not role.finished:
+            supervisor.wait(role)
+            supervisor.restart_dead()
+
+
+def grace_s(settings: RollqSettings) -> float:
+    """How long `rollq up` waits for its roles to stop: workers for their groups, the trainer for its checkpoint."""
+    return settings.worker.grace_s + 30.0
+
+
+def run_folder(settings: RollqSettings, file: Path) -> Path:
+    """The folder of the server's data and of the logs: beside the trainer's output, or else that of the file."""
+    return settings.trainer.output.parent if settings.trainer else file.absolute().parent

@@ -1,0 +1,67 @@
+"""The server of `rollq up`: the one that answers at the configured URL, or else an embedded one there."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from rollq.buffer.errors import ServerUnavailable
+from rollq.buffer.store.connection import Patience, check_server, connect, open_client
+from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.store.redis_url import node_urls
+from rollq.buffer.store.servers import connect_servers
+from rollq.cli.run_location import RunLocation
+
+DEFAULT_PORT = 6379
+
+
+@contextmanager
+def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | None]:
+    """The embedded server, with its data in `folder`, as long as the `with` block; None where a server answers already.
+
+    Raises `ServerUnavailable` for a URL at which none answers and none can be started, and `ServerRefused`.
+    """
+    if location.queue_url != location.buffer_url:
+        connect(location.queue_url, location.password).close()
+    place = embedded_place(location.buffer_url)
+    try:
+        if place is None:
+            connect_servers(location.buffer_url, location.password).close()
+        elif not _answers(location):
+            in_url = urlsplit(location.buffer_url).password
+            password = unquote(in_url) if in_url else location.password
+            with EmbeddedServer(folder, port=place[1], bind=place[0], password=password) as server:
+                yield server
+            return
+    except ServerUnavailable as error:
+        if place is not None:
+            raise
+        hint = "Start it: `rollq up` itself starts only servers such as redis://127.0.0.1:6379/0"
+        raise ServerUnavailable(f"{error}. {hint}") from None
+    yield None
+
+
+def _answers(location: RunLocation) -> bool:
+    """Whether a server answers at once. Raises `ServerRefused`, `ConfigError` for one that rollq cannot use."""
+    with closing(open_client(location.buffer_url, location.password)) as client:
+        try:
+            check_server(client, Patience(unanswered_s=0.0))
+        except ServerUnavailable:
+            return False
+    return True
+
+
+def embedded_place(url: str) -> tuple[str, int] | None:
+    """Address and port of an embedded server that clients reach at `url`; None where it cannot be one."""
+    if len(node_urls(url)) > 1:
+        return None
+    parts = urlsplit(url)
+    host = "127.0.0.1" if parts.hostname in (None, "localhost") else parts.hostname
+    try:
+        is_here = ip_address(host or "").is_loopback
+    except ValueError:
+        return None
+    if parts.scheme != "redis" or parts.username or not is_here:
+        return None
+    return str(host), parts.port or DEFAULT_PORT
