@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollq.cli.demo.supervisor import Role, Supervisor
 from rollq.cli.main import main
+from rollq.cli.up.supervisor import Role, Supervisor
 
 
 def shuffle_rewards() -> None:

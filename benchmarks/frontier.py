@@ -31,7 +31,7 @@ from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, own_tasks
 from rollq.cli.demo.models import TINY
 from rollq.cli.demo.settings import DemoOptions, demo_toml, held_out_settings
-from rollq.cli.demo.supervisor import Role, Supervisor, describe_exit, tail
+from rollq.cli.up.supervisor import Role, Supervisor, describe_exit, tail
 from rollq.monitor.report.records import read_lines
 
 LOSSES = ("ppo", "decoupled_tis", "cispo", "reinforce")

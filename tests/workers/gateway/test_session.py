@@ -14,8 +14,7 @@ from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
-from rollq.workers.gateway.sessions import call_tree
-from rollq.workers.gateway.sessions import repeated_calls
+from rollq.workers.gateway.sessions import call_tree, repeated_calls
 from rollq.workers.gateway.sessions import session as session_module
 from rollq.workers.gateway.sessions.request_digest import after_message
 from rollq.workers.gateway.sessions.session import SessionLimits

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rollq.cli.options import connection_options, file_and, run_options
+from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
     from rollq.buffer.snapshots.save import Report
