@@ -11,6 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rollq.buffer.common.portions import portions
 from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rewards.credit import judged_reward
@@ -124,16 +125,7 @@ def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str,
 
 def portions_of(groups: Iterable[GroupArgs]) -> Iterator[list[GroupArgs]]:
     """The groups of each call of limited size."""
-    portion: list[GroupArgs] = []
-    size_bytes = 0.0
-    for group in groups:
-        if portion and size_bytes + group.size_bytes > MAX_CALL_BYTES:
-            yield portion
-            portion, size_bytes = [], 0
-        portion.append(group)
-        size_bytes += group.size_bytes
-    if portion:
-        yield portion
+    return portions(groups, lambda group: group.size_bytes, MAX_CALL_BYTES)
 
 
 def result_args(

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.common.portions import portions
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.payloads.object_payloads import PLACE
@@ -65,7 +66,8 @@ class Restoring(BufferCore):
         for task in snapshot.tasks:
             self._discard_leftover(task)
             total_bytes = 0
-            for call in _calls(directory, snapshot, task):
+            groups = read_groups(directory, snapshot, task)
+            for call in portions(groups, lambda group: group.size_bytes, BYTES_PER_CALL, most_items=GROUPS_PER_CALL):
                 total_bytes += self._restore_groups(incarnation, snapshot, task, call)
                 done += len(call)
                 if report:
@@ -157,20 +159,6 @@ def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:
                         f"task {task!r} was saved with {name} = {before}, the settings ask for {after}: it stays as it "
                         f"is for the whole run, because {FIXED_RULES[name]}; change it back, or begin a new run"
                     )
-
-
-def _calls(directory: Path, snapshot: Snapshot, task: str) -> Iterator[list[SavedGroup]]:
-    """The groups of a task in portions for one call each."""
-    portion: list[SavedGroup] = []
-    size_bytes = 0
-    for group in read_groups(directory, snapshot, task):
-        if portion and (len(portion) >= GROUPS_PER_CALL or size_bytes + group.size_bytes > BYTES_PER_CALL):
-            yield portion
-            portion, size_bytes = [], 0
-        portion.append(group)
-        size_bytes += group.size_bytes
-    if portion:
-        yield portion
 
 
 def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[Any, ...]]:

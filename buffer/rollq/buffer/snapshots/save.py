@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.common.portions import portions
 from rollq.buffer.errors import SnapshotError
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
@@ -216,7 +217,7 @@ class Saving(BufferCore):
             else:
                 left = f"dropped_{status if status in AUDITED else 'saving'}"
                 index.progress[left] = str(int(index.progress.get(left, 0)) + 1)
-        for portion in _portions(task, found):
+        for portion in portions(found, partial(_outside_bytes, task), CHUNK_BYTES):
             named = {group.group_id: group.fields["payload"] for group in portion if _is_away(task, group)}
             away = self.read_payloads(task, named)
             yield [
@@ -271,19 +272,9 @@ def _trips(members: Sequence[_Member]) -> Iterator[Sequence[_Member]]:
     return (members[start : start + GROUPS_PER_TRIP] for start in range(0, len(members), GROUPS_PER_TRIP))
 
 
-def _portions(task: str, groups: Sequence[SavedGroup]) -> Iterator[Sequence[SavedGroup]]:
-    """Groups whose payloads that are away take `CHUNK_BYTES` together, or a single one that takes more."""
-    portion: list[SavedGroup] = []
-    total_bytes = 0
-    for group in groups:
-        size_bytes = int(group.fields["payload_bytes"]) if _is_away(task, group) else 0
-        if portion and total_bytes + size_bytes > CHUNK_BYTES:
-            yield portion
-            portion, total_bytes = [], 0
-        portion.append(group)
-        total_bytes += size_bytes
-    if portion:
-        yield portion
+def _outside_bytes(task: str, group: SavedGroup) -> int:
+    """The bytes of a payload that is away."""
+    return int(group.fields["payload_bytes"]) if _is_away(task, group) else 0
 
 
 def _is_away(task: str, group: SavedGroup) -> bool:

@@ -71,6 +71,7 @@ class GroupReader:
         self._present = len(self._groups)
 
     def _read_or_mask(self, index: int) -> Group:
+        # Masked, not left out: without the group, counts would differ between ranks, and so the weights of all tokens.
         claimed = self._groups[index]
         try:
             (group,) = self.read([index])

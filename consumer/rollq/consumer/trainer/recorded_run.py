@@ -76,6 +76,7 @@ class RecordedRun(BatchSource):
         self._files = archive.steps()
         self._step = resume_from + 1 if resume_from else self._first_step()
         self._epochs: dict[int, int] = {}  # step -> epoch of the trainer that trained it
+        # the batch before the first one says which trainer this one must follow, see `_check_history`
         if trained := self._batch(resume_from):
             self._epochs[resume_from] = trained[0].trainer_epoch
         if not resume_from and self._step > 1:
@@ -100,7 +101,7 @@ class RecordedRun(BatchSource):
         if self._stop.is_set():
             raise StopIteration
         groups = self._batch(self._step)
-        if not groups:
+        if not groups:  # a hole in the archive is an error, its end is not
             if later := next((step for step in self._files if step > self._step and self._batch(step)), None):
                 raise ArchiveError(
                     f"{self._archive.url}: step {self._step} is not in the archive, and step {later} is: the trainer "

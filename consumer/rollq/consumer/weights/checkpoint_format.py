@@ -82,6 +82,8 @@ def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list
     parts = [Part(model, (name,), {found: described[name]}, True) for name, found in plain.items()]
     sources = [name for name in described if name not in plain]
     expected = shapes_of({name: whole[name] for name in whole.keys() - set(plain.values())})
+    # From the smallest parts to the largest: a tensor by itself, those of a layer, all. A part that is too small lacks
+    # tensors that transformers fuses: that is an error, or gives other shapes than the conversion of the whole model.
     for key in (str, _layer):
         try:
             found = _converted_parts(model, described, sources, key)

@@ -275,12 +275,14 @@ local function account(clock, group, result, status, totals)
   totals.produced = totals.produced + 1
   totals.tokens = totals.tokens + result.new_tokens
   totals.worked_ms = totals.worked_ms + result.took_ms
-  if status == 'aborted' or status == 'restarted' then return end
+  if status == 'aborted' or status == 'restarted' then return end -- it comes back, and counts as an outcome then
+  -- failures in a row stop production, so a group that has not failed begins the count again
   totals.failed = status == 'failed' and totals.failed + 1 or 0
   totals.others = totals.others or status ~= 'failed'
   totals.timings[#totals.timings + 1] = result.took_ms
   totals.reward_sum = totals.reward_sum + tonumber(result.reward) * result.rewarded
   totals.reward_count = totals.reward_count + result.rewarded
+  -- the keep rate and the statistics say what prompts are worth: age and evaluations do not
   if status == 'expired' or group.evaluation then return end
   local is_known = clock.prompt_stats == 1 and group.row and tonumber(result.id) >= first_of_prompts(clock)
   if is_known and result.rewarded > 0 then note_prompt(clock, group.row, result) end

@@ -1,0 +1,25 @@
+"""Items in portions of limited size."""
+
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def portions(
+    items: Iterable[T], size: Callable[[T], float], most: float, *, most_items: float = inf
+) -> Iterator[list[T]]:
+    """The items in portions, in their order. The sizes of a portion's items add up to `most` at most; an item that is
+    larger is one by itself."""
+    portion: list[T] = []
+    taken = 0.0
+    for item in items:
+        item_size = size(item)
+        if portion and (taken + item_size > most or len(portion) >= most_items):
+            yield portion
+            portion, taken = [], 0.0
+        portion.append(item)
+        taken += item_size
+    if portion:
+        yield portion
