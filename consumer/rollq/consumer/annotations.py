@@ -78,11 +78,11 @@ class Annotator:
             log.warning("the archive does not answer: the last annotations are left out")
 
     def _write_all(self) -> None:
-        while (one := self._waiting.get()) is not None:
+        while (annotation := self._waiting.get()) is not None:
             try:
-                self._write(one)
+                self._write(annotation)
             except Exception as error:  # noqa: BLE001 - nothing of this may stop training
-                log.warning("annotations of step %d are left out: %s", one.batch.step, error)
+                log.warning("annotations of step %d are left out: %s", annotation.batch.step, error)
 
     def _write(self, one: "_Annotation") -> None:
         rows = rows_of(self._run, self._epoch, one.batch, one.values, one.sequences)

@@ -312,10 +312,10 @@ class Consumer(Iterator[Batch]):
     def _check_committed(self, claimed: Claimed) -> None:
         """Raise `NotClaimed` when the server has lost a commit: the batch may hold groups that were just trained."""
         for task in {group.task for group in claimed.groups} if self._committed else ():
-            if (known := self._lease.buffer.clock(task).committed) < self._committed:
+            if (server_step := self._lease.buffer.clock(task).committed) < self._committed:
                 raise NotClaimed(
                     f"the server has lost its last moments, as in a failover: step {self._committed} of task {task!r} "
-                    f"was committed, and {known} is the last one that it knows. Resume from the last checkpoint"
+                    f"was committed, and {server_step} is the last one that it knows. Resume from the last checkpoint"
                 )
 
     def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:

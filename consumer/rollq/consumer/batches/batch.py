@@ -99,8 +99,10 @@ class Batch:
         rows = source.rows()
         settings = settings or AdvantageSettings()
         staleness = [TokenStaleness(step)] * len(groups) if staleness is None else staleness
-        valid = np.array([reward is not None for mine in rows for reward in mine.rewards], dtype=np.bool_)
-        rewards = [reward or 0.0 for group, mine in zip(groups, rows, strict=True) for reward in _rewards(group, mine)]
+        valid = np.array([reward is not None for of_group in rows for reward in of_group.rewards], dtype=np.bool_)
+        rewards = [
+            reward or 0.0 for group, of_group in zip(groups, rows, strict=True) for reward in _rewards(group, of_group)
+        ]
         trained = np.where(valid, np.array(rewards, dtype=np.float32), np.float32(0))
         content = BatchContent(rows, valid, staleness, source.read, before)
         if reader is None:
@@ -112,11 +114,13 @@ class Batch:
             step=step,
             group_ids=group_ids,
             content=content,
-            lengths=np.array([length for mine in rows for one in mine.lengths for length in one], dtype=np.int64),
+            lengths=np.array(
+                [length for of_group in rows for segments in of_group.lengths for length in segments], dtype=np.int64
+            ),
             rewards=trained,
             valid=valid,
             advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
-            group_counts=tuple([_counts(mine, ages) for mine, ages in zip(rows, staleness, strict=True)]),
+            group_counts=tuple([_counts(of_group, ages) for of_group, ages in zip(rows, staleness, strict=True)]),
             part=tuple(range(len(groups))),
             advantage_settings=settings,
             ends=(*[end for end in ends if end < len(groups)], len(groups)),
@@ -124,7 +128,7 @@ class Batch:
             world_size=world_size,
             reduction=reduction,
             claim_round=claim_round,
-            numbers=tuple([mine.numbers for mine in rows]),
+            numbers=tuple([of_group.numbers for of_group in rows]),
         )
 
     @property
@@ -165,11 +169,11 @@ class Batch:
     @property
     def task_counts(self) -> dict[str, BatchCounts]:
         """The counts by task, in the order of their names: the denominators where tasks have different losses."""
-        found: dict[str, BatchCounts] = {}
+        counts: dict[str, BatchCounts] = {}
         for index in self.part:
             task = task_of(self.group_ids[index][0])
-            found[task] = found.get(task, BatchCounts()) + self.group_counts[index]
-        return dict(sorted(found.items()))
+            counts[task] = counts.get(task, BatchCounts()) + self.group_counts[index]
+        return dict(sorted(counts.items()))
 
     @property
     def loss_scale(self) -> float:
@@ -248,13 +252,13 @@ class Batch:
         of a pipeline; `ConfigError` if `advantage_settings` take means of the batch; `ArrayError` for a reference that
         cannot be loaded.
         """
-        found: dict[int, npt.ArrayLike] = {}
+        by_sequence: dict[int, npt.ArrayLike] = {}
         for index in self.share_groups:
             if task_of(self.group_ids[index][0]) not in without:
                 valid = self.valid[self.sample_groups == index]
                 credit = group_credit(self.groups[index], valid, self.advantage_settings, kind, discount)
-                found.update(zip(np.flatnonzero(self.sequence_groups == index).tolist(), credit, strict=True))
-        return self.with_token_advantages(found)
+                by_sequence.update(zip(np.flatnonzero(self.sequence_groups == index).tolist(), credit, strict=True))
+        return self.with_token_advantages(by_sequence)
 
     def with_rewards(self, rewards: npt.ArrayLike) -> "Batch":
         """A copy with other `rewards` [S] and the advantages that follow from them, the same for all tokens."""
@@ -327,8 +331,8 @@ class Batch:
 
     def _advantages_of(self, sequence: int) -> Float32Array:
         """The advantages of the tokens of a sequence, float32 [L]."""
-        if (found := self.token_advantages.get(sequence)) is not None:
-            return found
+        if (per_token := self.token_advantages.get(sequence)) is not None:
+            return per_token
         return np.full(self.lengths[sequence], self.advantages[self.content.sequence_samples[sequence]], np.float32)
 
 
@@ -365,6 +369,6 @@ def _pipeline_advantages(
     chosen = computed.copy()
     for index, group in enumerate(groups):
         if group.shaped and group.shaped.advantages is not None:
-            mine = owners == index
-            chosen[mine] = np.where(valid[mine], group.shaped.advantages, 0.0)
+            in_group = owners == index
+            chosen[in_group] = np.where(valid[in_group], group.shaped.advantages, 0.0)
     return chosen

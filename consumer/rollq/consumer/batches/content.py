@@ -86,12 +86,12 @@ class BatchContent:
         self._staleness = staleness
         self._groups: dict[int, Group] = dict(before._groups) if before else {}
         self._sequences: dict[int, tuple[TokenSequence, ...]] = dict(before._sequences) if before else {}
-        samples = [len(mine.rewards) for mine in rows]
-        sequences = [sum(map(len, mine.lengths)) for mine in rows]
+        samples = [len(of_group.rewards) for of_group in rows]
+        sequences = [sum(map(len, of_group.lengths)) for of_group in rows]
         self._first_sample, self._first_sequence = _starts(samples), _starts(sequences)
         self.sample_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), samples)
         self.sequence_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), sequences)
-        segments = [len(lengths) for mine in rows for lengths in mine.lengths]
+        segments = [len(lengths) for of_group in rows for lengths in of_group.lengths]
         self.sequence_samples: npt.NDArray[np.int64] = np.repeat(np.arange(len(segments)), segments)
         self.groups = OnDemand(len(rows), self._groups_at)
         self.samples = OnDemand(sum(samples), self._samples_at)
@@ -108,8 +108,8 @@ class BatchContent:
         if not new:
             return
         samples = [slice(self._first_sample[index], self._first_sample[index + 1]) for index in new]
-        valid = np.concatenate([self._valid[one] for one in samples])
-        groups, starts = [self._groups[index] for index in new], [one.start for one in samples]
+        valid = np.concatenate([self._valid[span] for span in samples])
+        groups, starts = [self._groups[index] for index in new], [span.start for span in samples]
         made = iter(token_sequences(groups, valid, [self._staleness[index] for index in new], starts))
         for index in new:
             count = self._first_sequence[index + 1] - self._first_sequence[index]

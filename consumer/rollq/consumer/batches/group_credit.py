@@ -27,23 +27,26 @@ def group_credit(
         )
     samples = Samples.of(group.samples)
     chosen = [
-        ([one for one in segments if len(one.prompt_ids) + len(one.response_ids)], status is not SampleStatus.FAILED)
+        (
+            [segment for segment in segments if len(segment.prompt_ids) + len(segment.response_ids)],
+            status is not SampleStatus.FAILED,
+        )
         for segments, status, is_valid in zip(samples.segments, samples.statuses, valid, strict=True)
         if is_valid
     ]
     read = [segments for segments, is_read in chosen if is_read]
-    found = token_advantages(
+    advantages_read = token_advantages(
         [_rewards(group, segments) for segments in read],
         [steps_of(segments, kind) for segments in read],
         np.zeros(len(read), np.int64),
         settings,
         discount=discount,
     )
-    known = iter(found)
+    unread = iter(advantages_read)
     return [
-        one
+        of_segment
         for segments, is_read in chosen
-        for one in _by_segment(segments, next(known) if is_read else np.zeros(_tokens(segments), np.float32))
+        for of_segment in _by_segment(segments, next(unread) if is_read else np.zeros(_tokens(segments), np.float32))
     ]
 
 

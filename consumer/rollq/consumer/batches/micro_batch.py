@@ -73,7 +73,7 @@ class MicroBatch:
     def to(self, device: torch.device | str) -> "MicroBatch":
         """A copy with all tensors on `device`."""
         moved: dict[str, Any] = {}
-        for name in (one.name for one in fields(self)):
+        for name in (attribute.name for attribute in fields(self)):
             value = getattr(self, name)
             if isinstance(value, torch.Tensor):
                 moved[name] = value.to(device)
@@ -184,12 +184,12 @@ def _joined(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
 
 
 def _named_array(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
-    found = [None if row.is_masked else _aligned(row, name) for row in rows]
-    known = next(array for array in found if array is not None)
+    arrays = [None if row.is_masked else _aligned(row, name) for row in rows]
+    present = next(array for array in arrays if array is not None)
     return np.concatenate(
         [
-            np.zeros((len(row.ids), *known.shape[1:]), known.dtype) if array is None else array
-            for row, array in zip(rows, found, strict=True)
+            np.zeros((len(row.ids), *present.shape[1:]), present.dtype) if array is None else array
+            for row, array in zip(rows, arrays, strict=True)
         ]
     )
 

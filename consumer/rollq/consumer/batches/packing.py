@@ -55,8 +55,8 @@ def share_out_parts(
         while last < len(groups) and groups[last] < end:
             last += 1
         if last > first:
-            found = share_out(lengths[first:last], samples[first:last], groups[first:last], ranks)
-            shares = [mine + [first + one for one in new] for mine, new in zip(shares, found, strict=True)]
+            added = share_out(lengths[first:last], samples[first:last], groups[first:last], ranks)
+            shares = [share + [first + offset for offset in new] for share, new in zip(shares, added, strict=True)]
         first = last
     return shares
 
@@ -84,11 +84,16 @@ def groups_of_share(lengths: Sequence[Sequence[Sequence[int]]], rank: int, ranks
     """The groups of which a rank has sequences, where `lengths[g][s]` are those of the sequences of sample s of g."""
     flat = [
         (length, sample, group)
-        for group, mine in enumerate(lengths)
-        for sample, of_sample in enumerate(mine, start=sum(map(len, lengths[:group])))
+        for group, of_group in enumerate(lengths)
+        for sample, of_sample in enumerate(of_group, start=sum(map(len, lengths[:group])))
         for length in of_sample
     ]
-    share = share_out([one[0] for one in flat], [one[1] for one in flat], [one[2] for one in flat], ranks)[rank]
+    share = share_out(
+        [sequence[0] for sequence in flat],
+        [sequence[1] for sequence in flat],
+        [sequence[2] for sequence in flat],
+        ranks,
+    )[rank]
     return sorted({flat[sequence][2] for sequence in share})
 
 
@@ -154,8 +159,8 @@ def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int
 
 def _tokens(sequences: Sequence[int], lengths: Sequence[int], padded: bool) -> int:
     """The tokens that the sequences take of a micro-batch."""
-    mine = [lengths[sequence] for sequence in sequences]
-    return len(mine) * max(mine) if padded else sum(mine)
+    taken = [lengths[sequence] for sequence in sequences]
+    return len(taken) * max(taken) if padded else sum(taken)
 
 
 def _fill(units: list[list[int]], lengths: Sequence[int], max_tokens: int, padded: bool) -> list[list[list[int]]]:
@@ -166,7 +171,7 @@ def _fill(units: list[list[int]], lengths: Sequence[int], max_tokens: int, padde
         bins = _fill_padded(order, sizes, [len(unit) for unit in units], max_tokens)
     else:
         bins = _fill_packed(order, sizes, max_tokens)
-    return [[units[index] for index in one] for one in bins]
+    return [[units[index] for index in filled] for filled in bins]
 
 
 def _fill_packed(order: Sequence[int], sizes: Sequence[int], max_tokens: int) -> list[list[int]]:

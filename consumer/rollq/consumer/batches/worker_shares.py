@@ -17,8 +17,8 @@ INSERTED = ""
 
 def samples_by_worker(batch: Batch) -> Counter[str]:
     """How many trained samples of this rank's share each worker made."""
-    mine = sorted({batch.sequences[index].sample for index in batch.share})  # a group may be shared by ranks
-    samples = [batch.samples[index] for index in mine]
+    of_rank = sorted({batch.sequences[index].sample for index in batch.share})  # a group may be shared by ranks
+    samples = [batch.samples[index] for index in of_rank]
     return Counter(INSERTED if sample.is_inserted else str(sample.extra.get("worker", "?")) for sample in samples)
 
 

@@ -208,14 +208,14 @@ class BatchClaimer:
         return self._lease.buffer.plan_anew(self._lease.epoch, shortfall.step, wanted)
 
     def _try_part(self, step: int, before: Claimed | None, done: int, least_tokens: int) -> Claimed | Shortfall:
-        known = before
+        latest = before
         while True:
-            outcome = self._try_claim(step, so_far=True, known=known)
+            outcome = self._try_claim(step, so_far=True, known=latest)
             if not isinstance(outcome, Claimed):
                 return outcome
             if before is not None and _round(before) != _round(outcome):
                 raise NotClaimed(f"the batch of step {step} was released while it was trained: drop its gradients")
-            known = outcome
+            latest = outcome
             is_over = outcome.lack is None and len(outcome.groups) == done
             if is_over or any(end > done for end in outcome.parts):
                 return outcome

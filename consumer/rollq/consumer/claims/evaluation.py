@@ -42,9 +42,9 @@ def evaluate(
             log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
         metrics: dict[str, float] = {}
         for task, state in opened.items():
-            found = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
-            _warn_of_failures(task, found)
-            metrics |= found
+            measured = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
+            _warn_of_failures(task, measured)
+            metrics |= measured
     finally:
         for task, state in opened.items():
             buffer.close_evaluation(task, state.handle)
@@ -64,10 +64,10 @@ def _warn_of_failures(task: str, metrics: Mapping[str, float]) -> None:
 
 
 def _selected(buffer: Evaluations, names: Sequence[str] | None) -> Sequence[str]:
-    known = [task for task in buffer.tasks() if buffer.rules(task).kind == "eval"]
-    if unknown := sorted(set(names or ()) - set(known)):
-        raise ConfigError(f"evaluation {unknown[0]!r}: run {buffer.run!r} has the evaluations {known!r}")
-    return known if names is None else names
+    evaluations = [task for task in buffer.tasks() if buffer.rules(task).kind == "eval"]
+    if unknown := sorted(set(names or ()) - set(evaluations)):
+        raise ConfigError(f"evaluation {unknown[0]!r}: run {buffer.run!r} has the evaluations {evaluations!r}")
+    return evaluations if names is None else names
 
 
 def _open(buffer: Evaluations, task: str) -> BatchState:

@@ -95,14 +95,14 @@ class Prefetch:
         keys = [_key(group) for group in groups]
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight.isdisjoint(keys))  # rather than read it twice
-            kept = [self._kept.pop(key, None) for key in keys]
-        missing = [group for group, at_hand in zip(groups, kept, strict=True) if at_hand is None]
+            read_ahead = [self._kept.pop(key, None) for key in keys]
+        missing = [group for group, at_hand in zip(groups, read_ahead, strict=True) if at_hand is None]
         late = iter(_fetch(self._buffer(), missing))
-        found = [
+        read = [
             next(late) if at_hand is None else _as_claimed(at_hand.group, group)
-            for group, at_hand in zip(groups, kept, strict=True)
+            for group, at_hand in zip(groups, read_ahead, strict=True)
         ]
-        return found, sum(at_hand is not None for at_hand in kept)
+        return read, sum(at_hand is not None for at_hand in read_ahead)
 
     def _run(self) -> None:
         before, wait_s = None, LOOK_EVERY_S
@@ -127,10 +127,12 @@ class Prefetch:
         try:
             wanted = {key: group for group in self._likely(step) if (key := _key(group))[:2] not in self._corrupt}
             with self._changed:
-                self._kept = {key: kept for key, kept in self._kept.items() if key in wanted}
+                self._kept = {key: group for key, group in self._kept.items() if key in wanted}
                 missing = [group for key, group in wanted.items() if key not in self._kept]
             sizes_bytes = self._buffer().sizes_bytes(missing)
-            return self._read_ahead(step, [_Wanted(*one) for one in zip(missing, sizes_bytes, strict=True)])
+            return self._read_ahead(
+                step, [_Wanted(*wanted_group) for wanted_group in zip(missing, sizes_bytes, strict=True)]
+            )
         except CorruptGroup as error:  # the claim meets it again
             self._corrupt.add((error.task, error.group_id))
             return True
@@ -157,18 +159,23 @@ class Prefetch:
         with self._changed:
             if self._step != step:
                 return []
-            held_bytes = sum(kept.size_bytes for kept in self._kept.values())
-            totals_bytes = list(accumulate([one.size_bytes for one in missing], initial=held_bytes))[1:]
-            chosen = [one for one, total in zip(missing, totals_bytes, strict=True) if total <= self._limit_bytes]
-            self._in_flight = {_key(one.group) for one in chosen}
+            held_bytes = sum(held.size_bytes for held in self._kept.values())
+            totals_bytes = list(accumulate([candidate.size_bytes for candidate in missing], initial=held_bytes))[1:]
+            chosen = [
+                candidate for candidate, total in zip(missing, totals_bytes, strict=True) if total <= self._limit_bytes
+            ]
+            self._in_flight = {_key(candidate.group) for candidate in chosen}
             return chosen
 
     def _keep(self, chosen: Sequence[_Wanted]) -> None:
         """Read groups that are in flight, and keep them."""
         new: dict[_Key, _Kept] = {}
         try:
-            found = _fetch(self._buffer(), [one.group for one in chosen])
-            new = {_key(one.group): _Kept(group, one.size_bytes) for one, group in zip(chosen, found, strict=True)}
+            groups = _fetch(self._buffer(), [wanted.group for wanted in chosen])
+            new = {
+                _key(wanted.group): _Kept(group, wanted.size_bytes)
+                for wanted, group in zip(chosen, groups, strict=True)
+            }
         finally:
             with self._changed:
                 self._kept |= new
@@ -183,7 +190,7 @@ class Prefetch:
             return groups
         if len(groups) < sum(sizes.values()):
             return []  # the shares would be others
-        lengths = [mine.lengths for mine in map(decode_rows, groups)]
+        lengths = [rows.lengths for rows in map(decode_rows, groups)]
         return [groups[index] for index in packing.groups_of_share(lengths, self._rank, self._world_size)]
 
 
@@ -193,11 +200,11 @@ def _key(group: ClaimedGroup) -> _Key:
 
 def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]:
     """The groups, from the store. Raises `CorruptGroup`, also where samples are not those that their rows describe."""
-    found = buffer.fetch(groups)
-    for group, claimed in zip(found, groups, strict=True):
+    fetched = buffer.fetch(groups)
+    for group, claimed in zip(fetched, groups, strict=True):
         if SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
             raise CorruptGroup(group.task, group.group_id, "its samples are not those that its rows describe")
-    return found
+    return fetched
 
 
 def decode_rows(group: ClaimedGroup) -> SampleRows:

@@ -113,13 +113,13 @@ def expected_counts(
     Pure: the same on every rank, and exact for a part that is the whole batch.
     """
     factor = sum(planned.values()) / groups
-    found = {}
+    by_task = {}
     for task in sorted({task_of(name) for name in planned}):
         counts = first.get(task, BatchCounts())
-        found[task] = BatchCounts(
+        by_task[task] = BatchCounts(
             round(factor * counts.loss_tokens), round(factor * counts.samples), round(factor * counts.groups)
         )
-    return found
+    return by_task
 
 
 def gradient_scale(

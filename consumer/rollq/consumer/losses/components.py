@@ -34,11 +34,11 @@ def distillation_top_k(new: torch.Tensor, teacher: torch.Tensor, *, tail: bool =
     `new` and `teacher` [n, k] are the logprobs of the same k tokens at each position: sum over k of p log(p / teacher),
     + (1 - sum p) log((1 - sum p) / (1 - sum teacher)).
     """
-    found = (new.exp() * (new - teacher)).sum(-1)
+    kl = (new.exp() * (new - teacher)).sum(-1)
     if not tail:
-        return found
+        return kl
     rest, teacher_rest = _rest(new), _rest(teacher)
-    return found + rest * (rest.log() - teacher_rest.log())
+    return kl + rest * (rest.log() - teacher_rest.log())
 
 
 def _rest(logprobs: torch.Tensor) -> torch.Tensor:

@@ -56,22 +56,22 @@ def policy_terms(
         coefficient = settings.kl_coefficient
         advantages = kl.kl_in_reward(advantages, new, _needed(reference), coefficient=coefficient)
     surrogate = _surrogate(settings, new, old, behaviour, advantages, samples)
-    terms, kept, importance = surrogate.terms, keep, torch.ones_like(behaviour)
+    terms, counted, importance = surrogate.terms, keep, torch.ones_like(behaviour)
     if settings.is_corrected:
         importance = _importance(settings, old, behaviour, samples)
         if settings.correction == "masked":
-            kept = _both(kept, importance > 0)
+            counted = _both(counted, importance > 0)
         terms = importance * terms
     if settings.mask == "geometric":
         bounds = {"low": settings.mask_low, "high": settings.mask_high}
-        kept = _both(kept, geometric_mask(before, behaviour, samples, **bounds))
+        counted = _both(counted, geometric_mask(before, behaviour, samples, **bounds))
     elif settings.mask == "opsm":
-        kept = _both(kept, off_policy_mask(new, behaviour, advantages, samples, most=settings.mask_divergence))
-    if kept is not None:
-        terms = torch.where(kept, terms, 0.0)
+        counted = _both(counted, off_policy_mask(new, behaviour, advantages, samples, most=settings.mask_divergence))
+    if counted is not None:
+        terms = torch.where(counted, terms, 0.0)
     if settings.kl_coefficient > 0 and settings.kl != "reward":
         terms = terms + settings.kl_coefficient * _divergence(settings, new, old, _needed(reference))
-    was_masked = torch.zeros_like(surrogate.was_clipped) if kept is None else ~kept
+    was_masked = torch.zeros_like(surrogate.was_clipped) if counted is None else ~counted
     return PolicyTerms(terms, surrogate.ratio, surrogate.was_clipped, was_masked, importance)
 
 
@@ -112,12 +112,12 @@ def _importance(
     settings: LossSettings, old: torch.Tensor, behaviour: torch.Tensor, samples: torch.Tensor
 ) -> torch.Tensor:
     is_token = settings.correction_level == "token"
-    found = token_importance(old, behaviour) if is_token else sequence_importance(old, behaviour, samples)
+    weights = token_importance(old, behaviour) if is_token else sequence_importance(old, behaviour, samples)
     if settings.correction == "truncated":
-        return truncated(found, cap=settings.importance_cap)
+        return truncated(weights, cap=settings.importance_cap)
     if settings.correction == "masked":
-        return masked(found, low=settings.importance_floor, high=settings.importance_cap)
-    return found
+        return masked(weights, low=settings.importance_floor, high=settings.importance_cap)
+    return weights
 
 
 def _divergence(settings: LossSettings, new: torch.Tensor, old: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

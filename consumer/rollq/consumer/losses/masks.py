@@ -45,10 +45,10 @@ def divergence_mask(
     """Keep a token where a divergence of old from behaviour is at most `most`: its own, or the mean or the largest of
     its sample. With d = old - behaviour, k2 is d^2 / 2, and k3 is exp(d) - d - 1 (Schulman 2020)."""
     difference = (old - behaviour).detach()
-    found = difference**2 / 2 if estimator == "k2" else bounded_exp(difference) - difference - 1
+    divergence = difference**2 / 2 if estimator == "k2" else bounded_exp(difference) - difference - 1
     if over != "token":
-        found = (sample_means if over == "mean" else sample_maxima)(found, samples)
-    return found <= most
+        divergence = (sample_means if over == "mean" else sample_maxima)(divergence, samples)
+    return divergence <= most
 
 
 def second_moment_mask(old: torch.Tensor, behaviour: torch.Tensor, *, most: float) -> torch.Tensor:
@@ -62,6 +62,6 @@ def second_moment_mask(old: torch.Tensor, behaviour: torch.Tensor, *, most: floa
     left = torch.arange(len(ordered), 0, -1, device=squares.device)
     means = ordered.flip(0).cumsum(0).flip(0) / left  # without the tokens before
     dropped = int((means >= most).sum())  # the means fall
-    kept = torch.ones_like(squares, dtype=torch.bool)
-    kept[index[:dropped]] = False
-    return kept
+    is_kept = torch.ones_like(squares, dtype=torch.bool)
+    is_kept[index[:dropped]] = False
+    return is_kept

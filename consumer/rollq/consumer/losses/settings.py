@@ -164,16 +164,16 @@ class LossSettings(Settings):
     @property
     def used(self) -> frozenset[str]:
         """The settings that this loss uses."""
-        found = [*_ALWAYS, *_OF_SURROGATE[self.surrogate], *_OF_MASK[self.mask]]
+        names = [*_ALWAYS, *_OF_SURROGATE[self.surrogate], *_OF_MASK[self.mask]]
         if self.takes_old_logprobs and self.old_logprobs == "recomputed":
-            found += ("correction", *_OF_CORRECTION[self.correction])
+            names += ("correction", *_OF_CORRECTION[self.correction])
         if self.aggregation == "constant":
-            found.append("constant_tokens")
+            names.append("constant_tokens")
         if self.kl_coefficient > 0:
-            found.append("kl")
+            names.append("kl")
         if self.distillation:
-            found.append("distilled_tokens")
-        return frozenset(found)
+            names.append("distilled_tokens")
+        return frozenset(names)
 
     @property
     def components(self) -> dict[str, float]:
@@ -228,7 +228,7 @@ class LossSettings(Settings):
         remedy = f"set {needs} too, or leave it out" if possible else "leave it out"
         return (
             f"{name} = {value!r}: loss {self.preset!r} with surrogate = {self.surrogate!r} does not use it; {remedy}. "
-            f"It uses {', '.join(one for one in type(self).model_fields if one in self.used)}"
+            f"It uses {', '.join(name for name in type(self).model_fields if name in self.used)}"
         )
 
 

@@ -33,7 +33,7 @@ class TokenSums:
     importance_squared: float = 0.0
 
     def __add__(self, other: "TokenSums") -> "TokenSums":
-        return TokenSums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return TokenSums(*(ours + theirs for ours, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def effective_sample_size(self) -> float:

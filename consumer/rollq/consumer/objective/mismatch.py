@@ -74,7 +74,7 @@ class MismatchGauge:
         sequences = np.concatenate([*self._sequences, np.zeros(0, np.int64)])
         versions = np.concatenate([*self._versions, np.zeros(0, np.int64)])
         gauged, index = np.unique(sequences, return_inverse=True)  # those of this rank
-        rows = [batch.sequences[int(one)] for one in gauged]
+        rows = [batch.sequences[int(index)] for index in gauged]
         workers = [str(batch.samples[row.sample].extra.get("worker", "?")) for row in rows]
         labels = {
             "task": np.array([task_of(row.task) for row in rows], np.str_)[index],
@@ -103,9 +103,9 @@ class LabelledMismatch:
         """The bytes that `decode` reads."""
         arrays, names = {"differences": self.differences}, {}
         for kind, labels in self.labels.items():
-            found, index = np.unique(labels, return_inverse=True)
+            distinct, index = np.unique(labels, return_inverse=True)
             arrays[kind] = index.astype(np.int32)
-            names[kind] = orjson.dumps(found.tolist()).decode()
+            names[kind] = orjson.dumps(distinct.tolist()).decode()
         return save(arrays, names)
 
     @classmethod

@@ -40,13 +40,13 @@ def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) ->
     float32 [n] in nats, ordered as in `token_logprobs`, on the micro-batch's device. Raises `InvalidGroup`, naming the
     task, for a sample without the array or with a misshapen one, `ArrayError` for a reference that cannot be loaded.
     """
-    found = [np.zeros(0, np.float32)]
+    logprobs = [np.zeros(0, np.float32)]
     for sequence in _trained(batch, micro):
         if task_of(sequence.task) in tasks and sequence.loss_mask.any():
-            found.append(_of(sequence)[sequence.loss_mask])
+            logprobs.append(_of(sequence)[sequence.loss_mask])
         else:
-            found.append(np.zeros(int(sequence.loss_mask.sum()), np.float32))
-    return torch.from_numpy(np.concatenate(found)).to(micro.loss_mask.device)
+            logprobs.append(np.zeros(int(sequence.loss_mask.sum()), np.float32))
+    return torch.from_numpy(np.concatenate(logprobs)).to(micro.loss_mask.device)
 
 
 def teacher_top_logprobs(
@@ -57,23 +57,23 @@ def teacher_top_logprobs(
     Raises as `teacher_logprobs` does, and `InvalidGroup` for tokens that a `vocabulary` of this size does not have. k
     is the largest in the micro-batch.
     """
-    found = []
+    by_sequence = []
     for sequence in _trained(batch, micro):
         tokens = int(sequence.loss_mask.sum())
         if task_of(sequence.task) in tasks and tokens:
-            found.append(_top_of(sequence, vocabulary))
+            by_sequence.append(_top_of(sequence, vocabulary))
         else:
-            found.append((np.zeros((tokens, 0), np.int64), np.zeros((tokens, 0), np.float32)))
-    most = max((ids.shape[1] for ids, _ in found), default=0)
-    total = sum(len(ids) for ids, _ in found)
+            by_sequence.append((np.zeros((tokens, 0), np.int64), np.zeros((tokens, 0), np.float32)))
+    most = max((ids.shape[1] for ids, _ in by_sequence), default=0)
+    total = sum(len(ids) for ids, _ in by_sequence)
     top = TopLogprobs(torch.zeros(total, most, dtype=torch.int64), torch.full((total, most), ABSENT))
     row = 0
-    for ids, logprobs in found:
+    for ids, logprobs in by_sequence:
         rows, columns = ids.shape
         top.ids[row : row + rows, :columns] = torch.from_numpy(ids)
         top.logprobs[row : row + rows, :columns] = torch.from_numpy(logprobs)
         row += rows
-    return TopLogprobs(*(one.to(micro.loss_mask.device) for one in top))
+    return TopLogprobs(*(tensor.to(micro.loss_mask.device) for tensor in top))
 
 
 def _trained(batch: Batch, micro: MicroBatch) -> Iterator[TokenSequence]:
@@ -113,8 +113,8 @@ def _top_of(sequence: TokenSequence, vocabulary: int | None) -> tuple[npt.NDArra
             f"{_name(sequence)} has token {ids.max()} of the teacher in {TEACHER_TOP_IDS!r}, and the model has "
             f"{vocabulary} tokens: both need the same tokenizer"
         )
-    kept = sequence.loss_mask[sequence.prompt_tokens :]
-    return ids.astype(np.int64)[kept], logprobs[kept]
+    is_counted = sequence.loss_mask[sequence.prompt_tokens :]
+    return ids.astype(np.int64)[is_counted], logprobs[is_counted]
 
 
 _TOP_K = ', with top_k as many as the loss may look at: distilled_tokens = "top_k" needs it'

@@ -54,13 +54,13 @@ def token_logprobs(
         logits = model(**inputs).logits[row, column - 1]
         return TokenLogprobs(*_of_logits(logits, _Wanted(ids, temperatures, others), entropy))
     hidden = _last_hidden(model, inputs)[row, column - 1]
-    found = [
+    chunks = [
         checkpoint(_of_hidden, model, piece, wanted, entropy, use_reentrant=False)
         for piece, wanted in zip(
             torch.split(hidden, chunk), _Wanted(ids, temperatures, others).split(chunk), strict=True
         )
     ]
-    logprobs, spreads, top = zip(*found, strict=True)
+    logprobs, spreads, top = zip(*chunks, strict=True)
     return TokenLogprobs(
         torch.cat(logprobs), torch.cat(spreads) if entropy else None, None if others is None else torch.cat(top)
     )

@@ -18,8 +18,8 @@ class Mlflow:
 
     def __init__(self, settings: MlflowSettings, run: str) -> None:
         self._client = MlflowClient(settings.tracking_uri)
-        found = self._client.get_experiment_by_name(settings.experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(settings.experiment)
+        existing = self._client.get_experiment_by_name(settings.experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(settings.experiment)
         created = self._client.create_run(experiment, tags={"rollq.run": run}, run_name=settings.name or run)
         self._run_id = created.info.run_id
 

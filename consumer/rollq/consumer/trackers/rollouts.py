@@ -25,9 +25,9 @@ def sampled_rollouts(batch: Batch, count: int, seed: int) -> list[Rollout]:
         sequence = batch.sequences[index]
         if not sequence.is_masked:
             ages[sequence.sample] = max(ages.get(sequence.sample, 0), int(sequence.staleness.max(initial=0)))
-    known = sorted(ages)
-    chosen = np.random.default_rng([seed, batch.step]).choice(len(known), min(count, len(known)), replace=False)
-    return [_rollout(batch, known[place], ages[known[place]]) for place in sorted(chosen)]
+    samples = sorted(ages)
+    chosen = np.random.default_rng([seed, batch.step]).choice(len(samples), min(count, len(samples)), replace=False)
+    return [_rollout(batch, samples[place], ages[samples[place]]) for place in sorted(chosen)]
 
 
 def _rollout(batch: Batch, index: int, staleness: int) -> Rollout:

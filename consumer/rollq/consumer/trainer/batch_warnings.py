@@ -99,6 +99,6 @@ def find_idle_tasks(batch: Batch) -> list[str]:
         group = batch.groups[index]
         if any(sample.is_inserted for sample in group.samples):
             task = task_of(group.task)
-            found = float(np.abs(batch.advantages[batch.sample_groups == index]).max())
-            largest[task] = max(largest.get(task, 0.0), found)
-    return [task for task, found in largest.items() if not found]
+            size = float(np.abs(batch.advantages[batch.sample_groups == index]).max())
+            largest[task] = max(largest.get(task, 0.0), size)
+    return [task for task, size in largest.items() if not size]

@@ -32,7 +32,7 @@ class ChangedNumbers:
             changed += float((before != after).float().mean()) * size
             total += size
         everywhere = ranks.gather([changed, total])
-        share: float = sum(one for one, _ in everywhere) / max(sum(size for _, size in everywhere), 1)
+        share: float = sum(changed for changed, _ in everywhere) / max(sum(size for _, size in everywhere), 1)
         return share
 
     def _looked_at(self) -> Iterator[tuple[torch.Tensor, int]]:

@@ -90,7 +90,10 @@ def save_checkpoint(
                 write_model(unfinished, weights, max_file_bytes=max_file_bytes)
             write_tensors(unfinished / OPTIMIZER_FILE, moments)
             (unfinished / STATE_FILE).write_bytes(made.encode())
-    earlier = sorted((one for one in _checkpoints(output) if one.step <= step), key=lambda one: one.step)
+    earlier = sorted(
+        (checkpoint for checkpoint in _checkpoints(output) if checkpoint.step <= step),
+        key=lambda checkpoint: checkpoint.step,
+    )
     for old in earlier[:-kept]:
         shutil.rmtree(old.folder)
     return made
@@ -175,8 +178,14 @@ def _folders(output: Path) -> Path:
 
 def _checkpoints(output: Path) -> list[Checkpoint]:
     """The checkpoints in a trainer's output folder, in no order. Raises `ConfigError` as `recorded_checkpoint` does."""
-    found = (recorded_checkpoint(folder) for folder in _folders(output).glob("step-*") if _STEP.fullmatch(folder.name))
-    return [one for one in found if one is not None and one.folder.name == step_name(one.step)]
+    recorded = (
+        recorded_checkpoint(folder) for folder in _folders(output).glob("step-*") if _STEP.fullmatch(folder.name)
+    )
+    return [
+        checkpoint
+        for checkpoint in recorded
+        if checkpoint is not None and checkpoint.folder.name == step_name(checkpoint.step)
+    ]
 
 
 def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:

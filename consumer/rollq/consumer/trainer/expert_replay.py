@@ -92,14 +92,14 @@ class _ChosenExperts(TorchFunctionMode):
         if func not in (torch.topk, torch.Tensor.topk):
             return result
         self.calls += 1
-        known = (self._recorded > 0).all(dim=-1, keepdim=True)
-        chosen = torch.where(known, self._recorded - 1, result.indices)
+        is_recorded = (self._recorded > 0).all(dim=-1, keepdim=True)
+        chosen = torch.where(is_recorded, self._recorded - 1, result.indices)
         return torch.return_types.topk((args[0].gather(-1, chosen), chosen))
 
 
 def _check(experts: torch.Tensor, routers: Mapping[int, Any]) -> None:
     """Raise `InvalidGroup` unless experts int64 [T, layers, top_k], from 1, are some that these routers can choose."""
-    top_k, most = (max(getattr(one, name) for one in routers.values()) for name in ("top_k", "num_experts"))
+    top_k, most = (max(getattr(router, name) for router in routers.values()) for name in ("top_k", "num_experts"))
     if experts.dim() != 3 or experts.shape[1] <= max(routers) or experts.shape[2] != top_k or experts.max() > most:
         raise InvalidGroup(
             f"array {ROUTED_EXPERTS!r} is {list(experts.shape)} with experts up to {int(experts.max())}: the trainer's "

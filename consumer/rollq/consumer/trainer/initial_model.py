@@ -21,12 +21,12 @@ def initial_digest(folder: Path, ranks: Ranks) -> str | None:
 
     One rank of each machine reads them. Raises `ConfigError` where a machine has others than that of rank 0.
     """
-    mine = None
+    own = None
     if ranks.local_rank == 0:
         with suppress(WeightsError):
-            mine = digest_of(describe_folder(folder).encode())
-    first: str | None = ranks.gather(mine)[0]
-    if ranks.local_rank == 0 and mine != first:
+            own = digest_of(describe_folder(folder).encode())
+    first: str | None = ranks.gather(own)[0]
+    if ranks.local_rank == 0 and own != first:
         raise ConfigError(
             f"[trainer] model = {str(folder)!r}: rank {ranks.rank} finds other weights there than rank 0: copy the "
             "model to this machine again"

@@ -88,9 +88,10 @@ class Learner:
         folder = adapters / step_name(step)
         save_adapter(folder, self.model, rank=self._ranks.rank, dtype=self._settings.dtype)
         if self._ranks.is_first:
-            found = sorted(adapters.glob("step-" + "[0-9]" * 8))  # not copies under other names
-            undone = [one for one in found if one > folder]  # of steps after the checkpoint that training resumed from
-            for old in undone + [one for one in found if one <= folder][: -self._settings.keep_versions - 1]:
+            folders = sorted(adapters.glob("step-" + "[0-9]" * 8))  # not copies under other names
+            # of steps after the checkpoint that training resumed from
+            undone = [path for path in folders if path > folder]
+            for old in undone + [path for path in folders if path <= folder][: -self._settings.keep_versions - 1]:
                 shutil.rmtree(old)
         return folder
 
@@ -172,13 +173,13 @@ class Learner:
         arrays = [ROUTED_EXPERTS] if self._settings.replay_experts else []
         if arrays:
             check_recorded(batch)
-        found = batch.micro_batches(
+        micro_batches = batch.micro_batches(
             self._settings.micro_batch_tokens,
             padded=self._settings.layout == "padded",
             arrays=arrays,
             whole_samples=self._settings.loss.needs_whole_samples,
         )
-        return leave_out_absent(batch, found, self._settings.loss)
+        return leave_out_absent(batch, micro_batches, self._settings.loss)
 
     def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
         return (self._images.add(micro, batch) if _has_images(batch) else micro).to(self._settings.device)
@@ -202,13 +203,13 @@ class Learner:
         return replay_experts(self.model, micro) if self._settings.replay_experts else nullcontext()
 
     def _old_logprobs(self, batch: Batch) -> OldLogprobs:
-        found = []
+        logprobs = []
         for micro, _ in self._micro_batches(batch):
             micro = self._on_device(micro, batch)
             with computing_in(self.model, self._compute_dtype), self._routing(micro):
-                found.append(self._logprobs(self.model, micro))
+                logprobs.append(self._logprobs(self.model, micro))
         reshard(self.model)
-        return found
+        return logprobs
 
     def _taught(self, batch: Batch, micro: MicroBatch) -> dict[str, Any]:
         """The logprobs of a teacher that the loss needs, by field of `OtherLogprobs`."""
@@ -225,9 +226,9 @@ class Learner:
         if self._settings.loss.kl_coefficient == 0:
             return None
         if self._reference is not None:
-            found = self._logprobs(self._reference, micro)
+            logprobs = self._logprobs(self._reference, micro)
             reshard(self._reference)
-            return found
+            return logprobs
         with without_adapter(self.model):
             return self._logprobs(self.model, micro)
 
@@ -274,8 +275,8 @@ def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: 
     if not ranks.are_several:
         return _moved(_read(folder, settings, is_trained=is_trained), settings)
     compute = None if settings.compute_in == "float32" else getattr(torch, settings.compute_in)
-    for mine in ranks.take_turns():
-        if mine:
+    for is_our_turn in ranks.take_turns():
+        if is_our_turn:
             model = _read(folder, settings, is_trained=is_trained)
             shard(model, world_size=ranks.world_size, device=settings.device, compute_dtype=compute)
     return model

@@ -98,9 +98,9 @@ def load_adapter(folder: Path, model: Any) -> None:
     if not path.exists():
         raise WeightsError(f"checkpoint {str(folder)!r} has no adapter: it was saved without [trainer.lora]")
     with safe_open(path, framework="pt") as file:
-        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     own = _adapter(model)
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     alpha = orjson.loads((folder / ADAPTER_CONFIG).read_bytes())["lora_alpha"]
     expected = {name: tuple(parameter.shape) for name, parameter in own.items()}
     if shapes != expected or alpha != model.rollq_adapter.lora_alpha:
@@ -110,7 +110,7 @@ def load_adapter(folder: Path, model: Any) -> None:
         )
     with torch.no_grad():
         for name, parameter in own.items():
-            parameter.copy_(like(found[name].to(parameter.dtype), parameter))
+            parameter.copy_(like(tensors[name].to(parameter.dtype), parameter))
 
 
 def _adapter(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

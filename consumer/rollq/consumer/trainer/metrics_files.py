@@ -22,6 +22,6 @@ def cut(output: Path, last_step: int) -> None:
     """Remove the lines of steps after `last_step`, which will be trained again, and a line that a crash cut short."""
     for path in (output / METRICS_FILE, output / EVALUATIONS_FILE):
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines if line.endswith(b"\n") and orjson.loads(line)["step"] <= last_step]
-        if len(kept) < len(lines):
-            atomic_file(path, b"".join(kept))
+        whole = [line for line in lines if line.endswith(b"\n") and orjson.loads(line)["step"] <= last_step]
+        if len(whole) < len(lines):
+            atomic_file(path, b"".join(whole))

@@ -54,8 +54,8 @@ class Ranks:
         """Return on every rank what `decide` returns on rank 0, where alone it is called. All ranks wait for it."""
         if not self.are_several:
             return decide()
-        found = self.gather(decide() if self.is_first else None)
-        decided: T = found[0]
+        answers = self.gather(decide() if self.is_first else None)
+        decided: T = answers[0]
         return decided
 
     def any(self, flag: bool) -> bool:
@@ -73,14 +73,14 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        mine = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
+        own = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
         longest = max(map(int, sizes))
-        padded = torch.nn.functional.pad(mine, (0, longest - len(data)))
-        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
-        dist.all_gather(found, padded, group=self._group)
-        return [bytes(one[: int(size)].numpy()) for one, size in zip(found, sizes, strict=True)]
+        padded = torch.nn.functional.pad(own, (0, longest - len(data)))
+        gathered = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(gathered, padded, group=self._group)
+        return [bytes(buffer[: int(size)].numpy()) for buffer, size in zip(gathered, sizes, strict=True)]
 
     def take_turns(self) -> Iterator[bool]:
         """Yield whether it is this rank's turn, once for each rank of a machine: so one after the other uses memory."""
@@ -128,10 +128,10 @@ def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
     """Raise `ConfigError`, naming the setting, on a rank that was started with other `settings` than rank 0."""
     everywhere = ranks.gather(settings)
     for name, first in everywhere[0].items():
-        mine = everywhere[ranks.rank].get(name)
-        if mine != first:
+        value = everywhere[ranks.rank].get(name)
+        if value != first:
             raise ConfigError(
-                f"rank {ranks.rank} has [trainer] {name} = {mine!r}, and rank 0 has {first!r}: start all ranks with "
+                f"rank {ranks.rank} has [trainer] {name} = {value!r}, and rank 0 has {first!r}: start all ranks with "
                 "the same settings"
             )
 

@@ -42,8 +42,8 @@ class StepMetrics:
         """Plain numbers. `mismatch` is how far the trainer's logprobs are from the engines'; see `Mismatch`."""
         total = self.mismatch.total()
         by = {
-            f"by_{kind}": {name: asdict(one) for name, one in found.items()}
-            for kind, found in self.mismatch.by().items()
+            f"by_{kind}": {name: asdict(mismatch) for name, mismatch in values.items()}
+            for kind, values in self.mismatch.by().items()
         }
         return {
             **described(self.workers),

@@ -61,7 +61,7 @@ def is_worth_streaming(times: Sequence[StepTimes]) -> bool:
     last = times[-STEPS_LOOKED_AT:]
     if not last:
         return False
-    fill_s, train_s = sum(one.fill_s for one in last) / len(last), sum(one.train_s for one in last) / len(last)
+    fill_s, train_s = sum(step.fill_s for step in last) / len(last), sum(step.train_s for step in last) / len(last)
     return min(fill_s, train_s) >= max(LEAST_S, LEAST_SHARE * (fill_s + train_s))
 
 
@@ -146,8 +146,8 @@ class BatchTaker:
             if self._ranks.any(part is None) or part is None:
                 return "stop"
             fill_s, count = came_s - started_s, count + 1
-            for one, old_logprobs in self._learner.parts(part):
-                if not self._learner.gradients(one, metrics, old_logprobs, self._stop):
+            for piece, old_logprobs in self._learner.parts(part):
+                if not self._learner.gradients(piece, metrics, old_logprobs, self._stop):
                     return "stop"
             train_s += time.monotonic() - came_s
 

@@ -39,18 +39,18 @@ def untied(
 
     Raises `WeightsError` for tied ones that differ, or of which only one is sharded.
     """
-    kept = {name: tensor for name, tensor in state_dict.items() if name not in (model._keys_to_ignore_on_save or ())}
+    tensors = {name: tensor for name, tensor in state_dict.items() if name not in (model._keys_to_ignore_on_save or ())}
     for name, source in model.all_tied_weights_keys.items():
-        tensor = kept.pop(name, None)
+        tensor = tensors.pop(name, None)
         if tensor is None:
             continue
-        other = kept.setdefault(source, tensor)
+        other = tensors.setdefault(source, tensor)
         if is_sharded(tensor) != is_sharded(other):
             whole, sharded = (source, name) if is_sharded(tensor) else (name, source)
             raise WeightsError(f"{sharded!r} is sharded and {whole!r}, which the model ties to it, is not: shard both")
         if not is_equal(other, tensor):
             raise WeightsError(f"{name!r} differs from {source!r}, to which the model ties it: gather both again")
-    return kept
+    return tensors
 
 
 class Part(NamedTuple):
@@ -79,18 +79,18 @@ def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list
     whole = _converted(model, described)
     names = {id(tensor): name for name, tensor in whole.items()}
     plain = {name: names[id(tensor)] for name, tensor in described.items() if id(tensor) in names}
-    parts = [Part(model, (name,), {found: described[name]}, True) for name, found in plain.items()]
+    parts = [Part(model, (name,), {converted: described[name]}, True) for name, converted in plain.items()]
     sources = [name for name in described if name not in plain]
     expected = shapes_of({name: whole[name] for name in whole.keys() - set(plain.values())})
     # From the smallest parts to the largest: a tensor by itself, those of a layer, all. A part that is too small lacks
     # tensors that transformers fuses: that is an error, or gives other shapes than the conversion of the whole model.
     for key in (str, _layer):
         try:
-            found = _converted_parts(model, described, sources, key)
+            converted = _converted_parts(model, described, sources, key)
         except Exception:  # noqa: BLE001 - whatever an operation of transformers raises that lacks a tensor
             continue
-        if shapes_of({name: one for part in found for name, one in part.described.items()}) == expected:
-            return parts + found
+        if shapes_of({name: tensor for part in converted for name, tensor in part.described.items()}) == expected:
+            return parts + converted
     return parts + _converted_parts(model, described, sources, lambda _: "")
 
 
@@ -110,8 +110,8 @@ def _converted_part(model: "PreTrainedModel", described: Mapping[str, Any], sour
 
 def _layer(name: str) -> str:
     """The name of the layer that a tensor belongs to: all up to the first number."""
-    found = re.match(r".*?\.\d+(?=\.)", name)
-    return found[0] if found else name
+    layer = re.match(r".*?\.\d+(?=\.)", name)
+    return layer[0] if layer else name
 
 
 def _converted(model: "PreTrainedModel", tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,8 +246,8 @@ def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set
     Workers may be reading the live weights until others are published. Folders are renamed first, to a name that begins
     like `doomed`: one that has its own name is whole, also after a kill.
     """
-    found = [path for pattern in patterns for path in parent.glob(pattern)]
-    for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-count]:
+    stored = [path for pattern in patterns for path in parent.glob(pattern)]
+    for old in sorted(stored, key=lambda path: path.stat().st_mtime_ns)[:-count]:
         if old.absolute() in needed:
             continue
         if old.is_dir():
