@@ -156,18 +156,18 @@ class ImageFiles:
     def _inside(self, path: Path) -> Path:
         """The file at a path, past all links. Raises `ImageError` if it is in none of the folders."""
         try:
-            found = path.resolve()
+            resolved = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a null byte
             raise ImageError(f"image {str(path)[:80]!r} cannot be read: {error}") from error
         folders = [folder.resolve() for folder in (self.folder, *self.more_folders)]
-        if not any(found.is_relative_to(folder) for folder in folders):
-            leads = "" if found == path else f"leads to {str(found)[:80]!r}, which "
+        if not any(resolved.is_relative_to(folder) for folder in folders):
+            leads = "" if resolved == path else f"leads to {str(resolved)[:80]!r}, which "
             allowed = " or ".join(repr(str(folder)) for folder in folders)
             raise ImageError(
                 f"image {str(path)[:80]!r} {leads}is not in {allowed}: name its folder in image_folders of the task or "
                 "evaluation, if its rows may read there"
             )
-        return found
+        return resolved
 
     def _reference(self, data: bytes, image: NamedImage, url: str | None) -> ImageRef:
         """The reference to `data`, which is at `url`, or only in the row."""

@@ -66,11 +66,11 @@ def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tupl
     scored = [ScoredGroup.from_group(group) for group in groups]
     metrics: dict[str, float] = {}
     for operator in operators:
-        kept = {index: group for index, group in enumerate(scored) if group.dropped is None}
-        result, own = _with_metrics(operator(list(kept.values())))
-        _check_result(operator, list(kept.values()), result)
+        remaining = {index: group for index, group in enumerate(scored) if group.dropped is None}
+        result, own = _with_metrics(operator(list(remaining.values())))
+        _check_result(operator, list(remaining.values()), result)
         metrics |= _checked_metrics(operator, own)
-        for index, group in zip(kept, result, strict=True):
+        for index, group in zip(remaining, result, strict=True):
             scored[index] = group
     return scored, metrics
 
@@ -131,13 +131,13 @@ def _with_metrics(answer: Any) -> tuple[list[ScoredGroup], Metrics]:
 
 def _checked_metrics(operator: Operator, metrics: Metrics) -> dict[str, float]:
     try:
-        found = {str(name): float(value) for name, value in metrics.items()}
+        numbers = {str(name): float(value) for name, value in metrics.items()}
     except (TypeError, ValueError):
-        found = {"": math.nan}
-    if not all(map(math.isfinite, found.values())):
+        numbers = {"": math.nan}
+    if not all(map(math.isfinite, numbers.values())):
         name = getattr(operator, "__name__", repr(operator))
         raise ConfigError(f"operator {name!r}: returned {dict(metrics)!r:.200} as metrics; finite numbers are needed")
-    return found
+    return numbers
 
 
 def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Sequence[ScoredGroup]) -> None:

@@ -156,8 +156,8 @@ class Producer:
         """Learn which prompts workers have found too long since the last call, or before this producer started."""
         dropped = int(counts.progress.get("dropped_too_long", 0))
         if dropped != self._too_long.get(feed.task, 0):
-            found = self._buffer.rows_too_long(feed.task)
-            rows = {row: tokens for row, tokens in found.items() if tokens > feed.max_prompt_tokens}
+            too_long = self._buffer.rows_too_long(feed.task)
+            rows = {row: tokens for row, tokens in too_long.items() if tokens > feed.max_prompt_tokens}
             new = sorted(rows.keys() - feed.sampler.rows.bad)
             place = feed.sampler.rows.source.place
             feed.sampler.rows.leave_out(rows)

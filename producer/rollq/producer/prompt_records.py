@@ -24,18 +24,18 @@ def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int
     is_evaluation = buffer.rules(task).kind == "eval"
     seeds = "" if is_evaluation else f"seed = {seed}"
     table = f"{'evaluations' if is_evaluation else 'tasks'}.{task_of(task)}"
-    mine = (file.fingerprint, file.rows, seeds, str(file.path))
-    known = buffer.record_prompts(task, *mine)
-    while (known.digest, known.seeds) != (file.fingerprint, seeds):
-        change = _change(known, file, seeds)
+    own = (file.fingerprint, file.rows, seeds, str(file.path))
+    recorded = buffer.record_prompts(task, *own)
+    while (recorded.digest, recorded.seeds) != (file.fingerprint, seeds):
+        change = _change(recorded, file, seeds)
         if file.settings.on_prompts_changed == "fail":
             raise RunMismatch(
                 f"{table}.prompts: {change}. The order of the prompts, and the place in it, depend on this: change it "
                 f'back, set {table}.rows.on_prompts_changed = "continue" to continue at the same place of the new '
                 "order, or give the run another name"
             )
-        before, known = known, buffer.record_prompts(task, *mine, revision=known.revision)
-        if known.revision == before.revision + 1:
+        before, recorded = recorded, buffer.record_prompts(task, *own, revision=recorded.revision)
+        if recorded.revision == before.revision + 1:
             log.warning("%s.prompts: %s; production continues at the same place of the new order", table, change)
 
 

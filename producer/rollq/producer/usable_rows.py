@@ -99,8 +99,8 @@ class UsableRows:
 
     def described(self) -> str:
         """The reasons, the most frequent first: `12 x no field 'answer' (p.jsonl:3)`."""
-        found = sorted(self.reasons.items(), key=lambda item: -item[1].rows)
-        return "; ".join(f"{one.rows} x {reason} (first {one.first})" for reason, one in found)
+        by_count = sorted(self.reasons.items(), key=lambda item: -item[1].rows)
+        return "; ".join(f"{unusable.rows} x {reason} (first {unusable.first})" for reason, unusable in by_count)
 
     def _refuse(self, row: int, error: InvalidPrompt) -> None:
         if self._max_bad_rows == 0:
@@ -110,11 +110,11 @@ class UsableRows:
         reason = str(error).removeprefix(f"{place}: ").partition(";")[0][:REASON_CHARACTERS]
         self.unreported.append(UnusableRow(row, reason, place))
         reason = reason if reason in self.reasons or len(self.reasons) < MOST_REASONS else MORE
-        known = self.reasons.get(reason, Unusable(0, place))
-        self.reasons[reason] = Unusable(known.rows + 1, known.first)
+        so_far = self.reasons.get(reason, Unusable(0, place))
+        self.reasons[reason] = Unusable(so_far.rows + 1, so_far.first)
         if len(self.bad) == self.count:
             raise InvalidPrompt(f"none of the {self.count} rows is usable; the last one: {error}") from error
-        unusable = sum(one.rows for one in self.reasons.values())
+        unusable = sum(of_reason.rows for of_reason in self.reasons.values())
         if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
             raise InvalidPrompt(
                 f"{unusable} of the {self.seen} rows that were read are unusable, more than max_bad_rows = "
