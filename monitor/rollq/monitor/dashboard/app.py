@@ -77,8 +77,8 @@ class LiveRollouts:
 
     def look(self, task: str, group_id: int) -> FoundGroup | None:
         """A group with its samples; None where there is none."""
-        found = self._reader.call(lambda buffer: buffer.look(task, [group_id]) if task in buffer.tasks() else [])
-        return found[0] if found else None
+        groups = self._reader.call(lambda buffer: buffer.look(task, [group_id]) if task in buffer.tasks() else [])
+        return groups[0] if groups else None
 
 
 class Dashboard:
@@ -132,10 +132,10 @@ class Dashboard:
         if cached and time.monotonic() - at_s < HISTORY_ROW_MS / 2000:
             return cached
         rows = minutes * 60_000 // HISTORY_ROW_MS
-        found = self._reader.call(
+        columns = self._reader.call(
             lambda buffer: {task: series(buffer.overview(task, rows).rows) for task in buffer.tasks()}
         )
-        self._histories = {**dict(list(self._histories.items())[-3:]), minutes: (time.monotonic(), dumps(found))}
+        self._histories = {**dict(list(self._histories.items())[-3:]), minutes: (time.monotonic(), dumps(columns))}
         return self._histories[minutes][1]
 
     async def _change(self, request: Request) -> Response:

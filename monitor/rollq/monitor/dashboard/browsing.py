@@ -58,7 +58,7 @@ class Browsing:
 
     def _groups(self, request: Request) -> Any:
         given = request.query_params
-        statuses = [Status(one) for one in chosen(given.get("status", ""), self._statuses, "status")]
+        statuses = [Status(name) for name in chosen(given.get("status", ""), self._statuses, "status")]
         tasks = chosen(given.get("task", ""), self._rollouts.tasks(), "task")
         step = number_of(request, "step", None, least=1)
         selection = Selection(tasks, statuses, step, given.get("prompt", ""), given.get("q", ""))

@@ -58,16 +58,16 @@ def tokens_of(
 
     `annotations` are further columns by name: what the trainer has written about the tokens.
     """
-    found, before, end = list[dict[str, Any]](), 0, start + min(count, MOST_TOKENS)
+    parts, before, end = list[dict[str, Any]](), 0, start + min(count, MOST_TOKENS)
     for number, segment in enumerate(sample.segments):
         low, high = max(start - before, 0), min(end - before, len(segment.ids))
         if low < high:
             values = values_of(segment, annotations.get((sample.index, number)))
             columns = {name: column[low:high] for name, column in values.items()}
             part = {"segment": number, "start": before + low, **_columns(segment, low, high, texts)}
-            found.append({**part, "annotations": columns})
+            parts.append({**part, "annotations": columns})
         before += len(segment.ids)
-    return found
+    return parts
 
 
 def _columns(segment: SegmentView, low: int, high: int, texts: TokenTexts) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _sample(sample: SampleView, annotations: Annotations, texts: TokenTexts) -> 
 
 
 def _shallow(value: GroupView | SampleView) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in fields(value)}
+    return {attribute.name: getattr(value, attribute.name) for attribute in fields(value)}
 
 
 def _number(text: str | None) -> int | None:

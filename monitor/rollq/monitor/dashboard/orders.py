@@ -44,8 +44,8 @@ def change_of_group(order: GroupOrder, ordered: Ordered) -> str:
     """The effect of an order for a group, or why there is none. Pure."""
     status = ordered.status
     if ordered.refusal is not None or status is None:
-        found = "it has left the buffer" if status is None else f"it is {status.value}: {_WHY_NOT[status]}"
-        return f"Nothing changes: {_REFUSALS.get(ordered.refusal, found)}."
+        why = "it has left the buffer" if status is None else f"it is {status.value}: {_WHY_NOT[status]}"
+        return f"Nothing changes: {_REFUSALS.get(ordered.refusal, why)}."
     lease = " Its lease ends: what its worker puts later is refused." if status is Status.RUNNING else ""
     return f"{status.value} -> {_EFFECTS[order]}{lease}"
 

@@ -20,7 +20,7 @@ def series(rows: Sequence[HistoryRow]) -> dict[str, Any]:
     every = -(-len(rows) // MOST_POINTS) or 1
     at = list(range(len(rows) - 1, -1, -every))[::-1]
     picked = [rows[i] for i in at]
-    found = [rates(rows[max(0, i - WINDOW_ROWS) : i], rows[i]) for i in at]
+    by_point = [rates(rows[max(0, i - WINDOW_ROWS) : i], rows[i]) for i in at]
     return {
         "at_ms": [row.at_ms for row in picked],
         "ready": [row.ready for row in picked],
@@ -31,7 +31,7 @@ def series(rows: Sequence[HistoryRow]) -> dict[str, Any]:
             for status in (picked[0].statuses if picked else ())
             if any(row.statuses.get(status) for row in picked)
         },
-        **{name: [None if one is None else getattr(one, name) for one in found] for name in RATES},
+        **{name: [None if point is None else getattr(point, name) for point in by_point] for name in RATES},
         "reward": [None] * bool(picked) + [_reward(before, after) for before, after in pairwise(picked)],
     }
 

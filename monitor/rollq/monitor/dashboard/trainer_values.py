@@ -72,10 +72,10 @@ class TrainedReader:
     def _read(self, group: FoundGroup, step: int) -> Trained:
         try:
             if self._reader is None:
-                found = self._open()
-                if isinstance(found, str):
-                    return Trained(note=found)
-                self._reader = found
+                opened = self._open()
+                if isinstance(opened, str):
+                    return Trained(note=opened)
+                self._reader = opened
             annotations = self._reader.of_group(group.task, group.group_id, step)
         except Exception as error:  # noqa: BLE001  (whatever a file system, a bucket or a damaged file raises)
             return Trained(note=f"The trainer's values of these tokens cannot be read: {error}")
@@ -110,4 +110,4 @@ def values_of(segment: SegmentView, annotation: Annotation | None) -> Mapping[st
 def _sums(ones: Values, others: Values, sign: int) -> list[float | None]:
     """`one + sign * other` of each pair, None where either is."""
     pairs = zip(ones, others, strict=True)
-    return [None if one is None or other is None else one + sign * other for one, other in pairs]
+    return [None if first is None or other is None else first + sign * other for first, other in pairs]

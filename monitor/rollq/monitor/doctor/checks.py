@@ -50,22 +50,24 @@ def check_functions(facts: ServerFacts) -> Finding:
     """Which releases have functions on this server, and whether roles use them."""
     if facts.libraries is None:
         return _finding("functions", Level.NOTE, "which functions the server has could not be read")
-    found = sort_libraries(facts.libraries, facts.connections or ())
+    libraries = sort_libraries(facts.libraries, facts.connections or ())
     parts, commands = [f"the digest of this rollq is {digest()}"], []
-    if library_name() not in found.used:
+    if library_name() not in libraries.used:
         parts[0] += ", whose functions are not loaded yet"
-    if used := [f"{release_of(name)} ({count})" for name, count in found.used.items() if count]:
+    if used := [f"{release_of(name)} ({count})" for name, count in libraries.used.items() if count]:
         parts.append(f"connections use {', '.join(used)}")
-    unused = ", ".join(map(release_of, found.unused))
+    unused = ", ".join(map(release_of, libraries.unused))
     if unused and facts.connections is None:
         parts.append(f"only the operator may read whether roles use {unused}")
     elif unused:
         parts.append(f"no role uses {unused}")
         commands.append(f"rollq doctor {facts.settings} --clean")
-    if found.unknown:
-        parts.append(f"{', '.join(found.unknown)}: of releases that name no connections; delete when none of them runs")
-        commands += [f"{facts.cli} function delete {name}" for name in found.unknown]
-    level = Level.NOTE if unused or found.unknown else Level.OK
+    if libraries.unknown:
+        parts.append(
+            f"{', '.join(libraries.unknown)}: of releases that name no connections; delete when none of them runs"
+        )
+        commands += [f"{facts.cli} function delete {name}" for name in libraries.unknown]
+    level = Level.NOTE if unused or libraries.unknown else Level.OK
     return _finding("functions", level, "; ".join(parts), *commands)
 
 

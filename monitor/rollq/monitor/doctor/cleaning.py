@@ -19,10 +19,10 @@ def delete_unused(servers: Servers) -> list[str]:
     deleted = set[str]()
 
     def delete() -> None:
-        found = [(client, name) for client in servers.primaries() for name in read_libraries(client)]
+        libraries = [(client, name) for client in servers.primaries() for name in read_libraries(client)]
         connections = [name for client in servers.primaries() for name in read_connections(client)]
-        unused = sort_libraries({name for _, name in found}, connections).unused
-        for client, name in found:
+        unused = sort_libraries({name for _, name in libraries}, connections).unused
+        for client, name in libraries:
             if name in unused:
                 try:
                     client.function_delete(name)

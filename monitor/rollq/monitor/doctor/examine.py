@@ -158,8 +158,8 @@ def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
 def _measured_payload(buffer: MonitorBuffer, task: str) -> tuple[int, Counter[str]]:
     """Mean encoded bytes of the newest finished groups, 0 without any; and those of them that are away, by place."""
     keys = task_keys(buffer.run, task)
-    found = buffer.send_all([("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED])
-    ids = [int(group_id) for group_ids in found for group_id in group_ids][:MEASURED_GROUPS]
+    members = buffer.send_all([("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED])
+    ids = [int(group_id) for group_ids in members for group_id in group_ids][:MEASURED_GROUPS]
     texts: list[Command] = [("HSTRLEN", keys.group(each), field) for each in ids for field in ("prompt", "rows")]
     total, away = sum(buffer.send_all(texts)), Counter[str]()
     for size, payload, payload_bytes in buffer.send_all(

@@ -109,14 +109,14 @@ def read_facts(
 
 def read_libraries(client: redis.Redis) -> tuple[str, ...]:
     """The names of rollq's libraries of functions on the server."""
-    found: Any = client.function_list(library=f"{PREFIX}*")
-    return tuple(_text(entry[entry.index(b"library_name") + 1]) for entry in found)
+    libraries: Any = client.function_list(library=f"{PREFIX}*")
+    return tuple(_text(entry[entry.index(b"library_name") + 1]) for entry in libraries)
 
 
 def read_connections(client: redis.Redis) -> tuple[str, ...]:
     """The names of the server's connections, once for each connection that has one."""
-    found: Any = client.client_list()
-    return tuple(name for connection in found if (name := connection.get("name")))
+    connections: Any = client.client_list()
+    return tuple(name for connection in connections if (name := connection.get("name")))
 
 
 def read_space(folder: Path) -> Space:

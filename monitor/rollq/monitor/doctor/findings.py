@@ -49,7 +49,9 @@ def worst_level(report: Report) -> Level:
 
 def as_json(report: Report) -> str:
     """One JSON object: `schema`, the worst `level`, and a list of `findings`, each with its `subject`."""
-    findings = [{"subject": subject, **asdict(finding)} for subject, found in report.items() for finding in found]
+    findings = [
+        {"subject": subject, **asdict(finding)} for subject, of_subject in report.items() for finding in of_subject
+    ]
     whole = {"schema": REPORT_VERSION, "level": worst_level(report), "findings": findings}
     return orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode()
 

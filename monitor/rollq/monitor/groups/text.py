@@ -50,8 +50,8 @@ def _title(view: GroupView) -> str:
 
 
 def _life(view: GroupView, width: int) -> list[str]:
-    known = [event.at_ms for event in view.events if event.at_ms is not None]
-    start = known[0] if known else view.now_ms
+    times_ms = [event.at_ms for event in view.events if event.at_ms is not None]
+    start = times_ms[0] if times_ms else view.now_ms
     began = datetime.fromtimestamp(start / 1000, UTC)
     rows = [
         (INDENT + ("now" if event.at_ms is None else _since(event.at_ms - start)), one_line(event.text))

@@ -36,8 +36,8 @@ def _of_run(name: str, text: str, value: Callable[[RunStatus], float | None]) ->
     """A metric with one value, or none."""
 
     def read(run: RunStatus) -> Iterator[tuple[tuple[str, ...], float]]:
-        if (found := value(run)) is not None:
-            yield (), float(found)
+        if (number := value(run)) is not None:
+            yield (), float(number)
 
     return Metric(name, text, (), read)
 
@@ -52,7 +52,7 @@ def _of_tasks(name: str, text: str, value: Callable[[TaskStatus], float | None])
         name,
         text,
         ("task",),
-        lambda run: [((task.task,), float(found)) for task in run.tasks if (found := value(task)) is not None],
+        lambda run: [((task.task,), float(number)) for task in run.tasks if (number := value(task)) is not None],
     )
 
 
@@ -112,10 +112,10 @@ def _workers_by_condition(run: RunStatus) -> Values:
 
 def _reported(trainer: TrainerState, *names: str) -> float | None:
     """A number in the trainer's report on its last step; None where there is no such number."""
-    found: Any = trainer.report
+    reported: Any = trainer.report
     for name in names:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return float(found) if isinstance(found, int | float) else None
+        reported = reported.get(name) if isinstance(reported, Mapping) else None
+    return float(reported) if isinstance(reported, int | float) else None
 
 
 def _rewards(run: RunStatus) -> Values:

@@ -135,14 +135,14 @@ def _waits(steps: Sequence[StepRecord]) -> str:
 
 
 def _groups(summary: Mapping[str, Any]) -> str:
-    kept = summary.get("conservation")
-    if not kept:
+    conservation = summary.get("conservation")
+    if not conservation:
         return ""
-    counts = {"archived": kept["archived"], "in_buffer": kept["in_buffer"], **kept["dropped"]}
+    counts = {"archived": conservation["archived"], "in_buffer": conservation["in_buffer"], **conservation["dropped"]}
     order = [*REASONS, *(counts.keys() - REASONS.keys())]
     rows = [(REASONS.get(name, name), f"{counts[name]:,}") for name in order if counts.get(name)]
-    table = _table(("Groups that were admitted", ""), [*rows, ("all", f"{kept['admitted']:,}")], has_sum=True)
-    if not kept["holds"]:
+    table = _table(("Groups that were admitted", ""), [*rows, ("all", f"{conservation['admitted']:,}")], has_sum=True)
+    if not conservation["holds"]:
         return table + f'<p class="bad">{html.escape(NOT_KEPT)}</p>'
     return table + _note(
         "A group is one prompt with all its samples. Every admitted group is accounted for: none was lost, and none "

@@ -112,10 +112,10 @@ def _plot_held_out(
 ) -> None:
     """Draw the held-out reward of a task before the first and after the last step, as far as it is known."""
     ends = {0: held_out.get("before", {}).get(task), last_step: held_out.get("after", {}).get(task)}
-    known = {step: reward for step, reward in ends.items() if reward is not None}
-    if known:
+    measured = {step: reward for step, reward in ends.items() if reward is not None}
+    if measured:
         label = f"{task}, held-out"
-        axes.plot(list(known), list(known.values()), "o", color=colour, markeredgecolor="black", label=label)
+        axes.plot(list(measured), list(measured.values()), "o", color=colour, markeredgecolor="black", label=label)
 
 
 def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":

@@ -77,14 +77,14 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     lines.append(f"steps from the weights of a trained token to the newest (staleness): {shares}")
     workers = ", ".join(f"{name}: {samples:,}" for name, samples in summary["samples_by_worker"].items())
     lines.append(f"trained samples by worker: {workers}")
-    if kept := summary["conservation"]:
-        trained = kept["archived"] + kept["dropped"].get("trained", 0)
-        others = [f", {n:,} {reason}" for reason, n in kept["dropped"].items() if reason != "trained"]
-        parts = f"{trained:,} trained, {kept['in_buffer']:,} still in the buffer{''.join(others)}"
-        if kept["holds"]:
-            lines.append(f"groups: all {kept['admitted']:,} that were admitted are accounted for: {parts}")
+    if conservation := summary["conservation"]:
+        trained = conservation["archived"] + conservation["dropped"].get("trained", 0)
+        others = [f", {n:,} {reason}" for reason, n in conservation["dropped"].items() if reason != "trained"]
+        parts = f"{trained:,} trained, {conservation['in_buffer']:,} still in the buffer{''.join(others)}"
+        if conservation["holds"]:
+            lines.append(f"groups: all {conservation['admitted']:,} that were admitted are accounted for: {parts}")
         else:
-            lines.append(f"groups: {kept['admitted']:,} WERE ADMITTED, WHICH THESE DO NOT ADD UP TO: {parts}")
+            lines.append(f"groups: {conservation['admitted']:,} WERE ADMITTED, WHICH THESE DO NOT ADD UP TO: {parts}")
     return lines
 
 

@@ -38,4 +38,4 @@ def described(rows: PromptRows) -> str:
 
 def reasons(unusable: Mapping[str, Unusable]) -> str:
     """Why rows are unusable: `10 x no field 'answer', first p.jsonl:3; 2 x not JSON, first p.jsonl:9`."""
-    return "; ".join(f"{found.rows:,} x {reason}, first {found.first}" for reason, found in unusable.items())
+    return "; ".join(f"{rows.rows:,} x {reason}, first {rows.first}" for reason, rows in unusable.items())

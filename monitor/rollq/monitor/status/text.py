@@ -128,11 +128,22 @@ def _rate_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
 
 
 def _rate_cells(task: TaskStatus) -> list[str]:
-    kept = f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-"
-    if (found := task.rates) is None:
-        return ["-", "-", "-", "-", kept, "-", "-", "-"]
-    rates = [f"{found.groups:.2f}", f"{found.tokens:,.0f}", f"{found.trained:.2f}", f"{found.failed:.2f}"]
-    return [*rates, kept, _seconds(found.queued_s), _seconds(found.worked_s), _seconds(found.waited_s)]
+    kept_share = f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-"
+    if (rates_now := task.rates) is None:
+        return ["-", "-", "-", "-", kept_share, "-", "-", "-"]
+    rates = [
+        f"{rates_now.groups:.2f}",
+        f"{rates_now.tokens:,.0f}",
+        f"{rates_now.trained:.2f}",
+        f"{rates_now.failed:.2f}",
+    ]
+    return [
+        *rates,
+        kept_share,
+        _seconds(rates_now.queued_s),
+        _seconds(rates_now.worked_s),
+        _seconds(rates_now.waited_s),
+    ]
 
 
 def _age_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
@@ -237,17 +248,17 @@ def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[
 
 def worker_columns(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
     """The columns of the table of workers that fit into a width; where it is too wide, it lacks some."""
-    known = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
+    present = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
     widest = {
         column: max(len(WORKER_COLUMNS[column]), *(len(worker_cell(column, report)) for report in workers.values()))
-        for column in known
+        for column in present
     }
     names = max([len("worker"), *map(len, workers)])
     for left_out in range(len(SPARE_COLUMNS)):
-        columns = [column for column in known if column not in SPARE_COLUMNS[:left_out]]
+        columns = [column for column in present if column not in SPARE_COLUMNS[:left_out]]
         if names + sum(widest[column] + 2 for column in columns) <= width:
             return columns
-    return [column for column in known if column not in SPARE_COLUMNS]
+    return [column for column in present if column not in SPARE_COLUMNS]
 
 
 def worker_cell(column: str, report: Mapping[str, Any]) -> str:

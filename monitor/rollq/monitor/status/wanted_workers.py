@@ -46,11 +46,11 @@ def wanted_workers(run: RunStatus) -> int | None:
         return 0
     speeds = _speeds(run.alive_workers.values())
     needed = [_needed_tokens_per_s(task, run.trainer) for task in tasks]
-    known = [tokens for tokens in needed if tokens is not None]
-    if not speeds or len(known) < len(needed):
+    measured = [tokens for tokens in needed if tokens is not None]
+    if not speeds or len(measured) < len(needed):
         return None
     groups, samples = (sum(counted) for counted in zip(*map(_under_way, tasks), strict=True))
-    return workers_for(sum(known), speeds, groups=groups, samples=samples)
+    return workers_for(sum(measured), speeds, groups=groups, samples=samples)
 
 
 def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int, samples: float) -> int:
@@ -110,5 +110,5 @@ def _under_way(task: TaskStatus) -> tuple[int, float]:
 
 def _speeds(reports: Iterable[Mapping[str, Any]]) -> Counter[Speed]:
     """How many workers have each speed, of those that know it."""
-    known = (report["speed"] for report in reports if report.get("speed"))
-    return Counter(Speed(speed["step_s"], speed["sample_step_s"], speed["places"]) for speed in known)
+    reported = (report["speed"] for report in reports if report.get("speed"))
+    return Counter(Speed(speed["step_s"], speed["sample_step_s"], speed["places"]) for speed in reported)
