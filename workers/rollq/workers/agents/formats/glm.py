@@ -16,7 +16,7 @@ from typing import Final
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.blocks import CALL, CALL_START, NOT_CLOSED, cut
 from rollq.workers.agents.formats.thoughts import split_thoughts
-from rollq.workers.agents.formats.typed_arguments import typed_call
+from rollq.workers.agents.formats.typed_arguments import parsed_call
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn
 
@@ -33,16 +33,5 @@ def parse_glm(text: str, tools: Sequence[Message] = (), prompt: str = "") -> Tur
 
 def _call(body: str, tools: Sequence[Message], text: str, index: int) -> ToolCall | Malformed:
     name, _, _ = body.partition("<arg_key>")
-    place, end = len(name), len(body.rstrip())
-    name = name.strip()
-    written = []
-    while place < end:
-        argument = ARGUMENT.match(body, place)
-        if argument is None:
-            return Malformed(
-                f"an argument of {name!r} is <arg_key>NAME</arg_key>, then <arg_value>VALUE</arg_value>, "
-                f"this is not: {body[place : place + 50].strip()!r}"
-            )
-        written.append((argument[1].strip(), argument[2]))
-        place = argument.end()
-    return typed_call(name, written, tools, text, index)
+    form = "<arg_key>NAME</arg_key>, then <arg_value>VALUE</arg_value>"
+    return parsed_call(name.strip(), body[len(name) :], ARGUMENT, form, tools, text, index)

@@ -19,7 +19,7 @@ from typing import Final
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.formats.blocks import CALL_START, NOT_CLOSED, cut
 from rollq.workers.agents.formats.thoughts import split_thoughts
-from rollq.workers.agents.formats.typed_arguments import typed_call
+from rollq.workers.agents.formats.typed_arguments import parsed_call
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn
 
@@ -48,15 +48,5 @@ def _call(match: re.Match[str], tools: Sequence[Message], text: str, index: int)
     name = name.strip()
     if not function_end:
         return Malformed(f"the call of {name!r} has no </function>")
-    place, end = 0, len(body.rstrip())
-    written = []
-    while place < end:
-        parameter = PARAMETER.match(body, place)
-        if parameter is None:
-            return Malformed(
-                f"an argument of {name!r} is <parameter=NAME>, a line with its value, and </parameter>, "
-                f"this is not: {body[place : place + 50].strip()!r}"
-            )
-        written.append((parameter[1].strip(), parameter[2]))
-        place = parameter.end()
-    return typed_call(name, written, tools, text, index)
+    form = "<parameter=NAME>, a line with its value, and </parameter>"
+    return parsed_call(name, body, PARAMETER, form, tools, text, index)

@@ -1,5 +1,6 @@
 """Arguments that are written as text, without quotes, typed by the JSON schema of the tool. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,23 @@ from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_
 
 PYTHON: Final[Mapping[str, str]] = {"True": "true", "False": "false", "None": "null"}
 """Values as the template of Qwen3-Coder writes them, and in JSON."""
+
+
+def parsed_call(
+    name: str, body: str, argument: re.Pattern[str], form: str, tools: Sequence[Message], text: str, index: int
+) -> ToolCall | Malformed:
+    """As `typed_call`, with the arguments in `body`, each of which matches `argument`: its name and its text. `form`
+    describes one to the model."""
+    place, end = 0, len(body.rstrip())
+    written = []
+    while place < end:
+        match = argument.match(body, place)
+        if match is None:
+            wrong = body[place : place + 50].strip()
+            return Malformed(f"an argument of {name!r} is {form}, this is not: {wrong!r}")
+        written.append((match[1].strip(), match[2]))
+        place = match.end()
+    return typed_call(name, written, tools, text, index)
 
 
 def typed_call(
