@@ -181,6 +181,24 @@ class RequestGate(Generic[C]):
             self._opened()
 
 
+class Gated:
+    """The members of an `Engine` that only need its gate."""
+
+    _gate: RequestGate[Any]
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """See `Engine.abort`."""
+        await self._gate.abort(requests)
+
+    async def sleep(self) -> None:
+        """Take no requests; no memory is freed."""
+        await self._gate.sleep()
+
+    async def wake(self) -> None:
+        """Take requests again."""
+        self._gate.wake()
+
+
 def _cancel(calls: Collection[Call]) -> None:
     for call in calls:
         call.answer.cancel()

@@ -31,7 +31,7 @@ def token_limit(request: Request, context_tokens: int) -> int:
     if len(request.prompt_ids) == 0:
         raise ValueError("prompt_ids is empty: at least one token is needed")
     _check_sampling(request.sampling)
-    used = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
+    used = len(request.context)
     if used >= context_tokens:
         raise ContextFull(f"prompt and prefix have {used} tokens and leave no room in a context of {context_tokens}")
     return min(request.sampling.max_tokens, context_tokens - used)

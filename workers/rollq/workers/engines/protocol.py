@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import RollqError
@@ -106,6 +107,11 @@ class Request:
     report: "Callable[[Completion], None] | None" = None
     session: str | None = None  # requests of one conversation share it, and are best served by the same server
     images: PlacedImages | None = None  # whose tokens `prompt_ids` hold
+
+    @property
+    def context(self) -> Int32Array:
+        """Token ids int32 that the engine continues: prompt and prefix."""
+        return self.prompt_ids if self.prefix_ids is None else np.concatenate([self.prompt_ids, self.prefix_ids])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

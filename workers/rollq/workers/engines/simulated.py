@@ -6,7 +6,7 @@ Invariant: everything that `Engine` promises about aborts, swaps and version spa
 import asyncio
 import heapq
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.values.rollouts import FinishReason, Int32Array
-from rollq.workers.engines.gate import Call, RequestGate
+from rollq.workers.engines.gate import Call, Gated, RequestGate
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.shared_speed import Running, SharedSpeed
@@ -56,7 +56,7 @@ class _Call(Call):
     swaps: list[tuple[WeightsVersion, int]] = field(default_factory=list)
 
 
-class SimulatedEngine:
+class SimulatedEngine(Gated):
     """`Engine` over a clock: the i-th request takes the i-th length of the table, shuffled by the seed.
 
     With `by_prompt` the prompt decides, so that a sample generated again is as long as before.
@@ -127,18 +127,6 @@ class SimulatedEngine:
                 call.swaps.append((version, self._made(call)))
             self.version = version
         return 0.0
-
-    async def abort(self, requests: Collection[Request]) -> None:
-        """End requests with the tokens made so far; see `Engine.abort`."""
-        await self._gate.abort(requests)
-
-    async def sleep(self) -> None:
-        """Take no requests; there is no memory to free."""
-        await self._gate.sleep()
-
-    async def wake(self) -> None:
-        """Take requests again."""
-        self._gate.wake()
 
     async def close(self) -> None:
         """Stop; running requests end with `EngineDead`."""

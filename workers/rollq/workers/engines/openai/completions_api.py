@@ -25,9 +25,9 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
     It sets every parameter for which a server may have another default.
     """
-    sampling, prefix = request.sampling, request.prefix_ids
+    sampling = request.sampling
     return {
-        "prompt": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
+        "prompt": request.context,
         "max_tokens": tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

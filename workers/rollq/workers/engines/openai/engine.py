@@ -18,7 +18,6 @@ engine is dead.
 import asyncio
 import logging
 import os
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -31,7 +30,7 @@ from pydantic import Field, model_validator
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.buffer.weights.probe import Probe
-from rollq.workers.engines.gate import Call, RequestGate
+from rollq.workers.engines.gate import Call, Gated, RequestGate
 from rollq.workers.engines.limits import check_supported, token_limit
 from rollq.workers.engines.openai import completions_api, weight_routes
 from rollq.workers.engines.openai.dialect import NO_VERSION, Description, Dialect, Weights
@@ -148,7 +147,7 @@ class _Call(Call):
         return replace(request, prefix_ids=ids, sampling=sampling)
 
 
-class OpenAIEngine:
+class OpenAIEngine(Gated):
     """`Engine` over HTTP."""
 
     dialect: ClassVar[Dialect] = OPENAI
@@ -278,18 +277,6 @@ class OpenAIEngine:
             raise EngineDead(reason) from error
         self.version, self._rejected = version, False
         return monotonic() - started_s
-
-    async def abort(self, requests: Collection[Request]) -> None:
-        """End requests with the tokens that have come; see `Engine.abort`."""
-        await self._gate.abort(requests)
-
-    async def sleep(self) -> None:
-        """Send no requests; the server keeps its memory."""
-        await self._gate.sleep()
-
-    async def wake(self) -> None:
-        """Send requests again."""
-        self._gate.wake()
 
     async def close(self) -> None:
         """Close the connections to the servers; running requests end with `EngineDead`."""

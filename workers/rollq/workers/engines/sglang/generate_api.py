@@ -39,9 +39,9 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
     It sets every parameter for which a server may have another default.
     """
-    sampling, prefix = request.sampling, request.prefix_ids
+    sampling = request.sampling
     return {
-        "input_ids": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
+        "input_ids": request.context,
         "sampling_params": sampling_params(sampling, tokens),
         "return_logprob": True,
         "return_sampling_mask": sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0,

@@ -141,8 +141,7 @@ class VllmEngine:
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence; see `Engine.generate`."""
         self._gate.check_alive()  # not `_living`: while vLLM starts anew, requests wait at the gate
-        prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
-        ids = request.prompt_ids.tolist() + prefix
+        ids = request.context.tolist()
         tokens = token_limit(request, self._context_tokens)
         check_ids(ids, self.vocabulary)
         if request.images is not None and self._images_problem is not None:
