@@ -173,20 +173,14 @@ class SampleMaker:
             held.given_up.discard(index)
             places.skip(held)
             return True
-        is_made = samples[index].awaits_judge
-        previous = samples[index] if is_made or recipe.resumes(lease) else EMPTY_SAMPLE
+        previous = samples[index] if samples[index].awaits_judge or recipe.resumes(lease) else EMPTY_SAMPLE
         salvage = None
         if recipe.salvages(lease) or lease.borrowed:
             salvage = self._salvage.of(held, index, previous, recorded=recipe.records)
         rollout = self._rollout(recipe, held, prompt, index, previous, salvage)
-        rollout = replace(rollout, at_end=ends.add)
-        async with places.place(held, stays=index in held.staying) as is_here:
-            if not is_here:
-                return True
-            if is_made:
-                made = replace(previous, status=SampleStatus.COMPLETED)
-            else:
-                made = await self._run_loop(recipe, held, index, rollout)
+        made = await self._generated_sample(recipe, held, index, replace(rollout, at_end=ends.add))
+        if made is None:
+            return True
         if index in held.given_up:
             held.given_up.discard(index)
             if made.status in UNFINISHED and not held.finished and salvage:
@@ -200,16 +194,28 @@ class SampleMaker:
         if made.status is SampleStatus.ABORTED and not recipe.resumes(lease):
             samples[index] = EMPTY_SAMPLE
             return False
-        if made.status is SampleStatus.COMPLETED:
-            if made.reward is None and not lease.evaluation and ends.is_empty:
-                samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # what a stop finds of it
-            made = await self._judge_timed(recipe, lease, made)
-        places.note_judged(held)
-        made = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
-        samples[index] = storable(made)
+        if made.status is SampleStatus.COMPLETED and made.reward is None and not lease.evaluation and ends.is_empty:
+            samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # for a stop while it is judged
+        samples[index] = await self._judged_sample(recipe, held, prompt, made)
         held.expected_tokens = expected_tokens(lease, samples)
         await self._keep_made(held, salvage, samples[index])
         return False
+
+    async def _generated_sample(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample | None:
+        """The sample of a rollout, once it has a place; None if another worker is to make it."""
+        async with self._places.of(held.lease.task).place(held, stays=index in held.staying) as is_here:
+            if not is_here:
+                return None
+            if rollout.previous.awaits_judge:
+                return replace(rollout.previous, status=SampleStatus.COMPLETED)
+            return await self._run_loop(recipe, held, index, rollout)
+
+    async def _judged_sample(self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, made: Sample) -> Sample:
+        """A sample as it is stored: judged if it is completed, with what is known about it."""
+        if made.status is SampleStatus.COMPLETED:
+            made = await self._judge_timed(recipe, held.lease, made)
+        self._places.of(held.lease.task).note_judged(held)
+        return storable(replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()}))
 
     def _rollout(
         self,
@@ -342,8 +348,7 @@ class SampleMaker:
             return ABORTED
         must_finish = held.lease.must_finish or held.lease.evaluation
         report = None if request.report is None else partial(self._report, request.report)
-        prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
-        images = prompt.images_in(request.prompt_ids.tolist() + prefix) if prompt.reserved else None
+        images = prompt.images_in(request.context.tolist()) if prompt.reserved else None
         request = replace(request, must_finish=must_finish, report=report, images=images)
         held.requests[request] = index
         with self._clock.request() as got:
@@ -388,7 +393,7 @@ def made_tokens(lease: Lease, index: int, previous: Sample) -> int:
 
 def recomputed(request: Request, completion: Completion) -> int:
     """Tokens that the engine had when weights changed under it: all before each later span, with prompt and prefix."""
-    context = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
+    context = len(request.context)
     ends = accumulate(span.tokens for span in completion.versions[:-1])
     return sum(context + end for end in ends)
 
