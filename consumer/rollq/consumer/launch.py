@@ -10,7 +10,7 @@ import signal
 import sys
 from importlib.metadata import entry_points
 
-from rollq.buffer.store.server_guard import die_with_parent
+from rollq.buffer.common.child_processes import die_with_parent
 
 LAUNCHER = "ROLLQ_LAUNCHER"
 """Name of the environment variable with the process id of the launcher."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rollq.buffer.common.child_processes import bare_python
 from rollq.workers.gateway.harnesses import launcher
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
 from support.gateway_calls import run
@@ -267,7 +268,7 @@ def test_a_command_whose_worker_has_died_before_does_not_start_and_its_folder_go
     folder = HarnessFolder.make(None)
     command = ["touch", str(tmp_path / "started")]
     nobody = str(2**22 + 1)  # beyond the largest process id
-    done = subprocess.run([sys.executable, "-I", "-S", launcher.__file__, nobody, str(folder.root), "1", *command])
+    done = subprocess.run(bare_python(launcher.__name__, nobody, folder.root, 1, *command))
     assert done.returncode == 1
     assert not folder.root.exists()
     assert not (tmp_path / "started").exists()

@@ -27,10 +27,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from rollq.buffer.common.child_processes import bare_python
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
+from rollq.buffer.store import server_guard
 from rollq.buffer.store.server_access import START_USER, check_access, server_tls, tls_config, user_lines
 
-GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("server_guard.py")))
 """The command of the guard: isolated from the environment and from site-packages, so that it starts in 20 ms."""
 GRACE_S = 3
 """How long a server may take to shut down before it is killed."""
@@ -209,7 +210,7 @@ class EmbeddedServer:
             with self.log_path.open("ab") as server_log:
                 self._log_start = server_log.tell()
                 self._guard = subprocess.Popen(
-                    [*GUARD, *map(str, (GRACE_S, len(config), lock.fileno(), binary))],
+                    bare_python(server_guard.__name__, GRACE_S, len(config), lock.fileno(), binary),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=server_log,

@@ -1,11 +1,11 @@
-"""The small process between an embedded server and the process that started it; run as a script, imports only stdlib.
+"""The small process between an embedded server and the process that started it; run as a program, imports only stdlib.
 
 It is the server's parent. It reads the server's configuration from its standard input (so that a password never shows
 in `ps` or lies in a file), writes the server's pid to its standard output, and from then on the server lives as long
 as that input stays open: when the starting process closes it or dies, however abruptly, the server is shut down
 orderly, and killed if it does not end within the grace period. When this process is killed itself, Linux passes it on.
 
-usage: server_guard.py GRACE_S CONFIG_BYTES LOCK_FD BINARY
+usage: server_guard GRACE_S CONFIG_BYTES LOCK_FD BINARY
 """
 
 import contextlib
@@ -17,20 +17,7 @@ import threading
 from functools import partial
 from types import FrameType
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(number: int, parent: int) -> None:
-    """On Linux, have this process get the signal `number` when its parent dies; elsewhere, do nothing.
-
-    `parent` is the process id of the parent. If that one has died already, the signal comes at once.
-    """
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
+from rollq.buffer.common.child_processes import die_with_parent
 
 
 def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from rollq.buffer.common import exact_json
-from rollq.buffer.store.server_guard import die_with_parent
+from rollq.buffer.common.child_processes import die_with_parent
 from rollq.workers.judging.environment import limit_memory, most_memory
 from rollq.workers.judging.rewards import Credit, check_reward, plain_credit, plain_verdict
 from rollq.workers.user_code.errors import reason_of, shown

@@ -1,23 +1,23 @@
 """Runs one command, and ends it with all that it started: when it exits, when this process gets SIGTERM, and when the
 process that started this one dies. Then it removes the command's folder as well, since nobody else would.
 
-Run as a script, `python -I -S launcher.py PARENT FOLDER MAX_FILE_BYTES COMMAND...`; imports no packages.
+Run as a program, `launcher PARENT FOLDER MAX_FILE_BYTES COMMAND...`; imports only stdlib.
 
 On Linux, descendants that leave the command's process group are ended too: orphans become children of this process.
 """
 
 import contextlib
-import ctypes
 import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+from rollq.buffer.common.child_processes import adopt_orphans, die_with_parent
+
 NOT_FOUND = 127
 PARENT_DIED = signal.SIGHUP
 """Sent by the system, once the parent's thread has died that started this process; SIGTERM is sent by the worker. The
@@ -29,14 +29,14 @@ def main(parent: int, folder: str, max_file_bytes: int, command: list[str]) -> i
     """Run the command; returns its exit code, or 128 and the number of the signal that ended it."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)  # a handler might run only after the next system call
-    process_control(PR_SET_CHILD_SUBREAPER, 1)
-    process_control(PR_SET_PDEATHSIG, PARENT_DIED)
-    if os.getppid() != parent:  # it died before prctl
+    adopt_orphans()
+    die_with_parent(PARENT_DIED, parent)
+    if PARENT_DIED in signal.sigpending():
         shutil.rmtree(folder, ignore_errors=True)
         return 1
     limit_files(max_file_bytes)
     try:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=prepare_command)
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=partial(prepare_command, os.getpid()))
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND
@@ -63,16 +63,10 @@ def limit_files(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-def prepare_command() -> None:
-    """Let the command die with this process, also where that is killed. Runs in the command's process."""
+def prepare_command(launcher: int) -> None:
+    """Let the command die with the launcher, even if that is killed. Runs in the command's process."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
-    process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def process_control(option: int, value: int) -> None:
-    """`prctl` of Linux, see its page of the manual; elsewhere nothing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    die_with_parent(signal.SIGKILL, launcher)
 
 
 def end_descendants(group: int | None) -> None:

@@ -5,7 +5,6 @@ import fcntl
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
+from rollq.buffer.common.child_processes import bare_python
 from rollq.workers.engines.vllm import watchdog
 from rollq.workers.gateway.harnesses import launcher
 
@@ -173,14 +173,7 @@ class HarnessProcess:
         prompt_file.write_bytes(prompt)
         with prompt_file.open("rb") as stdin, folder.output.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                launcher.__file__,
-                str(os.getpid()),
-                str(folder.root),
-                str(max_file_bytes),
-                *command,
+                *bare_python(launcher.__name__, os.getpid(), folder.root, max_file_bytes, *command),
                 stdin=stdin,
                 stdout=output,
                 stderr=output,

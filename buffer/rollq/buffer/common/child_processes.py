@@ -1,0 +1,39 @@
+"""Child processes that end with their parent, however that ends. Imports only stdlib, for processes that start fast."""
+
+import ctypes
+import os
+import sys
+
+import rollq
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def bare_python(module: str, *arguments: object) -> list[str]:
+    """The command that runs a module of rollq, which imports only stdlib, without looking for other packages."""
+    paths = [os.path.dirname(folder) for folder in rollq.__path__]
+    run = f"import runpy, sys; sys.path += {paths!r}; runpy.run_module(sys.argv.pop(1), None, '__main__', True)"
+    return [sys.executable, "-I", "-S", "-c", run, module, *map(str, arguments)]
+
+
+def die_with_parent(number: int, parent: int) -> None:
+    """On Linux, have this process get the signal `number` when its parent dies; elsewhere, do nothing.
+
+    `parent` is the process id of the parent. If that one has died already, the signal comes at once.
+    """
+    if sys.platform == "linux":
+        _process_control(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), number)
+
+
+def adopt_orphans() -> None:
+    """On Linux, become the parent of all descendants whose own parent dies; elsewhere, do nothing."""
+    if sys.platform == "linux":
+        _process_control(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _process_control(option: int, value: int) -> None:
+    """`prctl` of Linux, see its page of the manual."""
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
