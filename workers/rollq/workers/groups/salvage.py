@@ -136,6 +136,7 @@ class Salvage:
         error = future.exception()  # asyncio logs errors that nobody looks at
         if not held.salvages:
             return
+        # no part may be missing: those after it could not be read
         held.salvages = error is None and future.result() is SalvageOutcome.KEPT
         held.is_full = error is None and future.result() is SalvageOutcome.FULL
         lease = held.lease

@@ -187,7 +187,7 @@ class Servers(ServerPool[Server]):
     def eject(self, server: Server, error: TransientError) -> bool:
         """Send a failed server no more requests until it has shown that it works; whether another server is there."""
         others = any(other is not server for other in self.serving)
-        if others and server.serving:
+        if others and server.serving:  # the last one stays: its requests have nowhere else to go
             log.warning("%s gets no requests until it works again: %s", server.url, error)
             server.state = ServerState.EJECTED
             self._start_joining(server)
