@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rollq.cli.main import COMMANDS, main
+from rollq.cli.main import COMMANDS, RENAMED, main
 
 
 def rollq(*args: str, **environment: str) -> Result:
@@ -77,6 +77,31 @@ def test_the_version_is_told() -> None:
 def test_a_misspelt_command_gets_a_suggestion() -> None:
     result = rollq("produse", "rollq.toml")
     assert (result.exit_code, "Did you mean 'produce'?" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "today"), RENAMED.items())
+def test_a_former_command_says_how_to_write_it_today(name: str, today: str) -> None:
+    result = rollq(name, "rollq.toml")
+    assert (result.exit_code, f"No such command {name!r}. Write `rollq {today}`." in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["query", "{}", "a.toml"], "'a.toml': FILE is the first argument: `rollq query [FILE] QUERY`"),
+        (["set", "math", "x=1", "-f", "a.toml"], "No such option '-f'. FILE is the first argument."),
+        (["snapshot", "save", "a", "b"], "Got unexpected extra argument (b); FILE ends in .toml"),
+        (["snapshot", "save", "a.toml"], "Missing argument 'FOLDER'."),
+        (["produce"], "there is no rollq.toml in this folder: name the file of the run"),
+        (["try"], "there is no rollq.toml in this folder: name the file of the run"),
+    ],
+)
+def test_the_file_is_the_first_argument(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = rollq(*words)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 def test_a_misspelt_option_gets_a_suggestion() -> None:

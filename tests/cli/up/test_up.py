@@ -89,7 +89,8 @@ def test_it_takes_its_processes_along_when_it_is_killed(make: Make) -> None:
         ({"[producer]": "[producr]"}, "producr: unknown key"),
         ({"sum.jsonl": "none.jsonl"}, "none.jsonl' cannot be read"),
         ({'model = "model"': 'model = "another"'}, "config.json"),
-        ({"redis://127.0.0.1": "redis://192.0.2.1.invalid"}, "Start it: `rollq up` itself starts only"),
+        ({'judge = "exact_match"': 'judge = "rewards.nothing"'}, "rewards"),
+        ({"redis://127.0.0.1": "redis://192.0.2.1.invalid"}, "`rollq up` starts one only at a URL such as"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(make: Make, changes: dict[str, str], message: str) -> None:

@@ -1,5 +1,6 @@
 """The roles that a settings file needs, and what is checked before any of them starts."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ def role_commands(settings: RollqSettings, file: Path, workers: int) -> Iterator
 
 
 def check_roles(settings: RollqSettings, file: Path) -> None:
-    """Raise `ConfigError` for what a role would refuse at its start: prompts, hooks, and folders of models."""
+    """Raise `ConfigError` for what a role would refuse at its start: prompts, hooks, judges, and folders of models."""
     from rollq.producer.run import open_prompts
 
     if not any(role_commands(settings, file, 1)):
@@ -45,5 +46,16 @@ def check_roles(settings: RollqSettings, file: Path) -> None:
     model = settings.worker.options.get("model")
     if settings.served_tasks():
         fingerprints(model, settings.worker.tokenizer or model)
+        asyncio.run(_check_judges(settings))
     if settings.trainer:
         fingerprints(settings.trainer.model, settings.trainer.model)
+
+
+async def _check_judges(settings: RollqSettings) -> None:
+    from rollq.workers.groups.recipes import make_recipes
+    from rollq.workers.judging.process_pool import JudgePool
+
+    processes = JudgePool(settings.worker.judge_processes)
+    for recipe in make_recipes(settings.served_tasks(), settings.worker, settings.seed, processes).values():
+        await recipe.judge.close()
+    await processes.close()

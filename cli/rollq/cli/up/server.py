@@ -37,8 +37,8 @@ def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | 
     except ServerUnavailable as error:
         if place is not None:
             raise
-        hint = "Start it: `rollq up` itself starts only servers such as redis://127.0.0.1:6379/0"
-        raise ServerUnavailable(f"{error}. {hint}") from None
+        hint = "`rollq up` starts one only at a URL such as redis://127.0.0.1:6379/0"
+        raise ServerUnavailable(f"{error}; {hint}") from None
     yield None
 
 
