@@ -162,15 +162,15 @@ def _run_roles(
 ) -> None:
     environment = {**os.environ, "ROLLQ_GATEWAY_KEY": secrets.token_urlsafe(32)}
     command = (sys.executable, "-m", "rollq.cli.main")
-    with Buffer.connect(server.url, "agents") as buffer, Supervisor(folder.logs, environment) as supervisor:
-        trainer = supervisor.start("trainer", (*command, "train", str(folder.config)), finishes=True)
+    with Buffer.connect(server.url, "agents") as buffer, Supervisor(folder.logs, environment, 2.5) as supervisor:
+        supervisor.start("trainer", (*command, "train", str(folder.config)), finishes=True)
         for role in ("produce", "work"):
             supervisor.start(role, (*command, role, str(folder.config)))
         if loop == "outside":
             agents = Path(__file__).with_name("langgraph_agents.py")
             supervisor.start("agents", (options.python, str(agents), gateway))
         watch = Watch(folder.root.name, folder.metrics, folder.depths, options.steps)
-        watch.until_finished(buffer, server, supervisor, trainer, live=False)
+        watch.until_finished(buffer, server, supervisor, live=False)
 
 
 def held_out(folder: DemoFolder, model: Path, seed: int) -> float:

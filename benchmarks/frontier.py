@@ -200,7 +200,7 @@ def train(root: Path, base: DemoFolder, cell: Cell, strategy: str, *, is_recorde
         # A loss that collapses is to be seen, not to be stopped.
         more = [f'loss = "{cell.loss}"', "max_mismatch = 1e9", ""]
         folder.config.write_text(demo_toml(options, folder, own_tasks(folder), server.url) + "\n".join(more), "utf-8")
-        with Supervisor(folder.logs, _environment(folder)) as supervisor:
+        with Supervisor(folder.logs, _environment(folder), 2.5) as supervisor:
             command = (sys.executable, "-m", "benchmarks.recorder") if is_recorded else (*ROLLQ, "train")
             trainer = supervisor.start("trainer", (*command, str(folder.config)), finishes=True)
             supervisor.start("producer", (*ROLLQ, "produce", str(folder.config)))

@@ -95,12 +95,12 @@ def run(way: str, seed: int, steps: int, root: Path) -> dict[str, Any]:
 def _run_roles(folder: DemoFolder, server: EmbeddedServer, steps: int, arguments: Sequence[str]) -> None:
     command, config = (sys.executable, "-m", "rollq.cli.main"), str(folder.config)
     environment = {**os.environ, **folder.environment()}
-    with Buffer.connect(server.url, "demo") as buffer, Supervisor(folder.logs, environment) as supervisor:
-        trainer = supervisor.start("trainer", (*command, "train", config, *arguments), finishes=True)
+    with Buffer.connect(server.url, "demo") as buffer, Supervisor(folder.logs, environment, 2.5) as supervisor:
+        supervisor.start("trainer", (*command, "train", config, *arguments), finishes=True)
         for role in ("produce", "work"):
             supervisor.start(role, (*command, role, config))
         watch = Watch(folder.root.name, folder.metrics, folder.depths, steps)
-        watch.until_finished(buffer, server, supervisor, trainer, live=False)
+        watch.until_finished(buffer, server, supervisor, live=False)
 
 
 def held_out(folder: DemoFolder, model: Path, seed: int) -> float:

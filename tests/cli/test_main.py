@@ -181,7 +181,7 @@ def test_a_url_that_makes_no_sense_is_refused_without_its_password() -> None:
 
 @pytest.mark.parametrize(
     "command", [["status"], ["doctor"], ["query", "{}"], ["snapshot", "save", "d"], ["snapshot", "load", "d"],
-                ["pause"], ["resume"], ["drain"],
+                ["pause"], ["resume"],
                 ["set", "math"], ["doctor", "--load-functions"]]
 )  # fmt: skip
 def test_every_command_warns_of_a_password_in_its_arguments(command: list[str]) -> None:

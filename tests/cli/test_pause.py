@@ -1,4 +1,4 @@
-"""`rollq pause`, `rollq resume` and `rollq drain`, for tasks and for workers."""
+"""`rollq pause`, `rollq pause --drain` and `rollq resume`, for tasks and for workers."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def test_a_drained_task_admits_nothing_more_and_finishes_what_it_has(ask: Ask, b
     world = World(buffer)
     world.admit(1)
     assert (
-        ask("drain", "--task", "math").output
+        ask("pause", "--drain", "--task", "math").output
         == "task math: run -> done; production has ended, until `rollq resume --task math`\n"
     )
     assert world.admit(1) == 0
@@ -39,7 +39,7 @@ def test_a_drained_task_admits_nothing_more_and_finishes_what_it_has(ask: Ask, b
         == "task code: already runs\ntask math: stays done; `rollq resume --task math` begins production again\n"
     )
     assert (
-        ask("drain", "--task", "math").output
+        ask("pause", "--drain", "--task", "math").output
         == "task math: has already ended; `rollq resume --task math` begins production again\n"
     )
     assert ask("resume", "--task", "math").output == "task math: done -> run\n"
@@ -74,7 +74,7 @@ def test_a_worker_gets_its_order_with_the_next_report(ask: Ask, buffer: Buffer) 
     assert ask("resume", "--worker", "gpu1-aaaa").output == "worker gpu1-aaaa: run\n"
     assert ask("resume", "--worker", "gpu10").output == "worker gpu10-cccc: run, as before\n"
     assert buffer.report_worker("gpu1-aaaa", {}) is Order.RUN
-    assert ask("drain", "--worker", "gpu1-bbbb").exit_code == 0
+    assert ask("pause", "--drain", "--worker", "gpu1-bbbb").exit_code == 0
     assert buffer.report_worker("gpu1-bbbb", {}) is Order.DRAIN
     assert [buffer.clock(task).control for task in ("math", "code")] == [Control.RUN] * 2, "tasks go on"
 
@@ -95,7 +95,7 @@ def test_an_order_goes_with_its_worker(ask: Ask, buffer: Buffer) -> None:
         (["--task", "maths"], r"task 'maths': run '.*' has the tasks code, math"),
     ],
 )
-@pytest.mark.parametrize("command", ["pause", "resume", "drain"])
+@pytest.mark.parametrize("command", ["pause", "resume"])
 def test_who_is_unknown_is_named(ask: Ask, buffer: Buffer, command: str, arguments: list[str], message: str) -> None:
     buffer.report_worker("gpu1-aaaa", {})
     result = ask(command, *arguments)

@@ -11,7 +11,7 @@ from rollq.buffer.errors import ConfigError, RollqError
 
 GROUPS = {
     "Run": {
-        "init": ("rollq.cli.init.command", "Write the files of a first run, which you replace."),
+        "init": ("rollq.cli.demo.init", "Write the files of a first run, which you replace."),
         "up": ("rollq.cli.up.command", "Run all roles of a settings file on this machine."),
         "demo": ("rollq.cli.demo.command", "Train a tiny model on this machine, all roles in one command."),
         "try": ("rollq.cli.commands.try_", "Try a few rows of a task: prompts, judge and samples."),
@@ -30,9 +30,8 @@ GROUPS = {
         "query": ("rollq.cli.commands.status", "Find groups by status, staleness, reward and more."),
     },
     "Steer": {
-        "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups."),
+        "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups, or drain them."),
         "resume": ("rollq.cli.commands.pause", "Resume production."),
-        "drain": ("rollq.cli.commands.pause", "Admit nothing more, and finish what is on its way."),
         "set": ("rollq.cli.commands.set", "Change rules of a task while the run is alive."),
     },
     "Data": {
@@ -56,6 +55,7 @@ RENAMED = {
     "delete": "runs delete",
     "load-functions": "doctor --load-functions",
     "rq-info": "status",
+    "drain": "pause --drain",
 }
 """Former name of a command -> how to write it today."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

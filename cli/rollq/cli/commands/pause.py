@@ -1,4 +1,4 @@
-"""Commands that steer a run's production: `rollq pause`, `rollq resume` and `rollq drain`."""
+"""Commands that steer a run's production: `rollq pause` and `rollq resume`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,22 +32,31 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @target_options
+@click.option("--drain", is_flag=True, help="End production: admit no new prompts, and finish the groups there are.")
 def pause(
-    file: Path | None, url: str | None, run_name: str | None, tasks: tuple[str, ...], workers: tuple[str, ...]
+    file: Path | None,
+    url: str | None,
+    run_name: str | None,
+    tasks: tuple[str, ...],
+    workers: tuple[str, ...],
+    drain: bool,
 ) -> None:
     """Stop workers from taking new groups. Running groups finish or are interrupted, as [worker] pause says.
 
     A task whose production has ended or was stopped stays as it is.
 
+    With --drain, a trainer ends when no further batch can fill. A worker that is drained stops when the groups that it
+    has have ended, at the latest after [worker] grace_s; nothing that it has made is lost.
+
     \b
     Example:
       rollq pause rollq.toml
-      rollq pause rollq.toml --task math
+      rollq pause rollq.toml --task math --drain
       rollq pause rollq.toml --worker gpu1
     """
     from rollq.buffer.calls.orders import Order
 
-    _steer(Order.PAUSE, file, url, run_name, tasks, workers)
+    _steer(Order.DRAIN if drain else Order.PAUSE, file, url, run_name, tasks, workers)
 
 
 @click.command()
@@ -69,27 +78,6 @@ def resume(
     from rollq.buffer.calls.orders import Order
 
     _steer(Order.RUN, file, url, run_name, tasks, workers)
-
-
-@click.command()
-@target_options
-def drain(
-    file: Path | None, url: str | None, run_name: str | None, tasks: tuple[str, ...], workers: tuple[str, ...]
-) -> None:
-    """Admit no new prompts, and finish the groups that are on their way.
-
-    A trainer ends when no further batch can fill. With --worker, that worker takes no new groups and stops when those
-    that it has have ended, at the latest after [worker] grace_s; nothing that it has made is lost.
-
-    \b
-    Example:
-      rollq drain rollq.toml
-      rollq drain rollq.toml --task math
-      rollq drain rollq.toml --worker gpu1-3f2a9c10
-    """
-    from rollq.buffer.calls.orders import Order
-
-    _steer(Order.DRAIN, file, url, run_name, tasks, workers)
 
 
 def _steer(

@@ -1,1 +1,1 @@
-"""`rollq demo`: a tiny model trained here, with all roles run by one command."""
+"""`rollq demo` and `rollq init`: files of runs that train on any laptop."""

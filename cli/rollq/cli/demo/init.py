@@ -24,7 +24,7 @@ def init(folder: Path) -> None:
     Example:
       rollq init my-run
     """
-    from rollq.cli.init.template import files
+    from rollq.cli.demo.init_files import files
 
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:

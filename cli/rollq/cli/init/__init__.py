@@ -1,1 +1,0 @@
-"""`rollq init`: a folder to start a run from."""
