@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
-from rollq.workers.gateway.sessions import call_tree, repeated_calls
+from rollq.workers.gateway.sessions import call_nodes, call_tree, repeated_calls
 from rollq.workers.gateway.sessions import session as session_module
 from rollq.workers.gateway.sessions.request_digest import after_message
 from rollq.workers.gateway.sessions.session import SessionLimits
@@ -938,7 +938,7 @@ def test_a_call_whose_client_is_lost_while_it_is_recorded_is_answered(tokenizer:
 
 
 def test_the_conversation_of_an_earlier_answer_stays_as_it_was(tokenizer: HfTokenizer) -> None:
-    def facts(node: call_tree.Node) -> Any:
+    def facts(node: call_nodes.Node) -> Any:
         conversation = node.conversation
         tokens = [
             (
