@@ -73,9 +73,9 @@ buffer_url = "{url}"
 [tasks.sums]
 prompts = "prompts/sum.jsonl"
 judge = "last_number"
-rows.chat = true
+chat = true
 agent_loop = "{loop}"
-rows.max_prompt_tokens = 64
+max_prompt_tokens = 64
 max_tokens = 64
 batch_groups = {batch_groups}
 group_size = 8
@@ -162,7 +162,7 @@ def _run_roles(
 ) -> None:
     environment = {**os.environ, "ROLLQ_GATEWAY_KEY": secrets.token_urlsafe(32)}
     command = (sys.executable, "-m", "rollq.cli.main")
-    with Buffer.connect(server.url, "agents") as buffer, Supervisor(folder.logs, environment, 2.5) as supervisor:
+    with Buffer.connect(server.url, "agents") as buffer, Supervisor(folder.logs, environment) as supervisor:
         supervisor.start("trainer", (*command, "train", str(folder.config)), finishes=True)
         for role in ("produce", "work"):
             supervisor.start(role, (*command, role, str(folder.config)))

@@ -95,7 +95,7 @@ def run(way: str, seed: int, steps: int, root: Path) -> dict[str, Any]:
 def _run_roles(folder: DemoFolder, server: EmbeddedServer, steps: int, arguments: Sequence[str]) -> None:
     command, config = (sys.executable, "-m", "rollq.cli.main"), str(folder.config)
     environment = {**os.environ, **folder.environment()}
-    with Buffer.connect(server.url, "demo") as buffer, Supervisor(folder.logs, environment, 2.5) as supervisor:
+    with Buffer.connect(server.url, "demo") as buffer, Supervisor(folder.logs, environment) as supervisor:
         supervisor.start("trainer", (*command, "train", config, *arguments), finishes=True)
         for role in ("produce", "work"):
             supervisor.start(role, (*command, role, config))

@@ -38,7 +38,10 @@ def command_line_page() -> str:
     for name in COMMANDS:
         command = main.get_command(context, name)
         assert command is not None
-        parts.append(_command(command, click.Context(command, info_name=name, parent=context)))
+        own = click.Context(command, info_name=name, parent=context)
+        parts.append(_command(command, own))
+        for part in command.commands.values() if isinstance(command, click.Group) else ():
+            parts.append(_command(part, click.Context(part, info_name=part.name, parent=own)))
     return "\n".join(parts)
 
 
@@ -58,7 +61,7 @@ def _command(command: click.Command, context: click.Context) -> str:
         for first, second in [record]
     ]
     return "\n".join(
-        [f"## rollq {command.name}\n", f"```text\nrollq {command.name} {usage}\n```\n", _help(command.help or "")]
+        [f"## {context.command_path}\n", f"```text\n{context.command_path} {usage}\n```\n", _help(command.help or "")]
         + ([table(("option", "meaning"), options)] if options else [])
     )
 

@@ -109,7 +109,7 @@ class Commands(click.Group):
 def main() -> None:
     """Rollout queue and replay buffer for RL post-training of language models.
 
-    Every role is a separate process; they share only Redis. On several terminals or machines:
+    Every role is a separate process; they share only Redis. `rollq up` runs all on one machine. On several:
 
     \b
       rollq redis --dir data            a server, if you have none

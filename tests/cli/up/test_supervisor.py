@@ -9,7 +9,6 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.up.supervisor import MAX_RESTARTS, Role, RoleFailed, Supervisor, describe_exit
 from support.waiting import wait_until
 
-GRACE_S = 2.5
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 STUBBORN = (
     sys.executable,
@@ -20,7 +19,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from rollq.cli.up.supervisor import Supervisor
-with Supervisor(Path(sys.argv[1]), {}, 2.5) as supervisor:
+with Supervisor(Path(sys.argv[1]), {}) as supervisor:
     role = supervisor.start("sleeper", ["/bin/sh", "-c", "sleep 600 & sleep 600"])
     print(supervisor.group, flush=True)
     time.sleep(600)
@@ -41,7 +40,7 @@ def alive(group: int) -> bool:
 
 
 def test_a_dead_role_is_started_again_and_told(tmp_path: Path) -> None:
-    with Supervisor(tmp_path, os.environ, GRACE_S) as supervisor:
+    with Supervisor(tmp_path, os.environ) as supervisor:
         role = supervisor.start("sleeper", SLEEP)
         assert supervisor.restart_dead() == []
         assert role.process is not None
@@ -53,7 +52,7 @@ def test_a_dead_role_is_started_again_and_told(tmp_path: Path) -> None:
 
 
 def test_a_role_that_finishes_is_left_alone_but_only_when_it_may(tmp_path: Path) -> None:
-    with Supervisor(tmp_path, os.environ, GRACE_S) as supervisor:
+    with Supervisor(tmp_path, os.environ) as supervisor:
         trainer = supervisor.start("trainer", (sys.executable, "-c", ""), finishes=True)
         worker = supervisor.start("worker", (sys.executable, "-c", ""))
         wait(trainer)
@@ -64,7 +63,7 @@ def test_a_role_that_finishes_is_left_alone_but_only_when_it_may(tmp_path: Path)
 
 
 def test_a_role_that_keeps_dying_fails_with_the_end_of_its_log(tmp_path: Path) -> None:
-    with Supervisor(tmp_path, os.environ, GRACE_S) as supervisor:
+    with Supervisor(tmp_path, os.environ) as supervisor:
         role = supervisor.start("broken", (sys.executable, "-c", "raise SystemExit('no such model')"))
         for _ in range(MAX_RESTARTS):
             wait(role)
@@ -75,14 +74,14 @@ def test_a_role_that_keeps_dying_fails_with_the_end_of_its_log(tmp_path: Path) -
 
 
 def test_a_role_that_refuses_its_settings_is_not_started_again(tmp_path: Path) -> None:
-    with Supervisor(tmp_path, os.environ, GRACE_S) as supervisor:
+    with Supervisor(tmp_path, os.environ) as supervisor:
         wait(supervisor.start("picky", (sys.executable, "-c", "print('no such key'); raise SystemExit(2)")))
         with pytest.raises(ConfigError, match=r"(?s)picky refuses its settings; the end of .*no such key"):
             supervisor.restart_dead()
 
 
 def test_stopping_kills_children_that_ignore_it_and_their_children(tmp_path: Path) -> None:
-    with Supervisor(tmp_path, os.environ, GRACE_S) as supervisor:
+    with Supervisor(tmp_path, os.environ) as supervisor:
         role = supervisor.start("stubborn", STUBBORN)
         supervisor.start("parent", ["/bin/sh", "-c", "sleep 600 & sleep 600"])
         group = supervisor.group

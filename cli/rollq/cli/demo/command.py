@@ -28,14 +28,13 @@ from rollq.cli.demo.settings import GROUP_SIZE, WARM_UP_STEPS, DemoOptions, demo
 from rollq.cli.settings.file import load_settings
 from rollq.cli.signals import interrupt_once
 from rollq.cli.up.run import Running, run_roles
+from rollq.cli.up.supervisor import STOP_S
 from rollq.monitor.report.records import read_buffer_readings, read_steps
 from rollq.monitor.report.report import write_report
 from rollq.monitor.report.summary import summarize, summary_lines
 
 Rewards = Mapping[str, float]
 
-STOP_S = 2.5
-"""Seconds that the roles have to stop."""
 DEFAULT_PORT = 6379
 """Default port of `rollq redis`."""
 

@@ -20,6 +20,8 @@ from rollq.buffer.errors import ConfigError, RollqError
 
 GUARDIAN = ("/bin/sh", "-c", "read _; kill -KILL 0")
 MAX_RESTARTS = 5
+STOP_S = 2.5
+"""Seconds between SIGTERM and SIGKILL, where nothing else is said."""
 HEALTHY_S = 600.0
 """A role that lived so long counts as healthy again: its earlier deaths are forgotten."""
 WRONG_SETTINGS = 2
@@ -57,7 +59,7 @@ class Supervisor:
 
     logs: Path
     environment: Mapping[str, str]
-    grace_s: float
+    grace_s: float = STOP_S
     roles: list[Role] = field(default_factory=list)
     _guardian: "subprocess.Popen[bytes] | None" = None
 
