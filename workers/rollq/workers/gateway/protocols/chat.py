@@ -16,7 +16,6 @@ from rollq.workers.gateway.protocols.writing import (
     openai_error,
     openai_finish,
     openai_usage,
-    wants_usage,
 )
 
 SERVED: Final = frozenset(
@@ -43,7 +42,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     body = fields.mapping(body, "the body")
     fields.absent(body, REFUSED)
     fields.one_answer(body, "n")
-    wants_usage(body)
+    fields.wants_usage(body)
     left_out: dict[str, None] = {}
     messages = _messages(body, left_out)
     tools, without = _tools(body)
@@ -68,6 +67,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
 
 def answer(call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
     """See `CallProtocol.answer`."""
+    head = _head(call, answer, "chat.completion")
     message: dict[str, Any] = {
         "role": "assistant",
         "content": None if answer.calls and not answer.content else answer.content,
@@ -78,12 +78,12 @@ def answer(call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any
     if answer.calls:
         message["tool_calls"] = _calls(answer)
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": openai_finish(answer)}
-    return {**_head(call, answer, "chat.completion"), "choices": [choice], "usage": openai_usage(answer)}
+    return {**head, "choices": [choice], "usage": openai_usage(answer)}
 
 
 def events(call: Call, body: Mapping[str, Any], answer: Answer) -> Iterator[bytes]:
     """See `CallProtocol.events`."""
-    with_usage = wants_usage(body)
+    with_usage = fields.wants_usage(body)
     head = {**_head(call, answer, "chat.completion.chunk"), **({"usage": None} if with_usage else {})}
 
     def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:

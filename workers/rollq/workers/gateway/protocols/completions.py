@@ -6,7 +6,7 @@ from typing import Any, Final
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
 from rollq.workers.gateway.protocols import fields
-from rollq.workers.gateway.protocols.writing import DONE, event, openai_error, openai_usage, wants_usage
+from rollq.workers.gateway.protocols.writing import DONE, event, openai_error, openai_usage
 
 SERVED: Final = frozenset(("model", "prompt", "max_tokens", "stop", "stream"))
 WITHOUT_EFFECT: Final = frozenset(("stream_options", "n", "best_of", "user"))
@@ -24,7 +24,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
     fields.absent(body, REFUSED)
     fields.one_answer(body, "n")
     fields.one_answer(body, "best_of")
-    wants_usage(body)
+    fields.wants_usage(body)
     text, ids = _prompt(body.get("prompt"))
     return Call(
         model=fields.nonempty(body.get("model"), "model"),
@@ -45,7 +45,7 @@ def answer(call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any
 
 def events(call: Call, body: Mapping[str, Any], answer: Answer) -> Iterator[bytes]:
     """See `CallProtocol.events`."""
-    with_usage = wants_usage(body)
+    with_usage = fields.wants_usage(body)
     chunk = _chunk(call, answer, answer.content, _finish(answer))
     yield event({**chunk, "usage": None} if with_usage else chunk)
     if with_usage:

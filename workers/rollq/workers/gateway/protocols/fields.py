@@ -215,6 +215,14 @@ def one_answer(body: Mapping[str, Any], name: str) -> None:
         raise CallRefused(f"{name} must be 1: ask for one answer at a time")
 
 
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether a stream of completions ends with its usage."""
+    options = body.get("stream_options")
+    return options is not None and flag(
+        mapping(options, "stream_options").get("include_usage"), "stream_options.include_usage"
+    )
+
+
 def label(value: Any) -> str:
     """A short name for a value of a request, which an error or a log may quote."""
     if isinstance(value, str):

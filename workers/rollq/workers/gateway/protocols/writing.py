@@ -1,13 +1,11 @@
 """Parts of answers and errors that several protocols share. Pure."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused
-from rollq.workers.gateway.protocols import fields
 
 DONE: Final = b"data: [DONE]\n\n"
 """The end of a stream of completions."""
@@ -54,11 +52,3 @@ def openai_error(refused: CallRefused) -> dict[str, Any]:
     kind = _KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
     code = "context_length_exceeded" if refused.code == CONTEXT_FULL else refused.code
     return {"error": {"message": refused.message, "type": kind, "param": None, "code": code}}
-
-
-def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Whether a stream of completions ends with its usage."""
-    options = body.get("stream_options")
-    return options is not None and fields.flag(
-        fields.mapping(options, "stream_options").get("include_usage"), "stream_options.include_usage"
-    )
