@@ -76,14 +76,14 @@ class AnnotationReader:
         return self._names.get(step, [])
 
     def _read(self, task: str, group_id: int, names: Sequence[str]) -> Annotations:
-        found: dict[tuple[int, int], Annotation] = {}
+        annotations: dict[tuple[int, int], Annotation] = {}
         for name in names:
             for row in self._rows(name, task, group_id):
                 key = row["sample"], row["segment"]
-                known = found.get(key, Annotation())
+                former = annotations.get(key, Annotation())
                 values = {name: value for name, value in row.items() if name not in _OF_A_ROW}
-                found[key] = Annotation(row["advantage"], {**known.values, **values})
-        return found
+                annotations[key] = Annotation(row["advantage"], {**former.values, **values})
+        return annotations
 
     def _rows(self, name: str, task: str, group_id: int) -> list[dict[str, Any]]:
         wanted = [("task", "=", task), ("group_id", "=", group_id)]

@@ -96,8 +96,8 @@ class Archiver:
 
     def _check_covered(self) -> None:
         """Raise `ArchiveError` while a trainer may still return to trained groups."""
-        found = [self._buffer.counts(task) for task in self._buffer.tasks()]
-        uncovered = {each.task: each.statuses[Status.ARCHIVED] for each in found if each.clock.rules.archive}
+        counts = [self._buffer.counts(task) for task in self._buffer.tasks()]
+        uncovered = {each.task: each.statuses[Status.ARCHIVED] for each in counts if each.clock.rules.archive}
         if groups := ", ".join(f"{count} of task {task!r}" for task, count in uncovered.items() if count):
             raise ArchiveError(
                 f"run {self._buffer.run!r}: trained groups are not archived yet, {groups}, because no checkpoint "

@@ -78,7 +78,7 @@ class ArchivePages:
         place, rank = parse_after(after)
         most = MOST_READ if selection.prompt or selection.text else None
         limit = max(1, min(limit, MOST_ROWS))
-        found: list[FoundGroup] = []
+        groups: list[FoundGroup] = []
         read = files = 0
         with self._lock:
             for at in range(place, len(self._names)):
@@ -86,17 +86,17 @@ class ArchivePages:
                 if not _may_have(name, selection):
                     continue
                 if files == FILES_PER_PAGE:
-                    return Page(tuple(found), read, f"{at}.0")
+                    return Page(tuple(groups), read, f"{at}.0")
                 listed, files = self._list(name.name), files + 1
                 for index in range(rank if at == place else 0, len(listed)):
                     if not _is_wanted(listed[index].group, selection):
                         continue
-                    if len(found) == limit or read == most:
-                        return Page(tuple(found), read, f"{at}.{index}")
+                    if len(groups) == limit or read == most:
+                        return Page(tuple(groups), read, f"{at}.{index}")
                     read += 1
                     if selection.holds(self._searchable(name.name, listed[index], selection)):
-                        found.append(listed[index].group)
-        return Page(tuple(found), read, None)
+                        groups.append(listed[index].group)
+        return Page(tuple(groups), read, None)
 
     def look(self, task: str, group_id: int) -> FoundGroup | None:
         """A group with its samples; None where the archive has no such group. Raises `ArchiveError`."""
@@ -183,8 +183,8 @@ def _is_wanted(group: FoundGroup, selection: Selection) -> bool:
 def _range_of(file: Any, column: str) -> tuple[int, int]:
     """The least and the greatest value of a column, from the statistics of a file."""
     at = file.schema.names.index(column)
-    found = [file.metadata.row_group(group).column(at).statistics for group in range(file.num_row_groups)]
-    return min((one.min for one in found), default=1), max((one.max for one in found), default=0)
+    statistics = [file.metadata.row_group(group).column(at).statistics for group in range(file.num_row_groups)]
+    return min((bounds.min for bounds in statistics), default=1), max((bounds.max for bounds in statistics), default=0)
 
 
 def _now_ms() -> int:

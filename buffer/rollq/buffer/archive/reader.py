@@ -51,8 +51,8 @@ class Archive:
     def rows(self, name: str) -> list[Row]:
         """The rows of a file. Raises `ArchiveError` for one that this rollq cannot read."""
         with self.open(name) as file:
-            found: list[Row] = file.read().to_pylist()
-        return found
+            read: list[Row] = file.read().to_pylist()
+        return read
 
     @contextmanager
     def open(self, name: str) -> Iterator[Any]:
@@ -74,11 +74,11 @@ class Archive:
         Raises `ArchiveError` when there are several.
         """
         one_of_each_folder = {Path(name).parent: name for name in self.names}.values()  # reading all may take hours
-        found = {self._run_of(name) for name in one_of_each_folder}
-        if len(found) > 1:
-            several = ", ".join(f"{run}/{incarnation}" for run, incarnation in sorted(found))
+        runs = {self._run_of(name) for name in one_of_each_folder}
+        if len(runs) > 1:
+            several = ", ".join(f"{run}/{incarnation}" for run, incarnation in sorted(runs))
             raise ArchiveError(f"{self.url} has the archives of several runs: name the folder of one: {several}")
-        return found.pop()
+        return runs.pop()
 
     def _run_of(self, name: str) -> tuple[str, str]:
         with self.open(name) as file:
@@ -87,12 +87,12 @@ class Archive:
 
     def steps(self) -> dict[int, list[str]]:
         """The files by the step that their names have. Raises `ArchiveError` for a file of `rollq export`."""
-        found: dict[int, list[str]] = defaultdict(list)
+        files: dict[int, list[str]] = defaultdict(list)
         for name in self.names:
             if not (named := OF_A_STEP.fullmatch(Path(name).name)):
                 raise ArchiveError(f"{self.url}/{name} is not a file of a step, as `rollq archive` names them")
-            found[int(named[1])].append(name)
-        return dict(sorted(found.items()))
+            files[int(named[1])].append(name)
+        return dict(sorted(files.items()))
 
     def batch(self, step: int, names: Sequence[str]) -> list[TrainedGroup]:
         """The groups of the batch of a step, in order, from its files; none if nothing was trained at it.
@@ -103,26 +103,26 @@ class Archive:
         """
         rows = [row for name in names for row in self.rows(name) if row["position"] is not None]
         last = max((row["trainer_epoch"] for row in rows), default=0)
-        found: list[TrainedGroup] = []
+        trained: list[TrainedGroup] = []
         by_task: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
             if row["trainer_epoch"] == last:
                 by_task[row["task"]].append(row)
-        for task, mine in sorted(by_task.items()):
-            groups = sorted(map(group_of, by_group(mine)), key=lambda group: group.position)
+        for task, rows_of_task in sorted(by_task.items()):
+            groups = sorted(map(group_of, by_group(rows_of_task)), key=lambda group: group.position)
             wanted = groups[0].batch_groups
             if [group.position for group in groups] != list(range(wanted)):
                 raise ArchiveError(
                     f"{self.url}: step {step} trained {wanted} groups of task {task!r}, and {len(groups)} are in the "
                     "archive: wait until the archiver has written the rest, or read fewer steps"
                 )
-            found += groups
-        if found and len(found) != found[0].step_groups:
+            trained += groups
+        if trained and len(trained) != trained[0].step_groups:
             raise ArchiveError(
-                f"{self.url}: step {step} trained {found[0].step_groups} groups of all tasks, and {len(found)} are in "
-                "the archive: the file of a task is missing, or is not written yet, or a task has archive = false"
+                f"{self.url}: step {step} trained {trained[0].step_groups} groups of all tasks, and {len(trained)} are "
+                "in the archive: the file of a task is missing, or is not written yet, or a task has archive = false"
             )
-        return found
+        return trained
 
 
 def _is_of_groups(name: str) -> bool:

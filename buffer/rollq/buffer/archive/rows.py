@@ -150,8 +150,12 @@ def _sample_columns(index: int, sample: Sample) -> Row:
 
 
 def _span_columns(span: VersionSpan) -> Row:
-    known = span.version != NO_VERSION
-    return {"epoch": span.epoch if known else None, "version": span.version if known else None, "tokens": span.tokens}
+    is_stamped = span.version != NO_VERSION
+    return {
+        "epoch": span.epoch if is_stamped else None,
+        "version": span.version if is_stamped else None,
+        "tokens": span.tokens,
+    }
 
 
 def _span(columns: Mapping[str, Any]) -> VersionSpan:
@@ -231,10 +235,10 @@ def _array_of(array: Mapping[str, Any]) -> Any:
 
 def _record(prompt: bytes) -> Mapping[str, Any]:
     try:
-        found = exact_json.loads(prompt)
+        decoded = exact_json.loads(prompt)
     except ValueError:  # somebody has damaged it: the row has it as it is
         return {}
-    return found if isinstance(found, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def content_of(prompt: bytes) -> Any:

@@ -47,9 +47,9 @@ class Admission(Sweeping):
 
         Returns what is recorded now, by whomever. Where the digest changes, the statistics of prompts are dropped.
         """
-        found = self.call_task("record_prompts", task, revision, digest, rows, seeds, path)
-        now, known, count, order, place = (value.decode(errors="replace") for value in found)
-        return PromptRecord(int(now), known, int(count), order, place)
+        record = self.call_task("record_prompts", task, revision, digest, rows, seeds, path)
+        now, digest_now, count, order, place = (value.decode(errors="replace") for value in record)
+        return PromptRecord(int(now), digest_now, int(count), order, place)
 
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
         """Statistics of the prompts in these rows; rows that were never tried are left out.
@@ -59,14 +59,14 @@ class Admission(Sweeping):
         """
         key = task_keys(self.run, task).prompts
         chunks = [rows[at : at + MAX_IDS_PER_CALL] for at in range(0, len(rows), MAX_IDS_PER_CALL)]
-        found = self.send_all([("HMGET", key, *chunk) for chunk in chunks])
-        values = zip(rows, chain.from_iterable(found), strict=True)
+        replies = self.send_all([("HMGET", key, *chunk) for chunk in chunks])
+        values = zip(rows, chain.from_iterable(replies), strict=True)
         return {row: _decode_stats(value) for row, value in values if value is not None}
 
     def rows_too_long(self, task: str) -> dict[int, int]:
         """Row of a prompt that a worker has found too long -> its tokens."""
-        found = self.send("HGETALL", task_keys(self.run, task).too_long)
-        return {int(row): int(tokens) for row, tokens in found.items()}
+        tokens_by_row = self.send("HGETALL", task_keys(self.run, task).too_long)
+        return {int(row): int(tokens) for row, tokens in tokens_by_row.items()}
 
     def account_rows(self, task: str, account: str, *, rows: int, passed: int, unusable: Sequence[UnusableRow]) -> None:
         """Count the rows of a task's prompts: all `rows`, those read up to the cursor `passed`, and `unusable` ones.
@@ -75,8 +75,8 @@ class Admission(Sweeping):
         different one starts the counts again.
         """
         for start in range(0, max(1, len(unusable)), MAX_IDS_PER_CALL):
-            found = chain.from_iterable(unusable[start : start + MAX_IDS_PER_CALL])
-            self.call_task("account_rows", task, account, rows, passed, *found)
+            portion = chain.from_iterable(unusable[start : start + MAX_IDS_PER_CALL])
+            self.call_task("account_rows", task, account, rows, passed, *portion)
 
     def recycle(
         self,

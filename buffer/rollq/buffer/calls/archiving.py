@@ -78,12 +78,12 @@ class Archiving(BufferCore):
     def _read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for group_id in ids])
-        found = [(group_id, dict(pairs(stored)), frames, payload) for group_id, (stored, frames, payload) in
+        groups = [(group_id, dict(pairs(stored)), frames, payload) for group_id, (stored, frames, payload) in
                  zip(ids, replies, strict=True)]  # fmt: skip
-        named = {group_id: stored.get(b"payload", b"").decode() for group_id, stored, _, _ in found}
+        named = {group_id: stored.get(b"payload", b"").decode() for group_id, stored, _, _ in groups}
         away = {group_id: name for group_id, name in named.items() if PayloadName.parse(task, name)}
         payloads = self.read_payloads(task, away)
-        for group_id, stored, frames, beside in found:
+        for group_id, stored, frames, beside in groups:
             if not stored:
                 continue
             payload = payloads.get(group_id) or beside

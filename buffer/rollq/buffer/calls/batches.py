@@ -34,8 +34,8 @@ class Batches(BufferCore):
         """The batches of a task that are under way, filled or not."""
         handles = self.send("HVALS", task_keys(self.run, task).batches)
         keys = task_keys(self.run, task)
-        found = self.send_all([("HGETALL", keys.batch(handle.decode())) for handle in handles])
-        states = [_state(handle.decode(), pairs(raw)) for handle, raw in zip(handles, found, strict=True) if raw]
+        replies = self.send_all([("HGETALL", keys.batch(handle.decode())) for handle in handles])
+        states = [_state(handle.decode(), pairs(raw)) for handle, raw in zip(handles, replies, strict=True) if raw]
         return [state for state in states if state.state == "running"]
 
     def batch_by_handle(self, task: str, handle: str) -> BatchState:

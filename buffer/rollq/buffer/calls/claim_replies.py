@@ -53,15 +53,15 @@ def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Cla
 
     None when that is of another round, or when another rank has divided more of the batch than these claims saw.
     """
-    found = {task: reply for task, reply in replies.items() if has_groups(reply)}
-    claim_round = max(reply[2] for reply in found.values())
+    with_groups = {task: reply for task, reply in replies.items() if has_groups(reply)}
+    claim_round = max(reply[2] for reply in with_groups.values())
     if known is not None and (known.claim_round, known.plan_round) != (claim_round, plan.claim_round):
         return None
     groups: dict[str, list[_Counted]] = {}
-    for task, reply in found.items():
+    for task, reply in with_groups.items():
         before = _known_of(known, task) if known else []
-        mine = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
-        groups[task] = list(zip(mine, _counting(reply, len(mine)), strict=True))
+        in_order = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
+        groups[task] = list(zip(in_order, _counting(reply, len(in_order)), strict=True))
     ends = [{task: part.get(task, 0) for task in plan.sizes} for part in plan.parts]
     if any(end > len(groups.get(task, ())) for part in ends for task, end in part.items()):
         return None
@@ -72,7 +72,7 @@ def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Cla
         tuple([group for group, _ in ordered]),
         counting=tuple([counting for _, counting in ordered]),
         claim_round=claim_round,
-        releases=max(reply[3] for reply in found.values()),
+        releases=max(reply[3] for reply in with_groups.values()),
         planned=plan.sizes,
         parts=totals,
         plan_round=plan.claim_round,
@@ -135,16 +135,20 @@ def _decode_shaped(stored: bytes) -> PipelineOutput:
 
 def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:
     """The shortfall from the replies to claims, see `claim.lua`."""
-    found = {
+    tasks = {
         task: Readiness(*(reply[6:9] if has_groups(reply) else reply[1:4]))
         for task, reply in replies.items()
         if reply[0] != b"given_up" and reply[0] != b"batch"
     }
-    short = {task: one for task, one in found.items() if one.ready < wanted[task] or one.stragglers or one.unarchived}
+    short = {
+        task: lacking
+        for task, lacking in tasks.items()
+        if lacking.ready < wanted[task] or lacking.stragglers or lacking.unarchived
+    }
     return Shortfall(
         step,
-        ready={task: one.ready for task, one in short.items()},
+        ready={task: lacking.ready for task, lacking in short.items()},
         wanted={task: wanted[task] for task in short},
-        stragglers={task: one.stragglers for task, one in short.items() if one.stragglers},
-        unarchived={task: one.unarchived for task, one in short.items() if one.unarchived},
+        stragglers={task: lacking.stragglers for task, lacking in short.items() if lacking.stragglers},
+        unarchived={task: lacking.unarchived for task, lacking in short.items() if lacking.unarchived},
     )

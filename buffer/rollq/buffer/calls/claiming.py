@@ -154,8 +154,8 @@ class Claiming(Sweeping):
         missing = self._without_manifest(plan.sizes, step)
         if len(missing) < 2:
             return None
-        found = {task: (b"short", *self.readiness(task, step)) for task in missing if plan.sizes[task]}
-        shortfall = shortfall_of(step, found, plan.sizes)
+        short = {task: (b"short", *self.readiness(task, step)) for task in missing if plan.sizes[task]}
+        shortfall = shortfall_of(step, short, plan.sizes)
         return shortfall if shortfall.wanted else None
 
     def _undo(self, held: TrainerEpoch, step: int, plan: Plan) -> bool:
@@ -218,8 +218,8 @@ class Claiming(Sweeping):
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)
-        found = self.send_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
-        return [task for task, exists in zip(names, found, strict=True) if not exists]
+        have_one = self.send_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
+        return [task for task, exists in zip(names, have_one, strict=True) if not exists]
 
     def readiness(self, task: str, step: int) -> Readiness:
         """The groups of a task that a claim of `step` would find, or wait for."""
@@ -227,8 +227,8 @@ class Claiming(Sweeping):
 
     def preview(self, step: int, sizes: Mapping[str, int]) -> list[ClaimedGroup]:
         """The groups that a claim of `step` would take as things are, at most `sizes[task]` of each task."""
-        found = {task: self.call_task("preview", task, step, size) for task, size in sizes.items()}
-        return [claimed_group(task, *fields) for task, reply in found.items() for fields in reply]
+        by_task = {task: self.call_task("preview", task, step, size) for task, size in sizes.items()}
+        return [claimed_group(task, *fields) for task, reply in by_task.items() for fields in reply]
 
     def release(
         self,

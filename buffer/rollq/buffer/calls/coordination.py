@@ -27,11 +27,11 @@ class Coordination(Evaluations, Fetching, Sweeping):
     def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
         """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: the caller. Harmless to repeat."""
         state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
-        found = [
+        finished = [
             ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), payload.decode())
             for group_id, oldest, arrival, tries, tokens, reward, payload in groups
         ]
-        return Finalizing(state.decode(), result, tuple(found))
+        return Finalizing(state.decode(), result, tuple(finished))
 
     def end_finalize(
         self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, PipelineOutput | str]
@@ -41,8 +41,8 @@ class Coordination(Evaluations, Fetching, Sweeping):
         Unfinished groups become aborted. Returns the outcome, which may be that of another process.
         """
         args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
-        state, kept = self.call_task("end_finalize", task, handle, nonce, result, *args)
-        return Finalizing(state.decode(), kept)
+        state, stored = self.call_task("end_finalize", task, handle, nonce, result, *args)
+        return Finalizing(state.decode(), stored)
 
     def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
         """Give a batch back after its pipeline failed: it is running again, with every result still there."""

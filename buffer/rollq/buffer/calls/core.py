@@ -106,8 +106,8 @@ class BufferCore(RunStore):
         if unmarked:  # before the run, so that a role that dies here leaves no run without a marker
             unmarked.mark(self.payloads.folder(new))
         place = object_payloads.PLACE if outside else ""
-        found = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place)
-        self._incarnation = self._checked_incarnation(found)
+        incarnation = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place)
+        self._incarnation = self._checked_incarnation(incarnation)
         if unmarked and self._incarnation != new:
             unmarked.unmark(self.payloads.folder(new))
         self.check_payloads()
@@ -142,10 +142,10 @@ class BufferCore(RunStore):
     def _discard_leftover(self, task: str) -> None:
         """Remove the clock of a task that has had no groups and is of a run that is gone. A role makes one that sleeps
         while it starts, and wakes up when its run was deleted."""
-        found = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
+        leftover = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
         live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # since found was read
-        if found and found not in live and self.incarnation.encode() in live:
-            self.call("discard_task", task_keys(self.run, task).clock, found)
+        if leftover and leftover not in live and self.incarnation.encode() in live:
+            self.call("discard_task", task_keys(self.run, task).clock, leftover)
 
     def _carry_epoch(self, task: str) -> range:
         """Bring a task's clock into the live epoch; returns the steps that may have a batch."""
@@ -161,20 +161,20 @@ class BufferCore(RunStore):
         keys = task_keys(self.run, task)
         away = {group_id: name for group_id, text in named.items() if (name := PayloadName.parse(task, text))}
         in_slot = [group_id for group_id in named if group_id not in away]
-        found = dict(zip(away, self.payloads.read(list(away.values()), _as_bytes), strict=True))
+        payloads = dict(zip(away, self.payloads.read(list(away.values()), _as_bytes), strict=True))
         replies = self.send_all([("GET", keys.payload(group_id, named[group_id])) for group_id in in_slot])
-        found |= zip(in_slot, replies, strict=True)
-        return {group_id: payload for group_id, payload in found.items() if payload is not None}
+        payloads |= zip(in_slot, replies, strict=True)
+        return {group_id: payload for group_id, payload in payloads.items() if payload is not None}
 
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide.
 
         A name that no task can have, since somebody else has written it, is left out, so that it hides no other task.
         """
-        known = self.incarnation
+        expected = self.incarnation
         # in this order: names that were read before an incarnation that still lives are those of that incarnation
-        names, found = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
-        if found is None or found.decode() != known:
+        names, incarnation = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
+        if incarnation is None or incarnation.decode() != expected:
             raise StoreLost(f"run {self.run!r} is no longer in this store, or another incarnation of it is")
         if forged := sorted(name for name in names if not is_name(name)):
             _forged.warning(
@@ -200,15 +200,15 @@ class BufferCore(RunStore):
 
     def clocks(self, tasks: Sequence[str]) -> dict[str, Clock]:
         """The clocks of several tasks, in one trip. Raises `StoreLost` like `clock`."""
-        found = self.send_all([("HGETALL", task_keys(self.run, task).clock) for task in tasks])
-        return {task: self._decode_clock(task, dict(pairs(flat))) for task, flat in zip(tasks, found, strict=True)}
+        replies = self.send_all([("HGETALL", task_keys(self.run, task).clock) for task in tasks])
+        return {task: self._decode_clock(task, dict(pairs(flat))) for task, flat in zip(tasks, replies, strict=True)}
 
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
         """The control of each task, and for `SLEEP` its reason, in one trip. Raises `StoreLost` like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
-        found = self.send_all([("HMGET", key, "incarnation", "control", "sleep", "rules_revision") for key in keys])
+        replies = self.send_all([("HMGET", key, "incarnation", "control", "sleep", "rules_revision") for key in keys])
         wanted: dict[str, tuple[Control, str]] = {}
-        for task, (incarnation, control, sleep, revision) in zip(tasks, found, strict=True):
+        for task, (incarnation, control, sleep, revision) in zip(tasks, replies, strict=True):
             self._check_incarnation(task, incarnation and incarnation.decode())
             if task in self._rules and self._rules[task].revision != int(revision or FIRST_REVISION):
                 self.clock(task)
@@ -266,12 +266,12 @@ class BufferCore(RunStore):
         keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
 
         def fullest() -> Fullness:
-            found = {client: _memory(client) for client in {self.servers.of(key) for key in keys}}
+            by_client = {client: _memory(client) for client in {self.servers.of(key) for key in keys}}
             for client in self.servers.primaries():
-                if client not in found:
+                if client not in by_client:
                     with suppress(RedisError):
-                        found[client] = _memory(client)
-            return max(found.values(), key=lambda memory: memory.share)
+                        by_client[client] = _memory(client)
+            return max(by_client.values(), key=lambda memory: memory.share)
 
         return self.servers.patiently(fullest, self._patience)
 
@@ -284,8 +284,8 @@ class BufferCore(RunStore):
     def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
         fields = {name.decode(): value.decode() for name, value in raw.items()}
         self._check_incarnation(task, fields.get("incarnation"))
-        known = _Known(int(fields.get("rules_revision", FIRST_REVISION)), decode_rules(fields))
-        self._rules[task] = known
+        read = _Known(int(fields.get("rules_revision", FIRST_REVISION)), decode_rules(fields))
+        self._rules[task] = read
         return Clock(
             incarnation=fields["incarnation"],
             epoch=int(fields["epoch"]),
@@ -299,8 +299,8 @@ class BufferCore(RunStore):
             undone=int(fields["undone"]),
             control=Control.SLEEP if "sleep" in fields else Control(fields["control"]),
             control_reason=fields.get("sleep") or fields.get("control_reason", ""),
-            rules=known.rules,
-            rules_revision=known.revision,
+            rules=read.rules,
+            rules_revision=read.revision,
             floors=Floors.decode(fields["floors"]),
         )
 

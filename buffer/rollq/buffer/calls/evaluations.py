@@ -52,14 +52,14 @@ class Evaluations(Batches):
         """The results of an open evaluation so far, in the order of its prompts. Reads no payload."""
         keys = task_keys(self.run, task)
         ids = self.send("LRANGE", keys.batch_groups(handle), 0, -1)
-        found: list[EvaluatedGroup] = []
+        groups: list[EvaluatedGroup] = []
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             commands = [
                 ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows")
                 for group_id in ids[start : start + GROUPS_PER_TRIP]
             ]
-            found += [_evaluated(*fields) for fields in self.send_all(commands)]
-        return found
+            groups += [_evaluated(*fields) for fields in self.send_all(commands)]
+        return groups
 
     def close_evaluation(self, task: str, handle: str, result: bytes = b"{}") -> bytes:
         """End an evaluation: its groups leave the buffer, counted as evaluated or cancelled; `result` is kept.
@@ -68,8 +68,8 @@ class Evaluations(Batches):
         """
         more = 1
         while more:
-            more, kept = self.call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
-        return bytes(kept)
+            more, stored = self.call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
+        return bytes(stored)
 
 
 def _evaluated(
@@ -92,8 +92,8 @@ def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed:
     """
     done = [group for group in groups if group.reward is not None]
     failed = sum(group.failed for group in groups)
-    found = {"count": len(done), "failed": failed, "unfinished": len(groups) - len(done) - failed}
-    metrics: dict[str, float] = dict(found)
+    totals = {"count": len(done), "failed": failed, "unfinished": len(groups) - len(done) - failed}
+    metrics: dict[str, float] = dict(totals)
     if done:
         rewards = np.array([group.reward for group in done], dtype=np.float64)
         metrics["reward"] = float(rewards.mean())

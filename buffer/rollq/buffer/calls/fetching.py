@@ -30,9 +30,9 @@ class Fetching(BufferCore):
     def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
         """The size of the frame that holds the samples of each group, which must have rows; 0 where it is gone."""
         here, away = _by_place(groups)
-        found = dict(zip(away, self.payloads.sizes_bytes(list(away.values())), strict=True))
-        found |= zip(here, self.send_all([self._measure(groups[index]) for index in here]), strict=True)
-        return [int(found[index]) for index in range(len(groups))]
+        by_index = dict(zip(away, self.payloads.sizes_bytes(list(away.values())), strict=True))
+        by_index |= zip(here, self.send_all([self._measure(groups[index]) for index in here]), strict=True)
+        return [int(by_index[index]) for index in range(len(groups))]
 
     def _measure(self, group: ClaimedGroup) -> Command:
         keys = task_keys(self.run, group.task)

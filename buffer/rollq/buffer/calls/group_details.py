@@ -96,7 +96,7 @@ class Looking(BufferCore):
     def _look_at(self, task: str, ids: Sequence[int]) -> list[FoundGroup]:
         keys = task_keys(self.run, task)
         calls = [("save_group", keys.clock, self.incarnation, group_id) for group_id in ids]
-        found: list[FoundGroup] = []
+        groups: list[FoundGroup] = []
         for group_id, (flat, frames, payload) in zip(ids, self.call_all(calls), strict=True):
             fields = {name.decode(): value.decode(errors="replace") for name, value in pairs(flat)}
             if "status" not in fields:
@@ -105,14 +105,14 @@ class Looking(BufferCore):
             problem = self._read_away(task, group_id, fields.get("payload", ""), stored)
             samples, unreadable = _decode_samples(stored, fields["letters"])
             status = Status(fields["status"])
-            found.append(
+            groups.append(
                 FoundGroup(
                     task, group_id, status, fields, decode_prompt(fields["prompt"].encode()), samples,
                     problem or unreadable, past_leases(fields), self._batch_of(task, group_id, status),
                     self._deadline_of(task, group_id, status), self.server_ms(),
                 )
             )  # fmt: skip
-        return found
+        return groups
 
     def _read_away(self, task: str, group_id: int, name: str, stored: dict[str, bytes]) -> str:
         """Add the payload of a group that is away to its frames; returns why that is not possible."""
@@ -179,9 +179,9 @@ def _decode_samples(stored: Mapping[str, bytes], letters: str) -> tuple[tuple[Sa
         if letter == SampleStatus.PENDING:
             continue
         try:
-            found = decode_parts(index, single, group_size=len(letters))
+            sample = decode_parts(index, single, group_size=len(letters))
         except CorruptFrame as error:
             problems.append(f"sample {index}: {error}")
             continue
-        samples[index] = found or (whole[index] if index < len(whole) else EMPTY_SAMPLE)
+        samples[index] = sample or (whole[index] if index < len(whole) else EMPTY_SAMPLE)
     return tuple(samples), "; ".join(problems)

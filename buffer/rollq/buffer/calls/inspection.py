@@ -26,14 +26,16 @@ class Inspection(BufferCore):
 
     def counts(self, task: str) -> Counts:
         """The counts and clock of a task, in one consistent read. Raises `StoreLost`."""
-        server_ms, ready, outcomes, kept, clock, progress, last_error, *statuses = self.call_task("counts", task)
+        server_ms, ready, outcomes, worth_training, clock, progress, last_error, *statuses = self.call_task(
+            "counts", task
+        )
         return Counts(
             task=task,
             clock=self._decode_clock(task, dict(pairs(clock))),
             statuses={Status(name.decode()): count for name, count in pairs(statuses)},
             ready=ready,
             outcomes=outcomes,
-            kept=kept,
+            kept=worth_training,
             progress={name.decode(): number(value) for name, value in pairs(progress)},
             server_ms=server_ms,
             last_error=_decode_error(server_ms, *last_error),
@@ -60,9 +62,9 @@ class Inspection(BufferCore):
 
     def unusable_rows(self, task: str) -> dict[str, Unusable]:
         """Why rows of a task's prompts are unusable, the most frequent reason first."""
-        found = self.send("HGETALL", task_keys(self.run, task).unusable)
+        by_reason = self.send("HGETALL", task_keys(self.run, task).unusable)
         reasons = {}
-        for reason, value in found.items():
+        for reason, value in by_reason.items():
             count, _, first = value.decode(errors="replace").partition(" ")
             reasons[reason.decode(errors="replace")] = Unusable(whole_number(count) or 0, first)
         return dict(sorted(reasons.items(), key=lambda item: -item[1].rows))
@@ -96,18 +98,18 @@ class Inspection(BufferCore):
         keys = task_keys(self.run, counts.task)
         statuses = [status for status, groups in counts.statuses.items() if groups]
         ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
-        sizes = iter(self.send_all([("HGET", keys.group(int(one)), "bytes") for some in ids for one in some]))
+        sizes = iter(self.send_all([("HGET", keys.group(int(group_id)), "bytes") for some in ids for group_id in some]))
         shares: dict[Status, float] = {}
         for status, some in zip(statuses, ids, strict=True):
             sampled = [int(next(sizes) or 0) for _ in some]
             shares[status] = counts.statuses[status] * sum(sampled) / max(1, len(sampled))
-        total, known = sum(shares.values()), counts.progress.get("bytes", 0)
-        return {status: round(known * share / total) for status, share in shares.items() if share}
+        total, sum_bytes = sum(shares.values()), counts.progress.get("bytes", 0)
+        return {status: round(sum_bytes * share / total) for status, share in shares.items() if share}
 
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
         """The stored fields of one group, without its payload; empty for a group that is not in the buffer."""
-        found = self.call_task("inspect", task, group_id)
-        return {name.decode(): value.decode() for name, value in pairs(found)}
+        flat = self.call_task("inspect", task, group_id)
+        return {name.decode(): value.decode() for name, value in pairs(flat)}
 
     def workers(self, within_s: float = SILENT_WORKER_S) -> dict[str, dict[str, Any]]:
         """The last report of every worker that has reported within `within_s` seconds, with its `age_s`.

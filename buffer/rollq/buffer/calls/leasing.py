@@ -63,28 +63,28 @@ class Leasing(BufferCore):
         return leased._replace(leases=tuple(held))
 
     def _lease(self, tasks: Sequence[str], n: int, worker: str, weights: str, suspects_held: int, idle: bool) -> Leased:
-        found: list[Lease] = []
+        leased: list[Lease] = []
         shares = self._shares(tasks, n, weights)
         # The task that a drain was for comes first: after leases of another one, the caller would not be idle for it.
         for task in sorted(shares, key=lambda task: task != self._drained_for):
-            nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not found)
+            nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not leased)
             try:
                 reply = self.call_task("lease", task, worker, nonce, *weights.split(":"), share, suspects_held, first)
             except StaleWorker:
-                if found:  # leases that the caller never receives would look like a death
+                if leased:  # leases that the caller never receives would look like a death
                     break
                 raise
             if reply[0] == 1:
                 self._drained_for = task
-                return Leased(tuple(found), drain=True)
+                return Leased(tuple(leased), drain=True)
             named = {group_id: payload.decode() for group_id, *_, payload, _ in reply[1:] if payload}
             payloads = self.read_payloads(task, named)
             leases = [decode_lease(task, nonce, fields, payloads.get(fields[0])) for fields in reply[1:]]
-            found += leases
+            leased += leases
             suspects_held += sum(lease.suspect for lease in leases)
             if any(lease.alone for lease in leases):
                 break
-        return Leased(tuple(found), drain=False)
+        return Leased(tuple(leased), drain=False)
 
     def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
         """Which tasks have the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
@@ -115,13 +115,13 @@ class Leasing(BufferCore):
         """Confirm leases and move their deadline."""
         by_task = leases_by_task(leases)
         calls = [
-            ("renew", task_keys(self.run, task).clock, self.incarnation, *fences(mine))
-            for task, mine in by_task.items()
+            ("renew", task_keys(self.run, task).clock, self.incarnation, *fences(of_task))
+            for task, of_task in by_task.items()
         ]
         gone, cut_off = list[Lease](), list[Lease]()
-        for mine, (gone_at, cut_off_at) in zip(by_task.values(), self.call_all(calls), strict=True):
-            gone += [mine[at] for at in gone_at]
-            cut_off += [mine[at] for at in cut_off_at]
+        for of_task, (gone_at, cut_off_at) in zip(by_task.values(), self.call_all(calls), strict=True):
+            gone += [of_task[at] for at in gone_at]
+            cut_off += [of_task[at] for at in cut_off_at]
         return Renewed(gone, cut_off)
 
     def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
@@ -130,8 +130,8 @@ class Leasing(BufferCore):
         Returns how many went back.
         """
         return sum(
-            int(self.call_task("hand_back", task, int(counted), error or "", *fences(mine)))
-            for task, mine in leases_by_task(leases).items()
+            int(self.call_task("hand_back", task, int(counted), error or "", *fences(of_task)))
+            for task, of_task in leases_by_task(leases).items()
         )
 
     def drop_too_long(self, lease: Lease, tokens: int, error: str) -> bool:
@@ -159,8 +159,8 @@ class Leasing(BufferCore):
             (_, floors), rules = self._epoch_floors(task), self.rules(task)
             clock = task_keys(self.run, task).clock
             encoded = {index: args for index in indices if (args := part_args(parts[index], floors, rules))}
-            mine = calls_of(GroupArgs(args, {"": args[-1]}) for args in encoded.values())
-            replies = self.call_all([(function, clock, self.incarnation, *args) for args, _ in mine])
+            portions = calls_of(GroupArgs(args, {"": args[-1]}) for args in encoded.values())
+            replies = self.call_all([(function, clock, self.incarnation, *args) for args, _ in portions])
             words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
             outcomes |= zip(encoded, words, strict=True)
         return [outcomes[index] for index in range(len(parts))]
@@ -277,11 +277,11 @@ class Leasing(BufferCore):
 def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
     """The lease that the function `lease` has described by these fields; `payload`: the frame that they name."""
     (
-        group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, large,
+        group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, frames, parts, large,
         expected_tokens,
     ) = fields  # fmt: skip
     name = f"group {group_id} of task {task!r}"
-    stored = {field.decode(errors="replace"): frame for field, frame in pairs(kept)}
+    stored = {field.decode(errors="replace"): frame for field, frame in pairs(frames)}
     if payload is not None:
         stored[WHOLE] = payload
     elif large:
@@ -312,14 +312,14 @@ def fences(leases: Iterable[Lease]) -> list[Any]:
 
 def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
     """Leases by the task of their group, in their order."""
-    found: dict[str, list[Lease]] = {}
+    by_task: dict[str, list[Lease]] = {}
     for lease in leases:
-        found.setdefault(lease.task, []).append(lease)
-    return found
+        by_task.setdefault(lease.task, []).append(lease)
+    return by_task
 
 
 def _indices_by_task(results: Sequence[GroupResult]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    by_task: dict[str, list[int]] = {}
     for index, result in enumerate(results):
-        found.setdefault(result.lease.task, []).append(index)
-    return found
+        by_task.setdefault(result.lease.task, []).append(index)
+    return by_task

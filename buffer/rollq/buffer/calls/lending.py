@@ -27,10 +27,10 @@ class Lending(Leasing):
         """
         answers: dict[int, Offered | None] = {}
         for task in dict.fromkeys(offer.lease.task for offer in offers):
-            mine = [index for index, offer in enumerate(offers) if offer.lease.task == task]
-            rows = [item for index in mine for item in _row(offers[index])]
+            of_task = [index for index, offer in enumerate(offers) if offer.lease.task == task]
+            rows = [item for index in of_task for item in _row(offers[index])]
             replies = self.call_task("offer", task, *rows)
-            for index, (held, offered, lent, parts) in zip(mine, replies, strict=True):
+            for index, (held, offered, lent, parts) in zip(of_task, replies, strict=True):
                 answers[index] = Offered(_indices(offered), _indices(lent), parts) if held else None
         return [answers[index] for index in range(len(offers))]
 
@@ -59,7 +59,9 @@ class Lending(Leasing):
 
         Returns how many loans ended now.
         """
-        return sum(int(self.call_task("end_loan", task, *fences(mine))) for task, mine in leases_by_task(loans).items())
+        return sum(
+            int(self.call_task("end_loan", task, *fences(of_task))) for task, of_task in leases_by_task(loans).items()
+        )
 
     def kept(self, lease: Lease, indices: Collection[int], after: int = 0) -> dict[int, Sample]:
         """Samples of a leased group as the buffer has them now, by index.
@@ -73,8 +75,8 @@ class Lending(Leasing):
         named = {group_id: payload.decode()} if payload and not after else {}
         for frame in self.read_payloads(lease.task, named).values():
             stored[WHOLE] = frame
-        known = letters.decode() if letters else SampleStatus.PENDING * size
-        wanted = "".join(letter if i in indices else SampleStatus.PENDING for i, letter in enumerate(known))
+        present = letters.decode() if letters else SampleStatus.PENDING * size
+        wanted = "".join(letter if i in indices else SampleStatus.PENDING for i, letter in enumerate(present))
         samples = decode_kept(stored, wanted, f"group {group_id} of task {lease.task!r}")
         return {index: samples[index] for index in indices}
 
@@ -83,8 +85,8 @@ class Lending(Leasing):
         if fields is None:
             (frames,) = self.send_all([("HGETALL", rollout)])
             return {field.decode(errors="replace"): frame for field, frame in pairs(frames)}
-        found = self.send("HMGET", rollout, *fields) if fields else []
-        return {str(field): frame for field, frame in zip(fields, found, strict=True) if frame is not None}
+        replies = self.send("HMGET", rollout, *fields) if fields else []
+        return {str(field): frame for field, frame in zip(fields, replies, strict=True) if frame is not None}
 
 
 def _row(offer: Offer) -> list[str | int]:

@@ -18,23 +18,23 @@ class Collecting(BufferCore):
         """Remove the payloads that groups of a task have dropped. Returns how many."""
         total, more = 0, bool(self.payloads)
         while more:
-            found = [name.decode() for name in self.call_task("find_garbage", task, NAMES_PER_CALL)]
-            if found:
-                self.payloads.remove([name for text in found if (name := PayloadName.parse(task, text))])
-                self.call_task("forget_garbage", task, *found)
-            total += len(found)
-            more = len(found) == NAMES_PER_CALL
+            garbage = [name.decode() for name in self.call_task("find_garbage", task, NAMES_PER_CALL)]
+            if garbage:
+                self.payloads.remove([name for text in garbage if (name := PayloadName.parse(task, text))])
+                self.call_task("forget_garbage", task, *garbage)
+            total += len(garbage)
+            more = len(garbage) == NAMES_PER_CALL
         return total
 
     def find_dead(self, names: Sequence[PayloadName]) -> set[PayloadName]:
         """Those payloads of the run's tasks that no group names, and that no lease may yet put."""
         tasks, dead = self.tasks(), set[PayloadName]()
         for task in dict.fromkeys(name.task for name in names if name.task in tasks):
-            mine = {name.encoded: name for name in names if name.task == task}
-            texts = list(mine)
+            of_task = {name.encoded: name for name in names if name.task == task}
+            texts = list(of_task)
             for start in range(0, len(texts), NAMES_PER_CALL):
-                found = self.call_task("find_dead", task, *texts[start : start + NAMES_PER_CALL])
-                dead |= {mine[text.decode()] for text in found}
+                unnamed = self.call_task("find_dead", task, *texts[start : start + NAMES_PER_CALL])
+                dead |= {of_task[text.decode()] for text in unnamed}
         return dead
 
 

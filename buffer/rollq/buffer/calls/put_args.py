@@ -77,8 +77,8 @@ def _new_samples(result: GroupResult) -> list[int]:
     lease = result.lease
     return [
         index
-        for index, (sample, kept) in enumerate(zip(result.samples, lease.samples, strict=False))
-        if sample is not kept or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
+        for index, (sample, former) in enumerate(zip(result.samples, lease.samples, strict=False))
+        if sample is not former or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
     ]
 
 
@@ -178,12 +178,12 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
     """The version that each sample counts as, and that of its oldest token; the oldest of the first, and the newest
     version of any token."""
     counted = [version_of(sample, floors, rules) for sample in samples]
-    known = [version for version in counted if version is not None]
+    versioned = [version for version in counted if version is not None]
     made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
     return {
         "versions": ",".join(map(_text, counted)),
         "token_versions": ",".join([_text(oldest_token(sample, floors)) for sample in samples]),
-        "oldest": min(known, default=_NO_VERSION),
+        "oldest": min(versioned, default=_NO_VERSION),
         "newest": max(made_by, default=_NO_VERSION),
     }
 
@@ -235,11 +235,11 @@ def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
 
 def _versions_in_loss(sample: Sample, floors: Floors) -> list[int]:
     """The versions of the spans of which the loss counts a token."""
-    found: list[int] = []
+    versions: list[int] = []
     for segment in sample.segments:
         mask, start = segment.loss_mask, 0
         for span in segment.versions:
             if mask is None or mask[start : start + span.tokens].any():
-                found.append(floors.counted(span.epoch, span.version))
+                versions.append(floors.counted(span.epoch, span.version))
             start += span.tokens
-    return found
+    return versions

@@ -56,8 +56,8 @@ def find_runs(servers: Servers, patience: Patience, report: Report = lambda done
     user that may not."""
     counted: Counter[str] = Counter()
     for key in _scan(servers, patience, "rollq:{*", report):
-        if found := _RUN_OF_KEY.match(key):
-            counted[found[1].decode()] += 1
+        if matched := _RUN_OF_KEY.match(key):
+            counted[matched[1].decode()] += 1
     return [summarize(RunStore(servers, run, patience), counted[run]) for run in sorted(counted)]
 
 
@@ -73,16 +73,16 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
         ]
     )
     incarnation, schema, created_ms, restoring, deleting = info
-    known = [TaskKeys(store.run, task.decode()) for task in sorted(tasks) if is_name(task)]
-    clocks = store.send_all([("HMGET", task.clock, "reaped_ms", "archive") for task in known])
-    taken = store.send_all([("HGET", task.progress, "bytes") for task in known])
-    groups = iter(store.send_all([("ZCARD", task.status(status)) for task in known for status in Status]))
-    counts = [{status: next(groups) for status in Status} for _ in known]
+    task_keys = [TaskKeys(store.run, task.decode()) for task in sorted(tasks) if is_name(task)]
+    clocks = store.send_all([("HMGET", task.clock, "reaped_ms", "archive") for task in task_keys])
+    taken = store.send_all([("HGET", task.progress, "bytes") for task in task_keys])
+    groups = iter(store.send_all([("ZCARD", task.status(status)) for task in task_keys for status in Status]))
+    counts = [{status: next(groups) for status in Status} for _ in task_keys]
     now_ms = store.server_ms()
     reported = [int(at_ms) for report in workers if (at_ms := report.split(b" ", 1)[0]).isdigit() and len(at_ms) < 20]
     return RunSummary(
         run=store.run,
-        tasks=tuple(dict.fromkeys(task_of(task.task) for task in known)),
+        tasks=tuple(dict.fromkeys(task_of(task.task) for task in task_keys)),
         groups=sum(sum(of_task.values()) for of_task in counts),
         unarchived=sum(map(_unarchived, counts, clocks)),
         size_bytes=sum(int(number or 0) for number in taken),
@@ -97,8 +97,8 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
 def _unarchived(counts: Mapping[Status, int], clock: Sequence[bytes | None]) -> int:
     """The groups of a task that are lost to its archive when the run is deleted now."""
     _, archive = clock
-    kept = (Status.ARCHIVED, Status.FAILED, Status.FILTERED) if archive == b"1" else ()
-    return sum(counts[status] for status in (Status.LEAVING, *kept))
+    unwritten = (Status.ARCHIVED, Status.FAILED, Status.FILTERED) if archive == b"1" else ()
+    return sum(counts[status] for status in (Status.LEAVING, *unwritten))
 
 
 class Deletion(BufferCore):
@@ -146,15 +146,15 @@ class Deletion(BufferCore):
         self.send_all([("UNLINK", TaskKeys(self.run, task.decode()).clock) for task in tasks if is_name(task)])
         removed = 0
         for pattern in (f"rollq:{{{self.run}}}:*", f"rollq:{{{self.run}:*"):
-            found: list[bytes] = []
+            keys: list[bytes] = []
             for key in _scan(self.servers, self._patience, pattern):
                 if key != self.keys.info.encode():
-                    found.append(key)
-                if len(found) == KEYS_PER_TRIP:
-                    removed += self._unlink(found)
+                    keys.append(key)
+                if len(keys) == KEYS_PER_TRIP:
+                    removed += self._unlink(keys)
                     report(removed)
-                    found = []
-            removed += self._unlink(found)
+                    keys = []
+            removed += self._unlink(keys)
             report(removed)
 
     def _unlink(self, keys: list[bytes]) -> int:
@@ -200,9 +200,9 @@ def _scan(servers: Servers, patience: Patience, pattern: str, report: Report = l
 
 def _delete_queue(queue: Queue) -> None:
     for registry in _REGISTRIES:
-        found = registry(queue=queue)
-        jobs = found.get_job_ids(cleanup=False)
-        queue.connection.unlink(found.key, *(queue.job_class.key_for(job) for job in jobs))
+        jobs_of_kind = registry(queue=queue)
+        jobs = jobs_of_kind.get_job_ids(cleanup=False)
+        queue.connection.unlink(jobs_of_kind.key, *(queue.job_class.key_for(job) for job in jobs))
     taken = queue.intermediate_queue.get_job_ids()  # by workers that died before they began
     seen = queue.connection.scan_iter(f"{queue.key}:*", KEYS_PER_TRIP)  # when RQ has found each of them there
     queue.connection.unlink(queue.intermediate_queue_key, *map(queue.job_class.key_for, taken), *seen)

@@ -41,8 +41,8 @@ class PayloadName(NamedTuple):
     @classmethod
     def parse(cls, task: str, text: str) -> Self | None:
         """The name that `encoded` has made, as the functions know it; None for one in the task's slot, or for none."""
-        found = NAME.fullmatch(text)
-        return found and cls(task, found[1], int(found[2]), found[3])
+        matched = NAME.fullmatch(text)
+        return matched and cls(task, matched[1], int(matched[2]), matched[3])
 
     @property
     def encoded(self) -> str:

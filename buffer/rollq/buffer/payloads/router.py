@@ -65,26 +65,26 @@ class Payloads:
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Return `decode(i, payload)` of each, with None in place of one that is gone."""
         index = {name: number for number, name in enumerate(names)}
-        found: dict[PayloadName, T] = {}
-        for store, mine in self._by_store(names):
+        payloads: dict[PayloadName, T] = {}
+        for store, in_place in self._by_store(names):
 
-            def decode_mine(number: int, payload: Frame | None, mine: Sequence[PayloadName] = mine) -> T:
-                return decode(index[mine[number]], payload)
+            def decode_mine(number: int, payload: Frame | None, in_place: Sequence[PayloadName] = in_place) -> T:
+                return decode(index[in_place[number]], payload)
 
-            found |= zip(mine, store.read(mine, decode_mine), strict=True)
-        return [found[name] for name in names]
+            payloads |= zip(in_place, store.read(in_place, decode_mine), strict=True)
+        return [payloads[name] for name in names]
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
         """The size of each; 0 where it is gone."""
-        found: dict[PayloadName, int] = {}
-        for store, mine in self._by_store(names):
-            found |= zip(mine, store.sizes_bytes(mine), strict=True)
-        return [found[name] for name in names]
+        sizes: dict[PayloadName, int] = {}
+        for store, in_place in self._by_store(names):
+            sizes |= zip(in_place, store.sizes_bytes(in_place), strict=True)
+        return [sizes[name] for name in names]
 
     def remove(self, names: Sequence[PayloadName]) -> None:
         """Remove payloads; those that are gone do not matter."""
-        for store, mine in self._by_store(names):
-            store.remove(mine)
+        for store, in_place in self._by_store(names):
+            store.remove(in_place)
 
     def pages(self) -> Iterator[list[PayloadName]]:
         """All payloads of the run, a page at a time."""
@@ -95,7 +95,7 @@ class Payloads:
         by_place: dict[str, list[PayloadName]] = {}
         for name in names:
             by_place.setdefault(name.place, []).append(name)
-        for place, mine in by_place.items():
+        for place, in_place in by_place.items():
             if place not in self._stores:
                 raise ConfigError(f"a payload of run {self._run.run!r} is not on its servers: set payloads.url")
-            yield self._stores[place], mine
+            yield self._stores[place], in_place

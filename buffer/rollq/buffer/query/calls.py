@@ -60,10 +60,10 @@ class Querying(Looking):
             for task in (() if reach.is_empty else sorted(reach.tasks))
             for record in self._records_within(reach, task)
         )
-        found: Iterator[GroupRecord] = filter(condition.holds, looked_at)
+        records: Iterator[GroupRecord] = filter(condition.holds, looked_at)
         if condition.searches_texts:
-            found = self._search(condition, found, on_searched or (lambda groups: None))
-        return list(islice(found, limit))
+            records = self._search(condition, records, on_searched or (lambda groups: None))
+        return list(islice(records, limit))
 
     def _search(
         self, condition: Condition, candidates: Iterator[GroupRecord], on_searched: Callable[[int], object]
@@ -73,7 +73,11 @@ class Querying(Looking):
             by_task: dict[str, list[int]] = {}
             for record in some:
                 by_task.setdefault(record.task, []).append(record.uid)
-            groups = {(task, found.group_id): found for task, ids in by_task.items() for found in self.look(task, ids)}
+            groups = {
+                (task, candidate.group_id): candidate
+                for task, ids in by_task.items()
+                for candidate in self.look(task, ids)
+            }
             on_searched(len(some))
             for record in some:
                 group = groups.get((record.task, record.uid))
@@ -97,9 +101,11 @@ class Querying(Looking):
         """Group ids in order of arrival: they count up with it."""
         if not what.scores:
             return what.ids
-        ranges = [item for one in what.scores for item in (one.index, one.low, f"({one.high}")]
-        found = self.call_task("find", task, *ranges)
-        return sorted({int(member) for members in found for member in members})
+        ranges = [
+            item for score_range in what.scores for item in (score_range.index, score_range.low, f"({score_range.high}")
+        ]
+        replies = self.call_task("find", task, *ranges)
+        return sorted({int(member) for members in replies for member in members})
 
     def _records(self, task: str, ids: Sequence[int], clock: Clock) -> Iterator[GroupRecord]:
         keys = task_keys(self.run, task)
@@ -110,7 +116,7 @@ class Querying(Looking):
             if status:  # else it left meanwhile, or never came
                 records.append(_record(task, group_id, clock, status, *texts))
         claimed = [record for record in records if record.status in _CLAIMED]
-        scores = self.send_all([("ZSCORE", keys.status(Status(one.status)), one.uid) for one in claimed])
+        scores = self.send_all([("ZSCORE", keys.status(Status(member.status)), member.uid) for member in claimed])
         steps = {record.uid: score for record, score in zip(claimed, scores, strict=True) if score is not None}
         for record in records:
             yield replace(record, step=int(steps[record.uid])) if record.uid in steps else record

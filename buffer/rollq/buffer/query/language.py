@@ -192,8 +192,8 @@ def _field(field: str, name: str, operand: Any) -> Field:
         case "$contains" if field in _SEARCHED:
             return Field(field, name, _value(field, where, operand))
     if name not in _ORDERED:
-        known = (*_OPERATORS, "$contains") if field in _SEARCHED else _OPERATORS
-        raise QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(known)}")
+        operators = (*_OPERATORS, "$contains") if field in _SEARCHED else _OPERATORS
+        raise QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(operators)}")
     return Field(field, name, _ordered_value(field, where, operand))
 
 

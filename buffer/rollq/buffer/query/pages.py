@@ -49,8 +49,8 @@ class Selection:
             return False
         if not self.prompt and not self.text:
             return True
-        found = texts_of(group.prompt.content, group.samples)
-        return self.prompt.casefold() in found.prompt.casefold() and self.text.casefold() in found.text.casefold()
+        texts = texts_of(group.prompt.content, group.samples)
+        return self.prompt.casefold() in texts.prompt.casefold() and self.text.casefold() in texts.text.casefold()
 
 
 class Page(NamedTuple):
@@ -77,25 +77,25 @@ class Paging(Querying):
         sets = list(self._sets(selection))
         sizes = self._sizes(sets)
         is_search = bool(selection.prompt or selection.text)
-        found: list[FoundGroup] = []
+        shown: list[FoundGroup] = []
         read = read_bytes = 0
         while place < len(sets) and read_bytes < MOST_READ_BYTES:
-            one = sets[place]
-            most = min(limit - len(found), MOST_READ - read if is_search else limit)
+            current = sets[place]
+            most = min(limit - len(shown), MOST_READ - read if is_search else limit)
             if most <= 0:
                 break
             count = min(most, SEARCHED_PER_TRIP) if selection.searches_samples else most
-            if not (ids := self._ids_at(one, rank, count) if rank < sizes[place] else []):
+            if not (ids := self._ids_at(current, rank, count) if rank < sizes[place] else []):
                 place, rank = place + 1, 0
                 continue
             if selection.searches_samples:
-                groups = self.look(one.task, ids)
+                groups = self.look(current.task, ids)
                 read_bytes += sum(int(group.fields.get("bytes") or 0) for group in groups)
             else:
-                groups = self.glance(one.task, ids)
-            found += filter(selection.holds, groups)
+                groups = self.glance(current.task, ids)
+            shown += filter(selection.holds, groups)
             read, rank = read + len(ids), rank + len(ids)
-        return Page(tuple(found), read, f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
+        return Page(tuple(shown), read, f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
 
     def glance(self, task: str, group_ids: Sequence[int]) -> list[FoundGroup]:
         """The groups that are in the buffer, without their samples; others are left out. Raises `StoreLost`."""
@@ -105,16 +105,19 @@ class Paging(Querying):
             {name.decode(): value.decode(errors="replace") for name, value in pairs(flat)}
             for flat in self.call_all(calls)
         ]
-        there = [(one, fields) for one, fields in zip(group_ids, hashes, strict=True) if "status" in fields]
-        stepped = [(one, Status(fields["status"])) for one, fields in there if fields["status"] in STEPPED]
-        scores = self.send_all([("ZSCORE", keys.status(status), one) for one, status in stepped])
-        steps = {one: int(score) for (one, _), score in zip(stepped, scores, strict=True) if score is not None}
+        there = [(group_id, fields) for group_id, fields in zip(group_ids, hashes, strict=True) if "status" in fields]
+        stepped = [(group_id, Status(fields["status"])) for group_id, fields in there if fields["status"] in STEPPED]
+        scores = self.send_all([("ZSCORE", keys.status(status), group_id) for group_id, status in stepped])
+        steps = {
+            group_id: int(score) for (group_id, _), score in zip(stepped, scores, strict=True) if score is not None
+        }
         return [
             FoundGroup(
-                task, one, Status(fields["status"]), fields, decode_prompt(fields["prompt"].encode()), (), "",
-                past_leases(fields), TrainStep(steps[one], None, None) if one in steps else None, None, now_ms,
+                task, group_id, Status(fields["status"]), fields, decode_prompt(fields["prompt"].encode()), (), "",
+                past_leases(fields), TrainStep(steps[group_id], None, None) if group_id in steps else None, None,
+                now_ms,
             )
-            for one, fields in there
+            for group_id, fields in there
         ]  # fmt: skip
 
     def _sets(self, selection: Selection) -> "Iterator[_Set]":
@@ -128,15 +131,15 @@ class Paging(Querying):
                 yield _Set(task, status)
 
     def _sizes(self, sets: "Sequence[_Set]") -> list[int]:
-        scored = [(task_keys(self.run, one.task), one.status) for one in sets if one.status is not None]
+        scored = [(task_keys(self.run, each.task), each.status) for each in sets if each.status is not None]
         counts = iter(self.send_all([("ZCARD", keys.status(status)) for keys, status in scored]))
-        return [len(one.ids) if one.status is None else int(next(counts)) for one in sets]
+        return [len(each.ids) if each.status is None else int(next(counts)) for each in sets]
 
     def _ids_at(self, one: "_Set", rank: int, count: int) -> list[int]:
         if one.status is None:
             return list(one.ids[rank : rank + count])
         key = task_keys(self.run, one.task).status(one.status)
-        return [int(found) for found in self.send("ZRANGE", key, rank, rank + count - 1, "REV")]
+        return [int(member) for member in self.send("ZRANGE", key, rank, rank + count - 1, "REV")]
 
 
 class _Set(NamedTuple):

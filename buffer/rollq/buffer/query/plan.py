@@ -153,8 +153,10 @@ def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int, token_shif
     low = max(1, reach.arrivals.low)
     if reach.arrivals.high - low < most_ids:
         return ReadPlan(ids=range(int(low), int(reach.arrivals.high) + 1))
-    found = (scores for status in sorted(reach.statuses) for scores in _scores(status, reach, step, order, token_shift))
-    return ReadPlan(scores=tuple(dict.fromkeys(found)))
+    scores_read = (
+        scores for status in sorted(reach.statuses) for scores in _scores(status, reach, step, order, token_shift)
+    )
+    return ReadPlan(scores=tuple(dict.fromkeys(scores_read)))
 
 
 def _scores(status: Status, reach: Reach, step: int, order: str, token_shift: int) -> Iterator[Scores]:

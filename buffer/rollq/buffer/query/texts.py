@@ -31,5 +31,5 @@ def _said(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
-        return [text for name, one in value.items() if name not in _NOT_SAID for text in _said(one)]
-    return [text for one in value for text in _said(one)] if isinstance(value, list | tuple) else []
+        return [text for name, part in value.items() if name not in _NOT_SAID for text in _said(part)]
+    return [text for part in value for text in _said(part)] if isinstance(value, list | tuple) else []

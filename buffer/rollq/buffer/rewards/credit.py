@@ -79,8 +79,8 @@ def token_advantages(
         raise ConfigError('baseline and scale "batch": returns of tokens and turns are compared within a group only')
     if not len(rewards):
         return []
-    places = [np.asarray(one, np.int64) for one in steps]
-    returns, is_step = _returns([np.asarray(one, np.float64) for one in rewards], places, discount)
+    places = [np.asarray(of_segment, np.int64) for of_segment in steps]
+    returns, is_step = _returns([np.asarray(of_segment, np.float64) for of_segment in rewards], places, discount)
     group = np.asarray(groups, np.int64)
     counts = np.maximum(is_step.sum(axis=1), 1)
     means = returns.sum(axis=1) / counts
@@ -96,8 +96,8 @@ def token_advantages(
     if settings.baseline == "leave_one_out":  # the mean of the others; alone, there is no baseline to learn from
         others = (baseline * samples - means) / np.maximum(samples - 1, 1)
         centred = np.where(samples[:, None] > 1, returns - others[:, None], 0.0)
-    found = (centred / scale[:, None]).astype(np.float32)
-    return [row[place] for row, place in zip(found, places, strict=True)]
+    scaled = (centred / scale[:, None]).astype(np.float32)
+    return [row[place] for row, place in zip(scaled, places, strict=True)]
 
 
 def _mask(segment: Segment) -> BoolArray:
@@ -112,8 +112,8 @@ def _returns(
     counts = np.array([step[-1] + 1 if len(step) else 0 for step in steps])
     most = int(counts.max())
     returns = np.zeros((len(rewards), most))
-    for row, one, step in zip(returns, rewards, steps, strict=True):
-        row[:] = np.bincount(step, one, most)
+    for row, of_segment, step in zip(returns, rewards, steps, strict=True):
+        row[:] = np.bincount(step, of_segment, most)
     for place in reversed(range(most - 1)):
         returns[:, place] += discount * returns[:, place + 1]
     return returns, np.arange(most) < counts[:, None]

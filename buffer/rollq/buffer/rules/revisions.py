@@ -175,7 +175,7 @@ def unfinished_batch(
     `tasks`, `revisions`: the rules of all tasks, and how they changed. A task whose size was changed later counts as
     finished.
     """
-    shared = [revision for known in revisions.values() for revision in known if revision.batch]
+    shared = [revision for of_task in revisions.values() for revision in of_task if revision.batch]
     if not shared:
         return {}
     last = max(shared, key=lambda revision: revision.time_s)
@@ -204,11 +204,11 @@ def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 def _schedule(rules: TaskRules, step: int, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The schedule of `rules` before `step`, and `sizes` from then on; without entries that change nothing."""
-    kept: list[tuple[int, int]] = []
+    changes: list[tuple[int, int]] = []
     for at, groups in [*(entry for entry in rules.schedule if entry[0] < step), *sizes]:
-        if groups != groups_at(rules.batch_groups, kept, at):
-            kept.append((at, groups))
-    return tuple(kept)
+        if groups != groups_at(rules.batch_groups, changes, at):
+            changes.append((at, groups))
+    return tuple(changes)
 
 
 def _validated(rules: TaskRules, changes: Mapping[str, Any]) -> TaskRules:

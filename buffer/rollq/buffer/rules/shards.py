@@ -37,10 +37,10 @@ def shard_names(task: str, count: int) -> list[str]:
 
 def shard_of(name: str) -> Shard:
     """Which shard of which task a task of the buffer is: the only one, unless its name says otherwise."""
-    found = _SHARD.fullmatch(name)
-    if found is None:
+    matched = _SHARD.fullmatch(name)
+    if matched is None:
         return Shard(name, 1, 1)
-    task, number, total = found.groups()
+    task, number, total = matched.groups()
     return Shard(task, int(number), int(total))
 
 

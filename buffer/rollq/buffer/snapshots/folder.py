@@ -195,9 +195,9 @@ def read_index(directory: Path) -> tuple[Snapshot, str]:
     except (OSError, orjson.JSONDecodeError) as error:
         raise SnapshotError(f"{path}: cannot be read: {error}") from error
     if not isinstance(body, dict) or body.get("schema") != SNAPSHOT_VERSION:
-        found = body.get("schema") if isinstance(body, dict) else None
+        schema = body.get("schema") if isinstance(body, dict) else None
         raise SnapshotError(
-            f"{path}: has schema {found!r}, this rollq reads {SNAPSHOT_VERSION}: use the rollq that wrote it"
+            f"{path}: has schema {schema!r}, this rollq reads {SNAPSHOT_VERSION}: use the rollq that wrote it"
         )
     digest = body.pop("digest", None)
     if digest != _digest(body):
@@ -215,10 +215,10 @@ def check(directory: Path, snapshot: Snapshot) -> None:
         path = directory / file.name
         try:
             with path.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise SnapshotError(f"{path}: cannot be read: {error.strerror}; restore from another copy") from error
-        if found != file.sha256:
+        if sha256 != file.sha256:
             raise SnapshotError(f"{path}: its SHA-256 is not the one in the index: it was changed or truncated")
     for name, task in snapshot.tasks.items():
         counted: dict[str, int] = {}

@@ -57,8 +57,8 @@ class Restoring(BufferCore):
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
         place = PLACE if self.payloads.outside else ""
-        found = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, place)
-        incarnation = self._checked_incarnation(found)
+        reply = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, place)
+        incarnation = self._checked_incarnation(reply)
         self._incarnation = incarnation
         if self.payloads.outside:
             self.payloads.outside.mark(self.payloads.folder(incarnation))

@@ -65,9 +65,9 @@ class _Index:
 
     @property
     def progress(self) -> dict[str, str]:
-        found = self.parts["progress"]
-        assert isinstance(found, dict)
-        return found
+        progress = self.parts["progress"]
+        assert isinstance(progress, dict)
+        return progress
 
     @property
     def batch_of(self) -> dict[str, str]:
@@ -132,8 +132,8 @@ class Saving(BufferCore):
                 for name, kind, content in parts
             },
             scores={
-                status: [(int(group_id), score.decode()) for group_id, score in pairs(found)]
-                for status, found in zip(Status, scores, strict=True)
+                status: [(int(group_id), score.decode()) for group_id, score in pairs(members)]
+                for status, members in zip(Status, scores, strict=True)
             },
         )
 
@@ -195,29 +195,29 @@ class Saving(BufferCore):
 
     def _prompts(self, task: str) -> dict[str, Part]:
         """Statistics of prompts. There may be many; as averages, they need not be of the instant of the index."""
-        key, found, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
+        key, texts, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
         while True:
             cursor, page = self.send("HSCAN", key, cursor, "COUNT", PROMPTS_PER_TRIP)
-            found |= _texts(page)
+            texts |= _texts(page)
             if cursor == 0:
-                return {"prompts": found} if found else {}
+                return {"prompts": texts} if texts else {}
 
     def _read_groups(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[Sequence[SavedGroup]]:
         """The groups, in portions that are read in a moment: payloads that are away may be large, and come slowly."""
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
         batch_of = index.batch_of
-        found: list[SavedGroup] = []
+        groups: list[SavedGroup] = []
         for (status, group_id, score), (stored, frames, payload) in zip(members, replies, strict=True):
             batch = batch_of.get(str(group_id))
             if fields := _texts(stored):
-                found.append(SavedGroup(group_id, status.value, score, fields, _frames(frames, payload)))
+                groups.append(SavedGroup(group_id, status.value, score, fields, _frames(frames, payload)))
             elif status in IN_MANIFESTS or (batch and status not in AUDITED):
                 raise _Moved(f"a batch of task {task!r} was given up while it was saved: save it again")
             else:
                 left = f"dropped_{status if status in AUDITED else 'saving'}"
                 index.progress[left] = str(int(index.progress.get(left, 0)) + 1)
-        for portion in portions(found, partial(_outside_bytes, task), CHUNK_BYTES):
+        for portion in portions(groups, partial(_outside_bytes, task), CHUNK_BYTES):
             named = {group.group_id: group.fields["payload"] for group in portion if _is_away(task, group)}
             away = self.read_payloads(task, named)
             yield [
@@ -292,8 +292,8 @@ def _size(index: _Index) -> int:
 
 def _texts(flat: Any) -> dict[str, str]:
     """A hash, however the driver returns it."""
-    found = flat.items() if isinstance(flat, dict) else pairs(flat)
-    return {_text(name): _text(value) for name, value in found}
+    items = flat.items() if isinstance(flat, dict) else pairs(flat)
+    return {_text(name): _text(value) for name, value in items}
 
 
 def _text(value: bytes) -> str:
@@ -302,5 +302,5 @@ def _text(value: bytes) -> str:
 
 def _frames(flat: Any, payload: bytes) -> dict[str, bytes]:
     """The frames of a group by field, wherever the server had them."""
-    found = {field.decode(): frame for field, frame in pairs(flat)}
-    return {**found, WHOLE: payload} if payload else found
+    frames = {field.decode(): frame for field, frame in pairs(flat)}
+    return {**frames, WHOLE: payload} if payload else frames

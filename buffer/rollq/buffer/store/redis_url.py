@@ -32,8 +32,8 @@ def check_url(url: str) -> None:
     Several hosts, with commas between them, name nodes of a cluster.
     """
     urls = node_urls(url)
-    for one in urls:
-        _check_url(one)
+    for node in urls:
+        _check_url(node)
     if len(urls) > 1 and (urlsplit(urls[0]).path not in ("", "/", "/0") or re.search(r"[?&]db=[^0]", url)):
         raise ConfigError(f"server URL {mask_url(url)!r}: a cluster has only database 0")
     if re.search(r"://[^/?#]*@[^/?#]*,[^/?#]*@", url):

@@ -91,8 +91,8 @@ class RunStore:
         Raises `StoreLost` when the run does not exist, `RunMismatch` when its schema is not this release's.
         """
         if self._incarnation is None:
-            found, schema = self.send("HMGET", self.keys.info, "incarnation", "schema")
-            if found is None:
+            incarnation, schema = self.send("HMGET", self.keys.info, "incarnation", "schema")
+            if incarnation is None:
                 raise StoreLost(
                     f"run {self.run!r} is not in this store: it was never created here (a producer, a worker or `rollq "
                     "train` does), or the store lost its data"
@@ -102,7 +102,7 @@ class RunStore:
                     f"run {self.run!r} was created with schema {int(schema)}, this rollq has {SCHEMA_VERSION}: use the "
                     "rollq that created it, or give the run another name"
                 )
-            self._incarnation = self._checked_incarnation(found)
+            self._incarnation = self._checked_incarnation(incarnation)
         return self._incarnation
 
     def _checked_incarnation(self, found: bytes) -> str:
@@ -117,8 +117,8 @@ class RunStore:
         """Load the functions into the server of `key`, which lacks them. Raises `StoreLost` when the run is gone as
         well: then the server was emptied."""
         if self._incarnation is not None:
-            found = self.send("HMGET", self.keys.info, "incarnation", "restored_as")
-            if self._incarnation.encode() not in found:
+            incarnations = self.send("HMGET", self.keys.info, "incarnation", "restored_as")
+            if self._incarnation.encode() not in incarnations:
                 raise StoreLost(f"the server has lost run {self.run!r} and rollq's functions: it was emptied")
         functions.load_library(self.servers, self._patience, key=key)
 

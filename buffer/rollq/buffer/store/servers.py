@@ -162,7 +162,7 @@ class Cluster:
         self._clients: dict[str, redis.Redis] = {}  # by the URL of a node; they stay, since others may use them
         self._alone_s: dict[redis.Redis, float] = {}  # when a primary was last found to be alone
         self._slots = _Slots((0,), (None,))
-        named = [address(open_client(one, password)) for one in node_urls(url)]
+        named = [address(open_client(node, password)) for node in node_urls(url)]
         self.address = f"cluster at {named[0]} and {len(named) - 1} others"
 
     def of(self, key: str) -> redis.Redis:
@@ -227,8 +227,8 @@ class Cluster:
             except driver.RedisError as error:
                 failure = error
             else:
-                if found := read(urlsplit(url).hostname or "", reply):
-                    return found
+                if answer := read(urlsplit(url).hostname or "", reply):
+                    return answer
         raise failure
 
     def _try_refresh(self) -> None:

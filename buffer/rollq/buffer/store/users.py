@@ -184,8 +184,8 @@ def functions_of(role: Role) -> frozenset[str]:
 
 def callers(name: str, source: str) -> set[Role]:
     """The roles that call the function `name`, as the head of its source says. What only reads, a monitor may call."""
-    found = re.search(r"^-- Caller: [^;]*; (.*(?:\n--   .*)*)", source, re.MULTILINE)
-    words = found[1] if found else ""
+    matched = re.search(r"^-- Caller: [^;]*; (.*(?:\n--   .*)*)", source, re.MULTILINE)
+    words = matched[1] if matched else ""
     roles = {role for pattern, roles in CALLERS.items() if re.search(rf"\b({pattern})\b", words) for role in roles}
     if name in READ_ONLY and re.search(r"\bevery role\b", words):
         roles |= {Role.MONITOR, Role.OPERATOR, Role.ARCHIVER}

@@ -28,9 +28,9 @@ def find_routers(model: Any) -> dict[int, Any]:
 
     Only classes named `...TopKRouter`, which return logits, weights and indices. Empty for models without such.
     """
-    found = {}
+    routers = {}
     for name, module in model.named_modules():
         layer = ROUTER.search(name)
         if layer is not None and type(module).__name__.endswith("TopKRouter") and hasattr(module, "top_k"):
-            found[int(layer[1])] = module
-    return found
+            routers[int(layer[1])] = module
+    return routers

@@ -67,9 +67,9 @@ def temperature_of(sample: Sample) -> float:
         raise InvalidGroup(f"sampling is {sample.sampling!r}, a mapping is needed")
     temperature = sample.sampling.get("temperature")
     try:
-        found = 1.0 if temperature is None else float(temperature)
+        number = 1.0 if temperature is None else float(temperature)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise InvalidGroup(f"sampling['temperature'] is {temperature!r}, a finite number is needed")
-    return found
+    return number

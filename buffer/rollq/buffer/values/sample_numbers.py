@@ -28,11 +28,11 @@ def sample_numbers(samples: Sequence[Sample]) -> Numbers:
 
 def together(groups: Iterable[Numbers]) -> dict[str, tuple[float | None, ...]]:
     """The numbers of several groups as those of one; samples of groups without a name are left out of it."""
-    found: dict[str, tuple[float | None, ...]] = {}
+    joined: dict[str, tuple[float | None, ...]] = {}
     for numbers in groups:
         for name, values in numbers.items():
-            found[name] = found.get(name, ()) + values
-    return found
+            joined[name] = joined.get(name, ()) + values
+    return joined
 
 
 def means(numbers: Numbers) -> dict[str, float]:

@@ -215,10 +215,10 @@ class BroadcastLog:
         """Read until `condition` holds, for at most `timeout_s`; returns the content of the log then."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            found = self.read()
+            broadcast = self.read()
             left_s = deadline_s - time.monotonic()
-            if condition(found) or left_s <= 0:
-                return found
+            if condition(broadcast) or left_s <= 0:
+                return broadcast
             block_ms = max(int(1000 * min(left_s, LOOK_S)), 1)
             self._buffer.send("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._key, self._last)
 

@@ -71,15 +71,15 @@ class DeltaIndex(BaseModel):
 
 def can_encode(base: Sequence[Bytes], result: Sequence[Bytes]) -> bool:
     """Whether a delta can lead from some safetensors files to others: they have the same headers."""
-    return [len(one) for one in base] == [len(one) for one in result] and _headers(base) == _headers(result)
+    return [len(data) for data in base] == [len(data) for data in result] and _headers(base) == _headers(result)
 
 
 def encode_delta(base: Sequence[Bytes], result: Sequence[Bytes], digests: tuple[str, str], file: BinaryIO) -> None:
     """Write the delta between safetensors files with the same headers; `digests` are those of base and result."""
     tensors = {}
-    for one, other in zip(base, result, strict=True):
-        old, new = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
-        for span in _spans(other):
+    for before, after in zip(base, result, strict=True):
+        old, new = np.frombuffer(before, np.uint8), np.frombuffer(after, np.uint8)
+        for span in _spans(after):
             if np.array_equal(old[span.start : span.stop], new[span.start : span.stop]):
                 continue
             sizes = [file.write(_compress(old[at:end] ^ new[at:end], span.width)) for at, end in span.parts()]
@@ -180,7 +180,7 @@ def _spans(data: Bytes) -> list[Span]:
     header = _header(data)
     tensors: dict[str, Any] = orjson.loads(header[8:])
     tensors.pop("__metadata__", None)
-    return [_span(name, one, len(header), len(data)) for name, one in tensors.items()]
+    return [_span(name, entry, len(header), len(data)) for name, entry in tensors.items()]
 
 
 def _span(name: str, tensor: dict[str, Any], offset: int, size: int) -> Span:

@@ -54,8 +54,8 @@ def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: 
     if not folder.exists():
         chain = read_chain(buffer, uri, digest) if is_chain(uri) else Chain(complete=uri, digest=digest)
         _Rebuild(buffer, chain, manifest, into).run()
-        kept = KEPT_DOWNLOADS if manifest.kind == "lora" else KEPT_MODELS
-        for old in sorted(into.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns)[:-kept]:
+        most = KEPT_DOWNLOADS if manifest.kind == "lora" else KEPT_MODELS
+        for old in sorted(into.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns)[:-most]:
             shutil.rmtree(old, ignore_errors=True)
     return folder
 

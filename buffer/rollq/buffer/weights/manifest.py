@@ -75,8 +75,10 @@ class Manifest:
                 raise WeightsError(
                     f"weights were published with manifest schema {content['schema']!r}, not {MANIFEST_VERSION}"
                 )
-            files = {name: _facts_of(one) for name, one in content["files"].items()}
-            tensors = {name: Tensor(one["dtype"], tuple(one["shape"])) for name, one in content["tensors"].items()}
+            files = {name: _facts_of(entry) for name, entry in content["files"].items()}
+            tensors = {
+                name: Tensor(entry["dtype"], tuple(entry["shape"])) for name, entry in content["tensors"].items()
+            }
             kind = str(content["kind"])
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise WeightsError(f"the manifest of weights cannot be read: {error!r}; publish them again") from error
@@ -154,15 +156,15 @@ def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         paths = [folder / name for name in manifest.files]
-        found = dict(zip(manifest.files, threads.map(lambda path: _describe_path(path, how), paths), strict=True))
-    for name, (facts, _) in found.items():
+        described = dict(zip(manifest.files, threads.map(lambda path: _describe_path(path, how), paths), strict=True))
+    for name, (facts, _) in described.items():
         _compare(folder / name, manifest.files[name], facts)
     if names := {path.name for path in published_files(folder)} - manifest.files.keys():
         raise WeightsError(
             f"weights {str(folder)!r} hold {min(names)!r} now, which was not published; publish them again, "
             "from a folder that nothing else writes to"
         )
-    if _manifest(found).tensors != manifest.tensors:
+    if _manifest(described).tensors != manifest.tensors:
         raise WeightsError(f"weights {str(folder)!r} hold other tensors than were published; publish them again")
 
 
@@ -182,7 +184,7 @@ _Described = tuple[FileFacts, Mapping[str, Tensor]]
 
 
 def _manifest(described: Mapping[str, _Described]) -> Manifest:
-    tensors = {name: tensor for _, found in described.values() for name, tensor in found.items()}
+    tensors = {name: tensor for _, of_file in described.values() for name, tensor in of_file.items()}
     kind = "lora" if ADAPTER_CONFIG in described else "full"
     return Manifest(kind, {name: facts for name, (facts, _) in described.items()}, tensors)
 
@@ -222,9 +224,9 @@ def _read_header(file: BufferedReader | BytesIO, name: str, size: int) -> dict[s
         if not isinstance(header, dict):
             raise ValueError("its header is not a JSON object")
         header.pop("__metadata__", None)
-        ends = max((one["data_offsets"][1] for one in header.values()), default=0)
+        ends = max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if 8 + length + ends != size:
             raise ValueError(f"it has {size} bytes and should have {8 + length + ends}")
-        return {key: Tensor(str(one["dtype"]), tuple(one["shape"])) for key, one in header.items()}
+        return {key: Tensor(str(entry["dtype"]), tuple(entry["shape"])) for key, entry in header.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WeightsError(f"weights {name!r} are not a complete safetensors file: {error}; republish them") from error

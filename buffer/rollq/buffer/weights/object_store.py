@@ -66,8 +66,8 @@ class ObjectStore:
         import obstore
 
         with _explained(self.uri(folder)):
-            found = [entry for page in obstore.list(self._store, folder) for entry in page]
-        return [entry["path"] for entry in sorted(found, key=lambda entry: entry["last_modified"])]
+            entries = [entry for page in obstore.list(self._store, folder) for entry in page]
+        return [entry["path"] for entry in sorted(entries, key=lambda entry: entry["last_modified"])]
 
     def remove(self, names: list[str]) -> None:
         """Remove objects; those that are gone do not matter."""

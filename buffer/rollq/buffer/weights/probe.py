@@ -45,24 +45,24 @@ class Probe:
     def encode(self) -> bytes:
         """JSON that `decode` reads."""
         prompts = [prompt.tolist() for prompt in self.prompts]
-        logprobs = [one.tolist() for one in self.logprobs]
-        sums = {name: tuple(one) for name, one in self.sums.items()}
+        logprobs = [values.tolist() for values in self.logprobs]
+        sums = {name: tuple(values) for name, values in self.sums.items()}
         return orjson.dumps({"dtype": self.dtype, "prompts": prompts, "logprobs": logprobs, "sums": sums})
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
         """Raises `WeightsError` for anything that `encode` does not write."""
         try:
-            found = _Probe.model_validate_json(raw)
+            probe = _Probe.model_validate_json(raw)
         except ValidationError as error:
             raise WeightsError(f"the probe of the weights cannot be read: {raw!r:.200}") from error
-        if [len(prompt) for prompt in found.prompts] != [len(one) + 1 for one in found.logprobs]:
+        if [len(prompt) for prompt in probe.prompts] != [len(values) + 1 for values in probe.logprobs]:
             raise WeightsError("the probe of the weights has other numbers of tokens and of logprobs")
         return cls(
-            found.dtype,
-            [np.array(prompt, np.int32) for prompt in found.prompts],
-            [np.array(one, np.float32) for one in found.logprobs],
-            found.sums,
+            probe.dtype,
+            [np.array(prompt, np.int32) for prompt in probe.prompts],
+            [np.array(values, np.float32) for values in probe.logprobs],
+            probe.sums,
         )
 
 
@@ -91,7 +91,7 @@ def tolerance_of(*dtypes: str) -> float:
 
 def difference(expected: Sequence[Float32Array], found: Sequence[Float32Array]) -> float:
     """The mean distance of logprobs, in nats; infinity when some are missing or not finite."""
-    if [len(one) for one in expected] != [len(one) for one in found]:
+    if [len(values) for values in expected] != [len(values) for values in found]:
         return float("inf")
     mean = float(np.abs(np.concatenate(expected) - np.concatenate(found)).mean())
     return mean if np.isfinite(mean) else float("inf")
@@ -103,9 +103,9 @@ def wrong_tensors(expected: Mapping[str, BitSums], found: Mapping[str, BitSums])
     Those that one side lacks or has in another shape, as a part of a sharded model, cannot be compared.
     """
     return [
-        f"{name}[{index}]" if len(one.shape) > 2 else name
-        for name, one in expected.items()
-        if name in found and found[name].shape == one.shape
-        for index, (mine, other) in enumerate(zip(one.sums, found[name].sums, strict=False))
-        if mine != other
+        f"{name}[{index}]" if len(tensor.shape) > 2 else name
+        for name, tensor in expected.items()
+        if name in found and found[name].shape == tensor.shape
+        for index, (ours, other) in enumerate(zip(tensor.sums, found[name].sums, strict=False))
+        if ours != other
     ]

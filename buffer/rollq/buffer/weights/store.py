@@ -107,10 +107,10 @@ def store_delta(buffer: BufferCore, uri: str, data: memoryview) -> None:
 
 def read_chunks(buffer: BufferCore, uri: str) -> Iterable[bytes]:
     """The bytes of weights, or of a delta, in Redis. Raises `WeightsError` when they are gone, `ServerError`."""
-    if (found := _REDIS_URI.fullmatch(uri)) is None:
+    if (matched := _REDIS_URI.fullmatch(uri)) is None:
         raise WeightsError(f"weights {uri!r}: not redis:<digest>/<chunks>")
-    first = 0 if found[1].startswith(_DELTA) else 1  # the first chunk of weights is their manifest
-    return (_chunk(buffer, found[1], part) for part in range(first, int(found[2])))
+    first = 0 if matched[1].startswith(_DELTA) else 1  # the first chunk of weights is their manifest
+    return (_chunk(buffer, matched[1], part) for part in range(first, int(matched[2])))
 
 
 def _chunks(data: bytes | memoryview) -> list[bytes]:
@@ -135,8 +135,8 @@ def keep_weights(buffer: BufferCore) -> None:
 
 def read_manifest(buffer: BufferCore, uri: str, digest: str) -> bytes:
     """The encoded manifest of published weights. Raises `WeightsError` when it is gone or another, `ServerError`."""
-    found = _REDIS_URI.fullmatch(uri)
-    if found and found[1] != digest:
+    matched = _REDIS_URI.fullmatch(uri)
+    if matched and matched[1] != digest:
         raise WeightsError(f"weights {uri!r}: announced was {digest[:12]}...; publish again")
     encoded = _chunk(buffer, digest, 0)
     if digest_of(encoded) != digest:

@@ -63,9 +63,9 @@ def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
             f"array {array.uri!r} cannot be read: {error.strerror}; its folder must be shared with every role that "
             "loads it, and its files kept for as long as groups that name them may be trained"
         ) from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != array.sha256:
-        raise ArrayError(f"array {array.uri!r}: sha256 is {found[:12]}..., stored was {array.sha256[:12]}...")
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != array.sha256:
+        raise ArrayError(f"array {array.uri!r}: sha256 is {sha256[:12]}..., stored was {array.sha256[:12]}...")
     try:
         loaded: npt.NDArray[Any] = safetensors.numpy.load(data)[ARRAY]
     except (SafetensorError, KeyError) as error:

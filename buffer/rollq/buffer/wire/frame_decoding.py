@@ -60,9 +60,9 @@ def _check_prefix(frame: bytes) -> int:
         )
     if length != size - PREFIX.size:
         raise CorruptFrame(f"frame of {size} bytes should have {length + PREFIX.size}: it was truncated or extended")
-    found = xxhash.xxh3_64_intdigest(memoryview(frame)[PREFIX.size :])
-    if found != checksum:
-        raise CorruptFrame(f"frame of {size} bytes has xxh3_64 {found:#018x}, not {checksum:#018x}: it was changed")
+    digest = xxhash.xxh3_64_intdigest(memoryview(frame)[PREFIX.size :])
+    if digest != checksum:
+        raise CorruptFrame(f"frame of {size} bytes has xxh3_64 {digest:#018x}, not {checksum:#018x}: it was changed")
     if header_length > size - HEAD.size:
         raise CorruptFrame(f"frame of {size} bytes claims a header of {header_length} bytes at byte {HEAD.size}")
     return HEAD.size + int(header_length)
@@ -159,15 +159,15 @@ def _objects(columns: Mapping[str, list[Any]], samples: Samples) -> tuple[Sample
 
 def _split(flat: Int32Array, lengths: Sequence[int]) -> list[Int32Array]:
     """The arrays that `flat` consists of. Raises `ValueError` unless their lengths add up."""
-    found, start = [], 0
+    arrays, start = [], 0
     for length in lengths:
         if not 0 <= length <= len(flat) - start:
             raise ValueError(f"a length of {length} in {len(flat)} ids")
-        found.append(flat[start : start + length])
+        arrays.append(flat[start : start + length])
         start += length
     if start != len(flat):
         raise ValueError(f"lengths add up to {start} of {len(flat)} ids")
-    return found
+    return arrays
 
 
 def _text(frame: bytes, data_at: int, entry: Mapping[str, Any]) -> bytes:

@@ -58,14 +58,14 @@ def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
     tokens = sum([row[2] for row in rows])
     tensors: list[_Tensor] = [
         ("prompts", "I32", [prompts.tokens], 4 * prompts.tokens, [*prompts.found]),
-        ("ids", "I32", [tokens], 4 * tokens, [one.response_ids for one in segments]),
-        ("logprobs", "F32", [tokens], 4 * tokens, [one.logprobs for one in segments]),
+        ("ids", "I32", [tokens], 4 * tokens, [segment.response_ids for segment in segments]),
+        ("logprobs", "F32", [tokens], 4 * tokens, [segment.logprobs for segment in segments]),
     ]
     if any(row[3] for row in rows):
         tensors.append(("loss_mask", "BOOL", [tokens], tokens, list(map(_mask, segments))))
     for name, text in (("layout", _encode_layout(fields, prompts, rows)), ("details", _encode_details(samples))):
         tensors.append((name, "U8", [len(text)], len(text), [text]))
-    if any(one.arrays for one in segments):
+    if any(segment.arrays for segment in segments):
         tensors += _named_arrays(fields)
         tensors.sort(key=lambda tensor: -DTYPES[tensor[1]].itemsize)
     return _pack(tensors)
@@ -107,9 +107,9 @@ def _encode_layout(fields: Samples, prompts: _Prompts, rows: Sequence[Any]) -> b
         "samples": (fields.statuses, fields.rewards, fields.reasons, fields.temperatures),
         "segments": rows,
         "references": {
-            str(index): found
+            str(index): references
             for index, segment in enumerate(segments)
-            if segment.arrays and (found := _references(segment))
+            if segment.arrays and (references := _references(segment))
         },
     }
     try:
@@ -156,7 +156,7 @@ def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> by
     if name == "reward_parts" and isinstance(value, Mapping):
         value = {key: float(part) for key, part in value.items()}
     if not isinstance(value, DETAILS[name]):
-        needed = " or ".join(one.__name__ for one in DETAILS[name])
+        needed = " or ".join(kind.__name__ for kind in DETAILS[name])
         raise InvalidGroup(f"{_place(samples, index)}{name} is {value!r}, {needed} is needed")
     try:
         return exact_json.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -178,9 +178,9 @@ def _named_arrays(fields: Samples) -> list[_Tensor]:
                     continue
                 tag = _TAGS.get(array.dtype) if isinstance(array, np.ndarray) else None
                 if tag is None:
-                    found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                    kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
                     raise InvalidGroup(
-                        f"{_place(fields, owner)}segments[{place}].arrays[{name!r}] is {found}; a numpy array of a "
+                        f"{_place(fields, owner)}segments[{place}].arrays[{name!r}] is {kind}; a numpy array of a "
                         f"little-endian dtype among {', '.join(_TAGS.values())} is needed"
                     )
                 tensors.append((f"s{number}/{name}", tag, list(array.shape), array.nbytes, [array]))

@@ -115,17 +115,17 @@ def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[S
     What cannot be read is generated again: it is logged, and left out. `name` is that of the group.
     """
     single, whole = frames_by_index(stored), _readable(stored, len(letters), name)
-    kept = [EMPTY_SAMPLE] * len(letters)
+    samples = [EMPTY_SAMPLE] * len(letters)
     for index in [index for index, letter in enumerate(letters) if letter != SampleStatus.PENDING]:
         try:
-            found = decode_parts(index, single, group_size=len(letters))
+            sample = decode_parts(index, single, group_size=len(letters))
         except CorruptFrame as error:
             log.error("%s, sample %d is generated again: %s", name, index, error)
             continue
-        if found is None and whole is not None and whole.statuses[index] == letters[index]:
-            found = whole[index]
-        kept[index] = found or EMPTY_SAMPLE
-    return tuple(kept)
+        if sample is None and whole is not None and whole.statuses[index] == letters[index]:
+            sample = whole[index]
+        samples[index] = sample or EMPTY_SAMPLE
+    return tuple(samples)
 
 
 def _readable(stored: Mapping[str, bytes], group_size: int, name: str) -> Samples | None:

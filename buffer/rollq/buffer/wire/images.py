@@ -36,9 +36,9 @@ def read_image(image: ImageRef) -> bytes:
     Raises `ImageError` if it cannot be read, is larger than `MOST_IMAGE_BYTES`, or is another file.
     """
     data = read_file(image.url)
-    if (found := digest_of_image(data)) != image.sha256:
+    if (sha256 := digest_of_image(data)) != image.sha256:
         raise ImageError(
-            f"image {_short(image.url)!r}: sha256 is {found[:12]}..., the prompt was made with {image.sha256[:12]}..."
+            f"image {_short(image.url)!r}: sha256 is {sha256[:12]}..., the prompt was made with {image.sha256[:12]}..."
         )
     return data
 
@@ -122,8 +122,8 @@ class _Deadline:
 
     def _cut(self) -> None:
         self._is_over = True
-        for one in self._sockets:
-            _shut(one)
+        for socket_ in self._sockets:
+            _shut(socket_)
 
 
 def _shut(connected: socket.socket) -> None:

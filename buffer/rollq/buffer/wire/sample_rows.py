@@ -45,27 +45,29 @@ class SampleRows:
     @classmethod
     def of(cls, samples: Samples, numbers: Numbers = MappingProxyType({})) -> Self:
         """The rows of samples whose form is right (see `check_form`)."""
-        found = zip(samples.statuses, samples.rewards, strict=True)
-        trained = [status is SampleStatus.COMPLETED and reward is not None for status, reward in found]
-        segments = [mine if is_trained else () for mine, is_trained in zip(samples.segments, trained, strict=True)]
+        outcomes = zip(samples.statuses, samples.rewards, strict=True)
+        trained = [status is SampleStatus.COMPLETED and reward is not None for status, reward in outcomes]
+        segments = [
+            of_sample if is_trained else () for of_sample, is_trained in zip(samples.segments, trained, strict=True)
+        ]
         loss_tokens: dict[Weights, list[int]] = {}
-        for index, mine in enumerate(segments):
-            for segment in mine:
+        for index, of_sample in enumerate(segments):
+            for segment in of_sample:
                 for weights, tokens in _loss_tokens(segment):
                     loss_tokens.setdefault(weights, [0] * len(segments))[index] += tokens
         return cls(
             tuple(
                 [reward if is_trained else None for reward, is_trained in zip(samples.rewards, trained, strict=True)]
             ),
-            tuple([tuple([length for segment in mine if (length := _length(segment))]) for mine in segments]),
+            tuple([tuple([length for segment in of_sample if (length := _length(segment))]) for of_sample in segments]),
             {weights: tuple(counted) for weights, counted in loss_tokens.items()},
-            tuple([brings_labels(mine) for mine in segments]),
+            tuple([brings_labels(of_sample) for of_sample in segments]),
             numbers,
         )
 
     def encode(self) -> bytes:
         """The rows as Redis holds them."""
-        lengths = [mine[0] if len(mine) == 1 else mine for mine in self.lengths]
+        lengths = [of_sample[0] if len(of_sample) == 1 else of_sample for of_sample in self.lengths]
         loss_tokens = [[*weights, *counted] for weights, counted in self.loss_tokens.items()]
         labelled = [index for index, is_labelled in enumerate(self.labelled) if is_labelled]
         numbers = [self.numbers] if self.numbers else []
@@ -78,10 +80,14 @@ class SampleRows:
             rewards, lengths, loss_tokens, labelled, *numbers = orjson.loads(encoded)
             rows = cls(
                 tuple([None if reward is None else float(reward) for reward in rewards]),
-                tuple([(mine,) if type(mine) is int else tuple(mine) for mine in lengths]),
+                tuple([(of_sample,) if type(of_sample) is int else tuple(of_sample) for of_sample in lengths]),
                 {(epoch, version): tuple(counted) for epoch, version, *counted in loss_tokens},
                 tuple([index in labelled for index in range(len(rewards))]),
-                {name: tuple(map(_number, values)) for mine in numbers for name, values in dict(mine).items()},
+                {
+                    name: tuple(map(_number, values))
+                    for of_sample in numbers
+                    for name, values in dict(of_sample).items()
+                },
             )
             rows._check()
         except (TypeError, ValueError) as error:
@@ -112,8 +118,8 @@ def _loss_tokens(segment: Segment) -> list[tuple[Weights, int]]:
     mask = segment.loss_mask
     if mask is None:
         return [((epoch, version), tokens) for epoch, version, tokens in segment.versions]
-    found, start = [], 0
+    spans, start = [], 0
     for epoch, version, tokens in segment.versions:
-        found.append(((epoch, version), int(np.count_nonzero(mask[start : start + tokens]))))
+        spans.append(((epoch, version), int(np.count_nonzero(mask[start : start + tokens]))))
         start += tokens
-    return found
+    return spans

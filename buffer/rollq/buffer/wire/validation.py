@@ -49,8 +49,8 @@ def check_group(
         if problem is not None:
             raise InvalidGroup(f"sample {index}: {problem}")
     segments = [segment for sample in samples for segment in sample.segments]
-    known = [segment for segment in segments if not (inserted and has_no_logprobs(segment))]
-    if segments and not (_ids_are_good(segments, vocab_size) and _logprobs_are_good(known)):
+    with_logprobs = [segment for segment in segments if not (inserted and has_no_logprobs(segment))]
+    if segments and not (_ids_are_good(segments, vocab_size) and _logprobs_are_good(with_logprobs)):
         raise InvalidGroup(_bad_value(samples, vocab_size, inserted))
 
 
@@ -145,8 +145,8 @@ def _is_vector(array: Any, dtype: np.dtype[Any]) -> bool:
 def _wrong_vector(**fields: tuple[Any, np.dtype[Any]]) -> str:
     for name, (array, dtype) in fields.items():
         if not _is_vector(array, dtype):
-            found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-            return f"{name} is {found}, a one-dimensional numpy array of {dtype} is needed"
+            actual = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            return f"{name} is {actual}, a one-dimensional numpy array of {dtype} is needed"
     raise AssertionError("called without a wrong vector")
 
 
