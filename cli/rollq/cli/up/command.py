@@ -60,6 +60,7 @@ def _summary(watch: "Watch", output: Path | None) -> str:
     from rollq.monitor.report.live_view import clock, mean_reward
 
     view = watch.view()
-    first, last = mean_reward(view.steps[: len(view.recent)]), mean_reward(view.recent)
-    reward = f"; mean reward {first:.3f} -> {last:.3f} (first and last {len(view.recent)} steps)" if view.steps else ""
+    window = max(1, min(len(view.recent), len(view.steps) // 2))
+    first, last = mean_reward(view.steps[:window]), mean_reward(view.steps[-window:])
+    reward = f"; mean reward {first:.3f} -> {last:.3f} (first and last {window} steps)" if view.steps else ""
     return f"trained {view.step} of {view.total_steps} steps in {clock(view.elapsed_s)}{reward}; weights in {output}"
