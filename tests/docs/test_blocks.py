@@ -104,7 +104,7 @@ def test_extras_and_modules_that_commands_name_exist() -> None:
 
 NOT_RUN = {
     "containers": 3, "kubernetes": 4, "metrics": 1, "slurm-and-systemd": 2,  # need containers, or another machine
-    "machines": 3, "gpus": 1, "trainer": 2, "trl": 1,  # other machines, GPUs, an installation, minutes
+    "machines": 2, "gpus": 1, "trainer": 2, "trl": 1,  # other machines, GPUs, an installation, minutes
     "dashboard": 2, "operations": 1, "watching": 1,  # a tunnel, an archive, minutes, a terminal
     "README": 2,  # the whole demo, and an environment of its own
 }  # fmt: skip
