@@ -321,7 +321,7 @@ def test_the_batch_of_a_covered_step_has_left(world: World, show: Show) -> None:
         (["nope", "1"], "error: TASK 'nope': the run has math\n"),
         (["math"], "error: say which groups to show: give one of GROUP, --step and --last\n"),
         (["math", "1", "--step", "1"], "error: say which groups to show: give one of GROUP, --step and --last\n"),
-        (["math", "x"], "error: GROUP 'x': a number of at most 16 digits 0 to 9 is needed\n"),
+        (["math", "x"], "error: GROUP 'x': a number of at most 15 digits 0 to 9 is needed\n"),
     ],
 )
 def test_words_that_make_no_sense_are_one_line(world: World, show: Show, words: list[str], message: str) -> None:
