@@ -3,12 +3,13 @@
 All that follows takes a `Folder`, whose files are stored as they are, or a `TensorStream`, which is written.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import Verify, describe_folder
@@ -19,7 +20,6 @@ from rollq.consumer.weights.tensor_stream import (
     TensorStream,
     check_whole,
     gather,
-    is_model,
     is_sharded,
     on_meta,
     received,
@@ -27,6 +27,9 @@ from rollq.consumer.weights.tensor_stream import (
     shared_once,
     tensor_stream,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str |
         rounded = _rounded(probe, dtype)
         check_whole(weights)
         return tensor_stream(weights, dtype=dtype, probe=rounded)
-    if not is_model(weights):
+    if not _is_model(weights):
         raise WeightsError(
             f"cannot publish a {type(weights).__name__}: publish a transformers.PreTrainedModel (the one inside, if it "
             "is wrapped), a state dict, or the Path of a folder"
@@ -112,9 +115,15 @@ def kept_precise(model: Any, dtype: str | None) -> set[str]:
     return strict | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else strict
 
 
+def _is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
+    """Whether this is a model of transformers."""
+    transformers = sys.modules.get("transformers")  # an object of a module that is not imported does not exist
+    return transformers is not None and isinstance(weights, transformers.PreTrainedModel)
+
+
 def _is_shared_out(weights: Weights) -> bool:
     """Whether these are a model whose parameters are sharded over ranks."""
-    return is_model(weights) and any(map(is_sharded, weights.parameters()))
+    return _is_model(weights) and any(map(is_sharded, weights.parameters()))
 
 
 def _once(model: Any) -> dict[str, Any]:

@@ -4,17 +4,13 @@ Invariant: of a model that is sharded over ranks, a rank holds the parts of one 
 its own shards. All ranks gather the same tensors in the same order, also where rank 0 fails to convert or write them.
 """
 
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard
+from typing import Any, Self, TypeAlias
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.probe import Probe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
@@ -167,9 +163,3 @@ def check_whole(state_dict: Mapping[str, Any]) -> None:
                 f"tensor {name!r} is sharded over ranks: publish the model itself, on all ranks; or gather a full "
                 "state dict on all ranks, and publish to_checkpoint_format(model, state_dict)"
             )
-
-
-def is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
-    """Whether this is a model of transformers."""
-    transformers = sys.modules.get("transformers")  # an object of a module that is not imported does not exist
-    return transformers is not None and isinstance(weights, transformers.PreTrainedModel)
