@@ -124,5 +124,5 @@ def _filled(first: npt.NDArray[Any], again: npt.NDArray[Any]) -> npt.NDArray[Any
     """The array `first` [T, ...], with entries from `again` [T, ...], if it is not empty, in place of all-zero ones."""
     if len(again) == 0:
         return first
-    known = first.reshape(len(first), -1).any(axis=1)
-    return np.where(known.reshape(-1, *[1] * (first.ndim - 1)), first, again)
+    is_read = first.reshape(len(first), -1).any(axis=1)
+    return np.where(is_read.reshape(-1, *[1] * (first.ndim - 1)), first, again)

@@ -116,8 +116,8 @@ def answer(turn: Turn, call: ToolCall | Malformed, text: str, *, verbatim: bool)
         return {"role": "tool", "name": name, "content": text}
     if not turn.well_formed:
         return {"role": "user", "content": text}
-    known = call if isinstance(call, ToolCall) else turn.well_formed[-1]
-    return {"role": "tool", "name": name, "tool_call_id": known.id, "content": text}
+    answered = call if isinstance(call, ToolCall) else turn.well_formed[-1]
+    return {"role": "tool", "name": name, "tool_call_id": answered.id, "content": text}
 
 
 def shows_calls(tokenizer: Tokenizer) -> bool:

@@ -100,15 +100,15 @@ def known_parsers(setting: str) -> list[str]:
 def _load(setting: str, name: str, instead: str) -> Any:
     """The class of one parser. Raises `ConfigError` naming the setting."""
     try:
-        known = known_parsers(setting)
+        names = known_parsers(setting)
     except ImportError as error:
         raise ConfigError(
             f"agent_options.{setting} {name!r} would be one of vLLM's, which is not installed here: {instead}, or "
             "pip install 'rollq[vllm]'"
         ) from error
-    if name not in known:
+    if name not in names:
         raise ConfigError(
-            f"agent_options.{setting} {name!r} does not exist: {instead}, or one of vLLM's: {', '.join(known)}"
+            f"agent_options.{setting} {name!r} does not exist: {instead}, or one of vLLM's: {', '.join(names)}"
         )
     if name in UNBOUNDED:
         raise ConfigError(f"agent_options.{setting} {name!r} is refused: vLLM's parser {UNBOUNDED[name]}")
@@ -146,10 +146,10 @@ def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     request = ChatCompletionRequest(messages=[], model="", tools=[dict(tool) for tool in tools] or None)
-    found: tuple[Any, Any, Any] = parser(backend, request.tools).parse(
+    parsed: tuple[Any, Any, Any] = parser(backend, request.tools).parse(
         text, request, enable_auto_tools=True, model_output_token_ids=ids
     )
-    return found
+    return parsed
 
 
 def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: Sequence[Message] | None) -> Turn:
@@ -160,9 +160,9 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
         parser = format.thoughts_alone if calls_none else format.both
     else:
         parser = None if calls_none else format.tools_alone
-    content, found = visible, None
+    content, tool_calls = visible, None
     if parser is not None:
-        reasoning, content, found = _call(parser, backend, visible, ids, tools or ())
+        reasoning, content, tool_calls = _call(parser, backend, visible, ids, tools or ())
         if reasoning:
             thoughts, visible = reasoning, content or ""
     if calls_none:
@@ -172,9 +172,9 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
         return Turn(text, content, thoughts or None, own)
     calls: list[ToolCall | Malformed] = [
         parse_arguments(call.name, call.arguments or "{}", call.id if _is_in(call.id, text) else call_id(text, index))
-        for index, call in enumerate(found or ())
+        for index, call in enumerate(tool_calls or ())
     ]
-    if format.tool_parser and (problem := _problem(_marks(backend), visible, found=bool(calls))):
+    if format.tool_parser and (problem := _problem(_marks(backend), visible, has_calls=bool(calls))):
         calls[-1:] = [Malformed(problem)]
     return Turn(text, content or "", thoughts or None, tuple(calls))
 
@@ -197,7 +197,7 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
     return thoughts.partition(start)[2] if start and start in thoughts else thoughts, rest
 
 
-def _problem(marks: Sequence[str], text: str, *, found: bool) -> str | None:
+def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
     """The problem of the last call of a text, in which calls were found or not. Parsers skip what they cannot read,
     and some make a call of one that was cut off."""
     for mark in marks:
@@ -205,7 +205,7 @@ def _problem(marks: Sequence[str], text: str, *, found: bool) -> str | None:
         end = end if end in marks else mark.replace("begin", "end").replace("start", "end")
         if end != mark and end in marks and text.count(mark) > text.count(end):
             return f"a tool call without {end}"
-    lost = next((mark for mark in marks if not found and mark in text), None)
+    lost = next((mark for mark in marks if not has_calls and mark in text), None)
     return lost and f"the tool call after {lost!r} cannot be parsed"
 
 

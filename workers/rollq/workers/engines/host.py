@@ -73,8 +73,8 @@ class EngineHost:
     @property
     def max_sequences(self) -> int:
         """How many sequences the engine can have at a time."""
-        known = self._engine.max_sequences if isinstance(self._engine, BoundedEngine) else None
-        return known or SEQUENCES
+        sequences = self._engine.max_sequences if isinstance(self._engine, BoundedEngine) else None
+        return sequences or SEQUENCES
 
     @property
     def transfer_ranks(self) -> int:

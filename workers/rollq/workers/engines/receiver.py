@@ -65,14 +65,14 @@ class BroadcastReceiver:
         `WeightsError` if the broadcast has expired or is not the one that was announced.
         """
         round_log = BroadcastLog(self._calls.buffer, number)
-        found = await self._calls(round_log.read)
-        if found.digest != live.digest:
+        broadcast = await self._calls(round_log.read)
+        if broadcast.digest != live.digest:
             raise WeightsError(f"broadcast {number} is not the one that was announced: publish the weights again")
-        attempt = (number, len(found.attempts))
-        if found.current.open and attempt != self._entered:
+        attempt = (number, len(broadcast.attempts))
+        if broadcast.current.open and attempt != self._entered:
             self._entered = attempt
-            return Incoming(self._calls, round_log, found, self._worker)
-        if self._worker not in found.late:
+            return Incoming(self._calls, round_log, broadcast, self._worker)
+        if self._worker not in broadcast.late:
             await self._calls(round_log.append, {"late": self._worker})
         raise TooLate(f"weight broadcast {number} started without {self._worker!r}")
 
@@ -80,15 +80,15 @@ class BroadcastReceiver:
 class Incoming:
     """One attempt at a broadcast, as seen by one worker."""
 
-    def __init__(self, calls: BufferCalls, round_log: BroadcastLog, found: Broadcast, worker: str) -> None:
+    def __init__(self, calls: BufferCalls, round_log: BroadcastLog, broadcast: Broadcast, worker: str) -> None:
         self.number = round_log.number
-        self.tensors = {spec.name: torch_tensor(spec.dtype, spec.shape) for spec in found.tensors}
-        self.probe = found.probe
+        self.tensors = {spec.name: torch_tensor(spec.dtype, spec.shape) for spec in broadcast.tensors}
+        self.probe = broadcast.probe
         self._calls = calls
         self._log = round_log
-        self._found = found
-        self._attempt = found.current
-        self._index = len(found.attempts)
+        self._found = broadcast
+        self._attempt = broadcast.current
+        self._index = len(broadcast.attempts)
         self._worker = worker
         self._joined = asyncio.Event()
 

@@ -44,8 +44,8 @@ def read_tensors(folder: Path) -> Tensors:
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118 - not a mapping
-                    found = file.get_slice(name)
-                    tensors[name] = Tensor(found.get_dtype(), tuple(found.get_shape()))
+                    tensor = file.get_slice(name)
+                    tensors[name] = Tensor(tensor.get_dtype(), tuple(tensor.get_shape()))
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     return tensors
@@ -56,29 +56,29 @@ def torch_tensor(dtype: str, shape: tuple[int, ...]) -> Tensor:
     return Tensor(DTYPES.get(dtype, dtype), shape)
 
 
-def check_tensors(found: Tensors, expected: Tensors, where: str, optional: Collection[str] = ()) -> None:
+def check_tensors(given: Tensors, expected: Tensors, where: str, optional: Collection[str] = ()) -> None:
     """Raise `WeightsError` unless the tensors found at `where` are those of the model, in name, shape and dtype.
 
     Those of `optional` may be absent on either side. A float of 16 to 64 bits may replace another one.
     """
-    missing = sorted(expected.keys() - found.keys() - set(optional))
-    unknown = sorted(found.keys() - expected.keys() - set(optional))
+    missing = sorted(expected.keys() - given.keys() - set(optional))
+    unknown = sorted(given.keys() - expected.keys() - set(optional))
     if missing or unknown:
         raise WeightsError(
             f"weights {where!r} are of another model: they lack {few(missing)} and have unknown {few(unknown)}"
         )
-    for name in sorted(expected.keys() & found.keys()):
-        _check_tensor(name, found[name], expected[name], where)
+    for name in sorted(expected.keys() & given.keys()):
+        _check_tensor(name, given[name], expected[name], where)
 
 
-def _check_tensor(name: str, found: Tensor, expected: Tensor, where: str) -> None:
-    if found.shape != expected.shape:
+def _check_tensor(name: str, given: Tensor, expected: Tensor, where: str) -> None:
+    if given.shape != expected.shape:
         raise WeightsError(
-            f"weights {where!r} are of another model: {name!r} has shape {found.shape}, the model's is {expected.shape}"
+            f"weights {where!r} are of another model: {name!r} has shape {given.shape}, the model's is {expected.shape}"
         )
-    if found.dtype != expected.dtype and not {found.dtype, expected.dtype} <= FLOATS:
+    if given.dtype != expected.dtype and not {given.dtype, expected.dtype} <= FLOATS:
         raise WeightsError(
-            f"weights {where!r} are of another model: {name!r} has dtype {found.dtype}, the model's is {expected.dtype}"
+            f"weights {where!r} are of another model: {name!r} has dtype {given.dtype}, the model's is {expected.dtype}"
         )
 
 

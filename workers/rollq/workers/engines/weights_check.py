@@ -46,9 +46,9 @@ class WeightsLate(WeightsRejected):
     """Servers that something else loads weights into do not serve the published ones yet, and may do so later."""
 
 
-def compare(expected: Probe, found: Sequence[Float32Array], dtype: str) -> WeightsCheck:
+def compare(expected: Probe, logprobs: Sequence[Float32Array], dtype: str) -> WeightsCheck:
     """The check of logprobs float32 [T - 1] of the probe's prompts, from a forward pass in `dtype`."""
-    return WeightsCheck(difference(expected.logprobs, found), tolerance_of(dtype, expected.dtype))
+    return WeightsCheck(difference(expected.logprobs, logprobs), tolerance_of(dtype, expected.dtype))
 
 
 async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> WeightsCheck | None:

@@ -54,28 +54,28 @@ class Trials:
 
 def before(completion: Completion, failed: Collection[Version]) -> Completion:
     """The tokens of a completion before the first one of `failed` versions; `abort` if some are cut off."""
-    kept = 0
+    tokens = 0
     for number, span in enumerate(completion.versions):
         if _of(span) in failed:
             return replace(
                 completion,
-                ids=completion.ids[:kept],
-                logprobs=completion.logprobs[:kept],
+                ids=completion.ids[:tokens],
+                logprobs=completion.logprobs[:tokens],
                 versions=completion.versions[:number],
                 finish_reason=FinishReason.ABORT,
-                arrays={name: _cut(array, len(completion.ids), kept) for name, array in completion.arrays.items()},
+                arrays={name: _cut(array, len(completion.ids), tokens) for name, array in completion.arrays.items()},
             )
-        kept += span.tokens
+        tokens += span.tokens
     return completion
 
 
-def _cut(array: npt.NDArray[Any], tokens: int, kept: int) -> npt.NDArray[Any]:
-    """The entries of an array for the first `kept` of `tokens` response tokens.
+def _cut(array: npt.NDArray[Any], tokens: int, left: int) -> npt.NDArray[Any]:
+    """The entries of an array for the first `left` of `tokens` response tokens.
 
     In an array over prompt and response, an entry is of the pass that read the token and made the next one, so that of
     the last token is unknown again.
     """
-    entries = array[: len(array) - tokens + kept].copy()
+    entries = array[: len(array) - tokens + left].copy()
     if len(array) > tokens:
         entries[-1:] = 0
     return entries

@@ -101,14 +101,14 @@ class Gateway:
         Clients with a token in their base URL may send any other key, but not that of another session.
         """
         in_path = self._sessions.get(_digest(token_in_path)) if token_in_path else None
-        found = {session for token in tokens if (session := self._sessions.get(_digest(token))) is not None}
+        sessions = {session for token in tokens if (session := self._sessions.get(_digest(token))) is not None}
         if in_path is not None:
-            found.add(in_path)
-        if len(found) > 1:
+            sessions.add(in_path)
+        if len(sessions) > 1:
             raise CallRefused("the request has the tokens of two sessions", status=401, code="invalid_token")
-        if not found or (token_in_path and in_path is None):
+        if not sessions or (token_in_path and in_path is None):
             raise session_over()
-        return found.pop()
+        return sessions.pop()
 
 
 def _digest(token: str) -> bytes:

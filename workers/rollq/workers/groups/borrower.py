@@ -69,13 +69,13 @@ class Borrower:
 
     async def _borrow(self) -> bool:
         """Borrow samples that are offered, and make them; returns whether there were any."""
-        found = False
+        has_borrowed = False
         for task in self._control.open_tasks:
             settings = self._recipes[task].settings
             if settings.kind == "train" and settings.spread == "tail" and await self._is_wanted(task):
                 async with self._intake.taking:
-                    found = await self._borrow_of(task) or found
-        return found
+                    has_borrowed = await self._borrow_of(task) or has_borrowed
+        return has_borrowed
 
     async def _is_wanted(self, task: str) -> bool:
         """Whether this worker could make samples of a task, and some are offered."""

@@ -41,9 +41,9 @@ def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
     A worker whose speed is not known counts as fast as the others are, place by place.
     """
     pace = fleet.tokens_per_s / fleet.measured_places if fleet.tokens_per_s else 1.0
-    mine = tokens_per_s or places * pace
+    own_speed = tokens_per_s or places * pace
     everyone = fleet.tokens_per_s + fleet.new_places * pace
-    return min(1.0, mine / everyone) if everyone else 1.0
+    return min(1.0, own_speed / everyone) if everyone else 1.0
 
 
 def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gain: float = 1.0) -> int:

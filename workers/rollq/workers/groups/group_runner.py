@@ -165,12 +165,12 @@ class GroupRunner:
         if lease.evaluation or not recipe.filters or not is_finished(samples, recipe.min_valid_samples):
             return result
         try:
-            kept = await keep(recipe.filters, lease.prompt, samples)
+            is_kept = await keep(recipe.filters, lease.prompt, samples)
         except FilterError as error:
             log.error("group %d of task %r: %s", lease.group_id, lease.task, error, exc_info=error.__cause__)
             failed = [replace(sample, status=SampleStatus.FAILED, error=str(error)) for sample in samples]
             return replace(result, samples=tuple(failed), error=str(error))
-        return replace(result, filtered=not kept)
+        return replace(result, filtered=not is_kept)
 
     def _worth_keeping(self, lease: Lease, samples: Sequence[Sample]) -> bool:
         """Whether a stopped attempt has results that the next one need not generate again."""
@@ -234,14 +234,14 @@ class GroupRunner:
         has_enough = is_enough(samples, self._recipes[held.lease.task].min_valid_samples)
         ends = held.cut is StopReason.BATCH_OVER and has_enough
         if ends or self._worth_keeping(held.lease, samples):
-            kept = _with_kept(held, samples)
+            salvaged = _with_kept(held, samples)
             try:
                 async with asyncio.timeout(LAST_FILTERS_S if ends else ABORT_S):
-                    result = await self._result(held.lease, without_the_rest(kept) if ends else kept, started_s)
+                    result = await self._result(held.lease, without_the_rest(salvaged) if ends else salvaged, started_s)
             except TimeoutError:
                 log.info("group %d of task %r: no time for its filters", held.lease.group_id, held.lease.task)
-                if ends and self._worth_keeping(held.lease, kept):
-                    await self._put(held, GroupResult(held.lease, tuple(kept), generate_s=monotonic() - started_s))
+                if ends and self._worth_keeping(held.lease, salvaged):
+                    await self._put(held, GroupResult(held.lease, tuple(salvaged), generate_s=monotonic() - started_s))
                     return
             else:
                 await self._put(held, result)
@@ -253,10 +253,10 @@ class GroupRunner:
         replaces what the buffer has of it."""
         if not held.away:
             return samples
-        kept = await asyncio.get_running_loop().run_in_executor(
+        salvaged = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._buffer.kept, held.lease, tuple(held.away)
         )
-        return [kept.get(index, sample) for index, sample in enumerate(samples)]
+        return [salvaged.get(index, sample) for index, sample in enumerate(samples)]
 
     def _end_loans(self, loans: Sequence[Lease]) -> Sequence[None]:
         self._buffer.end_loans(loans)

@@ -247,8 +247,8 @@ class Intake:
         are `given_up` to others. The caller has the turn, `taking`."""
         held = self._table.add(lease, asked_s)
         held.given_up.update(given_up)
-        mine = lease.borrowed or range(len(lease.samples))
-        self._places.of(lease.task).enter(held, sum(lease.samples[index].status in UNFINISHED for index in mine))
+        indices = lease.borrowed or range(len(lease.samples))
+        self._places.of(lease.task).enter(held, sum(lease.samples[index].status in UNFINISHED for index in indices))
         held.task = asyncio.create_task(self._runner.run(held))
         held.task.add_done_callback(partial(self._ended, held))
         return held

@@ -164,7 +164,7 @@ class LeaseTable:
         asked_s = monotonic()
         leases = [entry.lease for entry in held]
         renewed = await self._calls(self._calls.buffer.renew, leases)
-        gone, cut_off = ({_key(lease) for lease in found} for found in renewed)
+        gone, cut_off = ({_key(lease) for lease in listed} for listed in renewed)
         for entry in held:
             if _key(entry.lease) in gone:
                 self.stop(entry, StopReason.GONE)

@@ -55,8 +55,8 @@ class Lender:
         gain = self._maker.speed.gain(self._places.open + sum(len(lease.samples) for lease in leases))
         if few and 0 < self._fleet.share < 1 and may_pay(gain, self._maker.mean_sample_s):
             for task in dict.fromkeys(lease.task for lease in leases):
-                mine = {at: lease for at, lease in enumerate(leases) if lease.task == task and self._is_lent(lease)}
-                given_up |= await self._beyond_part(task, mine)
+                lendable = {at: lease for at, lease in enumerate(leases) if lease.task == task and self._is_lent(lease)}
+                given_up |= await self._beyond_part(task, lendable)
         return [given_up.get(at, frozenset()) for at in range(len(leases))]
 
     async def _beyond_part(self, task: str, leases: Mapping[int, Lease]) -> dict[int, frozenset[int]]:
@@ -107,8 +107,8 @@ class Lender:
             if index not in entry.staying
         ]
         by_group: dict[HeldLease, set[int]] = {}
-        for one in chosen(spare, most):
-            by_group.setdefault(held[one.group], set()).add(one.sample)
+        for picked in chosen(spare, most):
+            by_group.setdefault(held[picked.group], set()).add(picked.sample)
         await self._maker.give_up(by_group)
 
     def _can_move(self, held: HeldLease) -> bool:

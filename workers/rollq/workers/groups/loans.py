@@ -67,9 +67,9 @@ class Loans:
         try:
             sample = await away.back
         finally:
-            mine = self._away[held]
-            del mine[index]
-            if not mine:
+            lent = self._away[held]
+            del lent[index]
+            if not lent:
                 del self._away[held]
         if not held.finished:
             held.away.discard(index)
@@ -121,8 +121,8 @@ class Loans:
     async def _fetch(self, held: HeldLease, back: Mapping[int, Away]) -> None:
         """Read the samples that are back; of those that were offered before they started, only later parts."""
         for after, indices in groupby(sorted(back, key=lambda index: _after(back[index])), lambda i: _after(back[i])):
-            kept = await self._calls(self._calls.buffer.kept, held.lease, list(indices), after)
-            for index, sample in kept.items():
+            samples = await self._calls(self._calls.buffer.kept, held.lease, list(indices), after)
+            for index, sample in samples.items():
                 _end(back[index], sample)
 
 

@@ -125,8 +125,8 @@ class SampleMaker:
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
         lease = held.lease
-        mine = lease.borrowed or range(len(samples))
-        missing = [index for index in mine if samples[index].status in UNFINISHED]
+        indices = lease.borrowed or range(len(samples))
+        missing = [index for index in indices if samples[index].status in UNFINISHED]
         if not missing:
             return
         try:

@@ -87,4 +87,4 @@ def ratio_elsewhere(fleet: Fleet, own: EngineSpeed, own_tokens_per_s: float, ope
 
 def chosen(spare: Sequence[Spare], most: int) -> Sequence[Spare]:
     """Up to `most` of them: those with the fewest tokens, which have the longest way to go and cost the least."""
-    return sorted(spare, key=lambda one: (one.tokens, one.group, one.sample))[: max(0, most)]
+    return sorted(spare, key=lambda entry: (entry.tokens, entry.group, entry.sample))[: max(0, most)]

@@ -79,13 +79,13 @@ class ModelPool:
             "prompt_logprobs": self._top_k,
         }
         answer = await self._caller.post(body, "/completions")
-        found: dict[str, Int32Array | Float32Array] = {
+        arrays: dict[str, Int32Array | Float32Array] = {
             f"{self._name}_logprobs": read_logprobs(answer, ids, len(prompt_ids))
         }
         if self._top_k:
             top_ids, top_logprobs = read_top_logprobs(answer, len(prompt_ids), len(response_ids), self._top_k)
-            found |= {f"{self._name}_top_ids": top_ids, f"{self._name}_top_logprobs": top_logprobs}
-        return found
+            arrays |= {f"{self._name}_top_ids": top_ids, f"{self._name}_top_logprobs": top_logprobs}
+        return arrays
 
     def log_failure(self, error: BaseException) -> None:
         """Log why scoring failed, once per exception type."""
@@ -128,7 +128,8 @@ def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[
     ids, logprobs = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
     entries = answer["choices"][0]["prompt_logprobs"][start : start + count]
     for row, entry in enumerate(entries):
-        likeliest = sorted(((float(one["logprob"]), int(token)) for token, one in entry.items()), reverse=True)[:top_k]
+        candidates = ((float(info["logprob"]), int(token)) for token, info in entry.items())
+        likeliest = sorted(candidates, reverse=True)[:top_k]
         if len(likeliest) < top_k:
             raise ValueError(f"{len(likeliest)} prompt_logprobs at a position where top_k asks for {top_k}")
         logprobs[row], ids[row] = zip(*likeliest, strict=True)
@@ -142,11 +143,11 @@ async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[
         requests = (pools[name].score(segment.prompt_ids, segment.response_ids) for name in names)
         results = await asyncio.gather(*requests, return_exceptions=True)
         arrays = dict(segment.arrays)
-        for name, found in zip(names, results, strict=True):
-            if isinstance(found, BaseException):
-                pools[name].log_failure(found)
-                raise ValueError(f"pool {name!r}: {found}") from found
-            arrays |= found
+        for name, returned in zip(names, results, strict=True):
+            if isinstance(returned, BaseException):
+                pools[name].log_failure(returned)
+                raise ValueError(f"pool {name!r}: {returned}") from returned
+            arrays |= returned
         return replace(segment, arrays=arrays)
 
     return replace(sample, segments=tuple([await scored(segment) for segment in sample.segments]))

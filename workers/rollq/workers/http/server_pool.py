@@ -40,8 +40,8 @@ class PooledServer:
     def leave(self) -> None:
         """Have all requests that are at the server try another one."""
         tries, self.tries = self.tries, set()
-        for one in tries:
-            one.reschedule(0)
+        for limit in tries:
+            limit.reschedule(0)
 
 
 S = TypeVar("S", bound=PooledServer)
@@ -97,12 +97,12 @@ class ServerPool(ABC, Generic[S]):
 async def _try(server: PooledServer, ask: Callable[[Any], Awaitable[T]]) -> T:
     """The result of `ask`. Raises `TransientError` when requests leave the server meanwhile."""
     try:
-        async with asyncio.timeout(None) as one:
-            server.tries.add(one)
+        async with asyncio.timeout(None) as limit:
+            server.tries.add(limit)
             try:
                 return await ask(server)
             finally:
-                server.tries.discard(one)
+                server.tries.discard(limit)
     except TimeoutError as error:
         raise TransientError("it does not answer other requests") from error
 

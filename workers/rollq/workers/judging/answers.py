@@ -52,17 +52,17 @@ def is_number(value: Any) -> bool:
 def equals(text: str, answer: Any) -> bool:
     """Whether a text is one of the accepted answers: a text without surrounding whitespace, a number by its value, and
     the rest as JSON."""
-    return any(_is_written(text, one) for one in accepted(answer))
+    return any(_is_written(text, right) for right in accepted(answer))
 
 
 def equals_as_number(text: str, answer: Any) -> bool:
     """As `equals`, but answers that are texts of numbers are compared by their value, too."""
     number = only_number(text)
-    for one in accepted(answer):
-        expected = only_number(one) if isinstance(one, str) else None
+    for right in accepted(answer):
+        expected = only_number(right) if isinstance(right, str) else None
         if number is not None and expected is not None and are_equal(number, expected):
             return True
-        if _is_written(text, one):
+        if _is_written(text, right):
             return True
     return False
 
@@ -77,48 +77,48 @@ def expressions_of(answer: Any) -> tuple[str, ...]:
     return tuple(map(_expression_of, accepted(answer)))
 
 
-def _is_written(text: str, one: Any) -> bool:
-    if isinstance(one, str):
-        return text.strip() == one.strip()
-    if is_number(one):
+def _is_written(text: str, answer: Any) -> bool:
+    if isinstance(answer, str):
+        return text.strip() == answer.strip()
+    if is_number(answer):
         number = only_number(text)
-        return number is not None and are_equal(number, number_of(one))
+        return number is not None and are_equal(number, number_of(answer))
     try:
-        return _are_same(exact_json.loads_as_written(text), one)
+        return _are_same(exact_json.loads_as_written(text), answer)
     except ValueError:
         return False
 
 
-def _are_same(one: Any, other: Any) -> bool:
+def _are_same(first: Any, second: Any) -> bool:
     """Whether two values are the same JSON: the order of an object's names does not matter, and 1 is 1.0."""
-    if is_number(one) and is_number(other):
-        return number_of(one) == number_of(other)
-    if isinstance(one, list) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(starmap(_are_same, zip(one, other, strict=True)))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_are_same(value, other[name]) for name, value in one.items())
-    return type(one) is type(other) and bool(one == other)
+    if is_number(first) and is_number(second):
+        return number_of(first) == number_of(second)
+    if isinstance(first, list) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(starmap(_are_same, zip(first, second, strict=True)))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_are_same(value, second[name]) for name, value in first.items())
+    return type(first) is type(second) and bool(first == second)
 
 
-def _last_number_of(one: Any) -> Number:
-    if is_number(one):
-        return number_of(one)
-    found = last_number(one) if isinstance(one, str) else None
-    if found is None:
-        raise ValueError(f"the answer {one!r:.{SHOWN}} holds no number")
-    if is_ambiguous(one):
+def _last_number_of(answer: Any) -> Number:
+    if is_number(answer):
+        return number_of(answer)
+    number = last_number(answer) if isinstance(answer, str) else None
+    if number is None:
+        raise ValueError(f"the answer {answer!r:.{SHOWN}} holds no number")
+    if is_ambiguous(answer):
         raise ValueError(
-            f"the answer {one!r:.{SHOWN}} can be read as several numbers; write 1234.5, or 1,234.5 if need be"
+            f"the answer {answer!r:.{SHOWN}} can be read as several numbers; write 1234.5, or 1,234.5 if need be"
         )
-    return found
+    return number
 
 
-def _expression_of(one: Any) -> str:
-    if is_number(one):
-        return decimal_text(number_of(one))
-    if not isinstance(one, str):
-        raise ValueError(f"the answer {one!r:.{SHOWN}} is not an expression; a text or a number is needed")
-    expression = one.rpartition(FINAL)[2].strip()
+def _expression_of(answer: Any) -> str:
+    if is_number(answer):
+        return decimal_text(number_of(answer))
+    if not isinstance(answer, str):
+        raise ValueError(f"the answer {answer!r:.{SHOWN}} is not an expression; a text or a number is needed")
+    expression = answer.rpartition(FINAL)[2].strip()
     if not expression:
-        raise ValueError(f"the answer {one!r:.{SHOWN}} is empty")
+        raise ValueError(f"the answer {answer!r:.{SHOWN}} is empty")
     return expression

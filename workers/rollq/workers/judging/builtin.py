@@ -38,8 +38,8 @@ def last_number(prompt: Prompt, sample: Sample) -> float:
     Raises `ValueError` if an answer has no number or an ambiguous one, because the prompt cannot be judged.
     """
     expected = numbers_of(prompt.answer)
-    found = find_last_number(sample.text)
-    return float(found is not None and any(are_equal(found, number) for number in expected))
+    written = find_last_number(sample.text)
+    return float(written is not None and any(are_equal(written, number) for number in expected))
 
 
 def environment(prompt: Prompt, sample: Sample) -> float:

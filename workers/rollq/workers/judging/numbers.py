@@ -78,8 +78,8 @@ class Found:
 
 def last_number(text: str) -> Number | None:
     """The last number of a text; None without one."""
-    _, found = _last_in_lines(text)
-    return found.value if found else None
+    _, number = _last_in_lines(text)
+    return number.value if number else None
 
 
 def only_number(text: str) -> Number | None:
@@ -87,17 +87,19 @@ def only_number(text: str) -> Number | None:
     text = _same(text).strip()
     if wrapped := _WRAPPED.fullmatch(text):
         text = next(part for part in wrapped.groups() if part is not None).strip()
-    found = _last(text)
-    return found.value if found and text[: found.start].strip() == "" == text[found.end :].strip() else None
+    number = _last(text)
+    return number.value if number and text[: number.start].strip() == "" == text[number.end :].strip() else None
 
 
 def is_ambiguous(text: str) -> bool:
     """Whether people read the last number of a text in several ways: `1,5`, `1.234,56`, `1 000 000`."""
-    line, found = _last_in_lines(text)
-    if found is None:
+    line, number = _last_in_lines(text)
+    if number is None:
         return False
-    regions = (region for region in _REGION.finditer(line) if region.start() < found.end and found.start < region.end())
-    return any(region.start() < found.start or found.end < region.end() for region in regions)
+    regions = (
+        region for region in _REGION.finditer(line) if region.start() < number.end and number.start < region.end()
+    )
+    return any(region.start() < number.start or number.end < region.end() for region in regions)
 
 
 def number_of(value: int | float) -> Decimal:
@@ -108,11 +110,11 @@ def number_of(value: int | float) -> Decimal:
     return number
 
 
-def are_equal(one: Number, other: Number) -> bool:
+def are_equal(left: Number, right: Number) -> bool:
     """Whether two numbers are the same, exactly."""
-    if isinstance(one, Decimal) and isinstance(other, Decimal):
-        return one == other
-    first, second = (_fraction(number) for number in (one, other))
+    if isinstance(left, Decimal) and isinstance(right, Decimal):
+        return left == right
+    first, second = (_fraction(number) for number in (left, right))
     return first is not None and first == second
 
 
@@ -144,8 +146,8 @@ def _last(text: str) -> Found | None:
 def _last_in_lines(text: str) -> tuple[str, Found | None]:
     """The last line of a text that has a number, and that number: numbers do not go over lines."""
     for line in reversed(_same(text).splitlines()):
-        if found := _last(line):
-            return line, found
+        if number := _last(line):
+            return line, number
     return "", None
 
 
@@ -230,7 +232,7 @@ def _is_long(number: Decimal) -> bool:
 def _same(text: str) -> str:
     """The text with one character for each sign and separator, and without LaTeX's ways to write them."""
     text = text.translate(_SAME)
-    text = _VULGAR.sub(lambda one: " " + unicodedata.normalize("NFKC", one[0]).translate(_SAME), text)
+    text = _VULGAR.sub(lambda match: " " + unicodedata.normalize("NFKC", match[0]).translate(_SAME), text)
     for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
     return text

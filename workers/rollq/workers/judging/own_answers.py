@@ -103,16 +103,16 @@ async def judge_own_answer(
     answer = text_of(prompt.answer)
     if answer is None:
         return None
-    found: list[Judged] = []
+    judgements: list[Judged] = []
     for form in forms:
         text = form.replace(PLACEHOLDER, answer)
         verdict = await judge.verdict(prompt, as_sample(text))
         needs_wrong = verdict.reward is not None and verdict.reward <= 0
         wrong = await judge.verdict(prompt, as_sample(form.replace(PLACEHOLDER, WRONG))) if needs_wrong else None
-        found.append(Judged(text, verdict, wrong))
-        if found[-1].is_accepted or found[-1].is_interrupted:
-            return found[-1]
-    return next((judged for judged in found if judged.verdict.reward is not None), found[0])
+        judgements.append(Judged(text, verdict, wrong))
+        if judgements[-1].is_accepted or judgements[-1].is_interrupted:
+            return judgements[-1]
+    return next((judged for judged in judgements if judged.verdict.reward is not None), judgements[0])
 
 
 class OwnAnswers:

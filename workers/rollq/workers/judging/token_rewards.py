@@ -31,11 +31,11 @@ def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
 
 def add_on_last_token(sample: Sample, reward: float) -> Sample:
     """The sample with `reward` added to that of its last token, if its tokens have rewards in memory."""
-    found = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
-    known = [array for array in found if isinstance(array, np.ndarray)]
-    if not known or len(known) < len(found):
+    rewards = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
+    arrays = [array for array in rewards if isinstance(array, np.ndarray)]
+    if not arrays or len(arrays) < len(rewards):
         return sample
-    own = [array[-len(one.response_ids) :] for array, one in zip(known, sample.segments, strict=True)]
+    own = [array[-len(segment.response_ids) :] for array, segment in zip(arrays, sample.segments, strict=True)]
     return with_token_rewards(sample, np.concatenate(own) + on_last_token(sample, reward))
 
 
@@ -44,10 +44,10 @@ def check_token_rewards(sample: Sample) -> None:
 
     R are the tokens of the segment's response. What is stored in a file is checked when it is loaded.
     """
-    found = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
-    if all(array is None for array in found):
+    rewards = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
+    if all(array is None for array in rewards):
         return
-    for segment, array in zip(sample.segments, found, strict=True):
+    for segment, array in zip(sample.segments, rewards, strict=True):
         if isinstance(array, ArrayRef):
             continue
         if array is None:

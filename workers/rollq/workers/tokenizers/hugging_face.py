@@ -175,8 +175,8 @@ def model_vocabulary(folder: Path) -> int | None:
     Raises `ConfigError` for a folder without a model.
     """
     config = _read(folder, CONFIG_FILE)
-    found: int | None = config.get("text_config", config).get("vocab_size")
-    return found
+    size: int | None = config.get("text_config", config).get("vocab_size")
+    return size
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -14,10 +14,10 @@ NOT_CLOSED: Final = Malformed("a tool call without </tool_call>")
 
 def cut(calls: re.Pattern[str], visible: str) -> tuple[str, list[re.Match[str]]]:
     """The text around the calls, and the calls."""
-    found = list(calls.finditer(visible))
-    starts = [0, *(match.end() for match in found)]
-    ends = [*(match.start() for match in found), len(visible)]
-    return around([visible[start:end] for start, end in zip(starts, ends, strict=True)]), found
+    matches = list(calls.finditer(visible))
+    starts = [0, *(match.end() for match in matches)]
+    ends = [*(match.start() for match in matches), len(visible)]
+    return around([visible[start:end] for start, end in zip(starts, ends, strict=True)]), matches
 
 
 def around(pieces: Sequence[str], separators: str | None = None) -> str:

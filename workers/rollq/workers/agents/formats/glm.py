@@ -26,8 +26,8 @@ ARGUMENT: Final = re.compile(r"\s*<arg_key>(?>(.*?)</arg_key>)\s*<arg_value>(?>(
 def parse_glm(text: str, tools: Sequence[Message] = (), prompt: str = "") -> Turn:
     """The turn that continues `prompt` with `text`."""
     thoughts, visible = split_thoughts(text, prompt, CALL_START)
-    content, found = cut(CALL, visible)
-    calls = (_call(match[1], tools, text, index) if match[2] else NOT_CLOSED for index, match in enumerate(found))
+    content, matches = cut(CALL, visible)
+    calls = (_call(match[1], tools, text, index) if match[2] else NOT_CLOSED for index, match in enumerate(matches))
     return Turn(text, content, thoughts, tuple(calls))
 
 

@@ -28,7 +28,7 @@ def parse_hermes(text: str, tools: Sequence[Message] = (), prompt: str = "") -> 
 
 def hermes_calls(visible: str, text: str) -> tuple[str, tuple[ToolCall | Malformed, ...]]:
     """The text around the calls in the visible part of the turn `text`, and the calls."""
-    content, found = cut(CALL, visible)
+    content, matches = cut(CALL, visible)
     return content, tuple(
-        json_call(match[1], "arguments", text, index) if match[2] else NOT_CLOSED for index, match in enumerate(found)
+        json_call(match[1], "arguments", text, index) if match[2] else NOT_CLOSED for index, match in enumerate(matches)
     )

@@ -65,26 +65,26 @@ def name_problem(name: str) -> Malformed | None:
 
 def members(raw: str) -> dict[str, str]:
     """The members of a JSON object, each as it is written. `raw` is JSON."""
-    found = {}
+    members_by_name = {}
     place = _blank_end(raw, raw.index("{") + 1)
     while raw[place] != "}":
         name, end = _DECODER.raw_decode(raw, place)
         start = _blank_end(raw, _blank_end(raw, end) + 1)
         end = _value_end(raw, start)
-        found[name] = raw[start:end]
+        members_by_name[name] = raw[start:end]
         place = _next(raw, end)
-    return found
+    return members_by_name
 
 
 def elements(raw: str) -> list[str]:
     """The elements of a JSON list, each as it is written. `raw` is JSON."""
-    found = []
+    raw_elements = []
     place = _blank_end(raw, raw.index("[") + 1)
     while raw[place] != "]":
         end = _value_end(raw, place)
-        found.append(raw[place:end])
+        raw_elements.append(raw[place:end])
         place = _next(raw, end)
-    return found
+    return raw_elements
 
 
 def _value_end(raw: str, start: int) -> int:
@@ -104,6 +104,6 @@ def _next(raw: str, end: int) -> int:
 
 
 def _blank_end(raw: str, place: int) -> int:
-    found = BLANK.match(raw, place)
-    assert found is not None
-    return found.end()
+    blank = BLANK.match(raw, place)
+    assert blank is not None
+    return blank.end()

@@ -40,8 +40,8 @@ def _calls(visible: str, text: str, first: int) -> tuple[str, list[ToolCall | Ma
     first = len(visible) - len(visible[first:].lstrip())
     calls: list[ToolCall | Malformed] = []
     pieces, piece_start, place = [], 0, 0
-    while found := OBJECT.search(visible, place):
-        start, end = found.start(), json_end(visible, found.start())
+    while match := OBJECT.search(visible, place):
+        start, end = match.start(), json_end(visible, match.start())
         call = _call(visible[start:end], text, len(calls), complete=end is not None)
         place = len(visible) if end is None else end
         if isinstance(call, ToolCall) or (start == first and call is not None):

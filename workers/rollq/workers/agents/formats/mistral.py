@@ -34,8 +34,8 @@ def parse_mistral(text: str, tools: Sequence[Message] = (), prompt: str = "") ->
     content = [visible[:place] if place >= 0 else visible]
     lead = "" if thoughts is None else text.removesuffix(visible) + content[0]
     while place >= 0:
-        found, end = _calls(visible, place + len(CALLS), text, len(calls))
-        calls += found
+        more, end = _calls(visible, place + len(CALLS), text, len(calls))
+        calls += more
         place = visible.find(CALLS, end)
         content.append(visible[end : place if place >= 0 else len(visible)])
     return Turn(text, "".join(content), thoughts, tuple(calls), lead)

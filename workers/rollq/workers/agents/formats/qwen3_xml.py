@@ -35,8 +35,8 @@ PARAMETER: Final = re.compile(r"\s*<parameter=([^<>\n]*)>\n?(?>(.*?)\n?</paramet
 def parse_qwen3_xml(text: str, tools: Sequence[Message] = (), prompt: str = "") -> Turn:
     """The turn that continues `prompt` with `text`."""
     thoughts, visible = split_thoughts(text, prompt, CALL_START)
-    content, found = cut(CALL, visible)
-    return Turn(text, content, thoughts, tuple(_call(match, tools, text, index) for index, match in enumerate(found)))
+    content, matches = cut(CALL, visible)
+    return Turn(text, content, thoughts, tuple(_call(match, tools, text, index) for index, match in enumerate(matches)))
 
 
 def _call(match: re.Match[str], tools: Sequence[Message], text: str, index: int) -> ToolCall | Malformed:

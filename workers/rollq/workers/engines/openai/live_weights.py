@@ -63,10 +63,10 @@ class LiveWeights:
         if (self._expected is None and self.pushed is None) or not await self._scores(http, server):
             return None
         prompts = probe_prompts(COMMON_TOKENS) if self._expected is None else self._expected.prompts
-        found = await _score(http, server, prompts)
+        logprobs = await _score(http, server, prompts)
         if self._expected is None:
-            self._expected = Probe(server.dtype, prompts, found)
-        check = compare(self._expected, found, server.dtype)
+            self._expected = Probe(server.dtype, prompts, logprobs)
+        check = compare(self._expected, logprobs, server.dtype)
         if not check.passed:
             raise WrongWeights(
                 f"it gives other logprobs than it should with the live weights: {check.difference:.2g} nats apart in "

@@ -98,10 +98,10 @@ class Server(PooledServer):
 
     async def describe(self, http: aiohttp.ClientSession, model: str | None, *, pushes: bool) -> None:
         """Ask for the model, its context and its dtype. Raises `TransientError` or `ValueError`."""
-        found = await self.dialect.describe(http, self.url, model, pushes=pushes)
-        self.model, self.context_tokens = found.model, found.context_tokens
-        self.dtype = found.dtype or ASSUMED_DTYPE
-        self.max_sequences = found.max_sequences or SEQUENCES
+        description = await self.dialect.describe(http, self.url, model, pushes=pushes)
+        self.model, self.context_tokens = description.model, description.context_tokens
+        self.dtype = description.dtype or ASSUMED_DTYPE
+        self.max_sequences = description.max_sequences or SEQUENCES
 
     async def probe(self, http: aiohttp.ClientSession) -> None:
         """Send the simplest request. Raises `ValueError` if its answer has not what training needs."""
@@ -116,8 +116,8 @@ class Server(PooledServer):
 
     async def has_weights_of(self, http: aiohttp.ClientSession, other: "Server") -> bool:
         """Whether both servers have the same weights, judged by their logprobs."""
-        mine, theirs = await self.fingerprint(http), await other.fingerprint(http)
-        return mine.shape == theirs.shape and bool((np.abs(mine - theirs) < SAME_NATS).all())
+        own, theirs = await self.fingerprint(http), await other.fingerprint(http)
+        return own.shape == theirs.shape and bool((np.abs(own - theirs) < SAME_NATS).all())
 
     async def accepts_priorities(self, http: aiohttp.ClientSession) -> bool:
         """Whether the server accepts priorities; some refuse them unless they schedule by them."""

@@ -162,8 +162,8 @@ class DecodeBatch:
         state: _State | None = None
         read: dict[int, ExpertArray] = {}
         for numbers in passes:
-            one = self._read([rows[number] for number in numbers])
-            state = one if state is None else merge(state, one)
+            prefilled = self._read([rows[number] for number in numbers])
+            state = prefilled if state is None else merge(state, prefilled)
             if self._recorder is not None:
                 read |= dict(zip(numbers, self._recorder.take(len(numbers)), strict=True))
         for sequence, number in zip(sequences, index, strict=True):

@@ -173,9 +173,9 @@ def make_sequence(request: Request, config: Any) -> ActiveSequence:
 @torch.no_grad()
 def score(model: Any, prompts: Sequence[Int32Array]) -> list[Float32Array]:
     """The logprobs float32 [T - 1] of the tokens of each prompt int32 [T] but the first."""
-    found = []
+    scores = []
     for prompt in prompts:
         ids = torch.from_numpy(prompt).long().to(model.device)
         logprobs = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        found.append(logprobs.gather(-1, ids[1:, None]).squeeze(-1).cpu().numpy())
-    return found
+        scores.append(logprobs.gather(-1, ids[1:, None]).squeeze(-1).cpu().numpy())
+    return scores

@@ -31,33 +31,33 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
     """
     if is_adapter(folder):
         raise WeightsError(f"weights {str(folder)!r} are a LoRA adapter, which engine 'transformers' does not serve")
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
-            found |= load(path.read_bytes())  # read whole: a mapped file could fail, or change, while it is copied
+            tensors |= load(path.read_bytes())  # read whole: a mapped file could fail, or change, while it is copied
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     expected = weight_tensors(model)
-    if found.keys() - expected.keys():
-        found = _converted(found, model)
-    check_tensors(_described(found), _described(expected), str(folder))
-    return found
+    if tensors.keys() - expected.keys():
+        tensors = _converted(tensors, model)
+    check_tensors(_described(tensors), _described(expected), str(folder))
+    return tensors
 
 
-def _converted(found: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+def _converted(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
     """Weights under the names that they have in memory: transformers fuses experts as it loads them.
 
     Names that it does not know stay.
     """
     try:
         loaded, report = type(model).from_pretrained(
-            None, config=model.config, state_dict=found, dtype=model.dtype, output_loading_info=True
+            None, config=model.config, state_dict=tensors, dtype=model.dtype, output_loading_info=True
         )
     except RuntimeError as error:
         raise WeightsError(f"weights are of another model: {error}") from error
-    unknown = {name: found[name] for name in report["unexpected_keys"]}
-    known = {name: tensor for name, tensor in weight_tensors(loaded).items() if name not in report["missing_keys"]}
-    return known | unknown
+    unknown = {name: tensors[name] for name in report["unexpected_keys"]}
+    converted = {name: tensor for name, tensor in weight_tensors(loaded).items() if name not in report["missing_keys"]}
+    return converted | unknown
 
 
 @torch.no_grad()

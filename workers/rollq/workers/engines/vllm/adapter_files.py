@@ -69,8 +69,8 @@ class AdapterConfig:
     def _layer(self, module: str) -> int | None:
         """The number of the module's layer, as PEFT counts: the last number that a pattern precedes."""
         for pattern in self.layers_patterns:
-            if found := re.match(rf".*\.{pattern}\.(\d+)\.", module):
-                return int(found[1])
+            if match := re.match(rf".*\.{pattern}\.(\d+)\.", module):
+                return int(match[1])
         return None
 
 
@@ -115,8 +115,8 @@ def _as_adapted(adapted: Iterable[str], modules: Iterable[str]) -> set[str]:
     stacks = _stacks(modules)
     return {
         stack + place
-        for stack, mine in _stacks(adapted).items()
-        for place in stacks.get(stack) or max(stacks.values(), key=lambda places: (len(places & mine), len(places)))
+        for stack, targets in _stacks(adapted).items()
+        for place in stacks.get(stack) or max(stacks.values(), key=lambda places: (len(places & targets), len(places)))
     }
 
 
@@ -138,18 +138,18 @@ def _kind(module: str) -> str:
 
 def _adapted_modules(folder: Path) -> set[str]:
     """Names of the modules that an adapter's file has tensors for. Raises `WeightsError` for half a pair."""
-    found: dict[str, set[str]] = {}
+    matrices_of: dict[str, set[str]] = {}
     for name in read_tensors(folder):
         name = name.removeprefix(_PREFIX)
         if matrix := _MATRIX.fullmatch(name):
-            found.setdefault(matrix[1].replace(_WRAPPER, ""), set()).add(matrix[2])
+            matrices_of.setdefault(matrix[1].replace(_WRAPPER, ""), set()).add(matrix[2])
         else:  # a whole module (modules_to_save)
-            found[name.removesuffix(".weight")] = {"A", "B"}
-    if halves := sorted(module for module, matrices in found.items() if len(matrices) < 2):
+            matrices_of[name.removesuffix(".weight")] = {"A", "B"}
+    if halves := sorted(module for module, matrices in matrices_of.items() if len(matrices) < 2):
         raise WeightsError(
             f"adapter {str(folder)!r} has only one of the matrices A and B of {few(halves)}: publish both"
         )
-    return set(found)
+    return set(matrices_of)
 
 
 def _modules(model: Tensors, layers: int) -> set[str]:

@@ -107,8 +107,8 @@ def token_parameters(token: int) -> SamplingParams:
 
 def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
     """The logprobs float32 [T - 1] of a prompt's tokens but the first, from vLLM's `RequestOutput`."""
-    found = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
-    return np.array([at[token].logprob for token, at in found], dtype=np.float32)
+    logprobs = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+    return np.array([at[token].logprob for token, at in logprobs], dtype=np.float32)
 
 
 class OutputReader:
@@ -145,8 +145,8 @@ class OutputReader:
         token; None when all are of one version."""
         if starts is None:
             return self._completion(None, FinishReason.ABORT)
-        known = [(_version_of(name), start) for name, start in starts]
-        return self._completion(version_spans(known, self.tokens), FinishReason.ABORT)
+        versions = [(_version_of(name), start) for name, start in starts]
+        return self._completion(version_spans(versions, self.tokens), FinishReason.ABORT)
 
     def _completion(self, versions: tuple[VersionSpan, ...] | None, reason: FinishReason) -> Completion:
         if versions is None:

@@ -51,7 +51,7 @@ class LoadExtension:
         otherwise, has other names.
         """
         held = bit_sums(self.get_model(), COMPARABLE)
-        return {_in_transformers(name): (one.shape, one.sums) for name, one in held.items()}
+        return {_in_transformers(name): (summed.shape, summed.sums) for name, summed in held.items()}
 
     def rollq_load(self, folder: str, copies: Mapping[str, str]) -> None:
         """Load all tensors of `folder`, and those named by the keys of `copies` once more, under the values.
@@ -77,8 +77,8 @@ class LoadExtension:
         load_weights = model.load_weights
 
         def noting(weights: Any) -> Any:
-            loaded.update(found := load_weights(weights) or ())
-            return found
+            loaded.update(names := load_weights(weights) or ())
+            return names
 
         model.load_weights = noting
         try:

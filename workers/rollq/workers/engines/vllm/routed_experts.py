@@ -34,8 +34,8 @@ class ExpertShape:
         vLLM returns indices from 0 of all tokens that it has read or found in its prefix cache, so not of the last one.
         What it does not return is unknown.
         """
-        found = number_experts(np.full((tokens, self.layers, self.top_k), -1), self.experts)
+        experts = number_experts(np.full((tokens, self.layers, self.top_k), -1), self.experts)
         if output.routed_experts is not None:
-            known = output.routed_experts[: tokens - 1]
-            found[: len(known)] = number_experts(known, self.experts)
-        return found
+            routed = output.routed_experts[: tokens - 1]
+            experts[: len(routed)] = number_experts(routed, self.experts)
+        return experts

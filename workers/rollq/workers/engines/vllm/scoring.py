@@ -131,7 +131,7 @@ class PromptScores:
     async def _next_token(self, served: Served) -> Mapping[int, float]:
         """The logprobs in nats of the most likely tokens after the long prompt."""
         output = await self._ask(self._long, next_token_parameters(self._compared), served)
-        return {token: found.logprob for token, found in output.outputs[0].logprobs[0].items()}
+        return {token: entry.logprob for token, entry in output.outputs[0].logprobs[0].items()}
 
     async def _ask(self, prompt: Int32Array, parameters: Any, served: Served) -> Any:
         inputs = tokens_input(prompt.tolist(), cache_salt=served.salt or name_of(served.version))

@@ -91,11 +91,11 @@ def environment(pid: int) -> bytes:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
         with open(f"/proc/{pid}/environ", "rb") as file:
-            found = file.read()
+            variables = file.read()
         start, end = fields[ENV_START : ENV_START + 2]
         is_empty = start == end != b"0"  # it had none before and after, so that no program came between
-        if found or is_empty or fields[MEMORY_BYTES] == b"0" or time.monotonic() > deadline_s:
-            return found
+        if variables or is_empty or fields[MEMORY_BYTES] == b"0" or time.monotonic() > deadline_s:
+            return variables
         time.sleep(START_LOOK_S)
 
 
@@ -109,15 +109,15 @@ def target(link: str) -> str:
 
 def shared_memory(pids: Iterable[int]) -> set[str]:
     """The files of the processes' shared memory, which stay when a process is killed. `psm_` is Python's."""
-    found = set()
+    segments = set()
     for pid in pids:
         try:
             with open(f"/proc/{pid}/maps") as maps:
                 files = {line.rstrip().partition("/dev/shm/")[2] for line in maps}
-                found |= {f"/dev/shm/{name}" for name in files if name.startswith(("psm_", "vllm_"))}
+                segments |= {f"/dev/shm/{name}" for name in files if name.startswith(("psm_", "vllm_"))}
         except OSError:
             continue
-    return found
+    return segments
 
 
 def unlink(files: Iterable[str]) -> None:

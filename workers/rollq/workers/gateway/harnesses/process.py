@@ -86,12 +86,12 @@ class HarnessFolder:
             sleep(LOOK_S)
 
     def _processes(self) -> list[int]:
-        marker, found = f"{MARKER}={self.root}".encode(), []
+        marker, pids = f"{MARKER}={self.root}".encode(), []
         for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
             with suppress(OSError):
                 if marker in watchdog.environment(pid).split(b"\0"):
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
     def tail(self) -> str:
         """The end of what the command has written. Empty, if the command has put something else than a file there."""

@@ -53,10 +53,10 @@ def text(value: Any, name: str) -> str:
 
 def nonempty(value: Any, name: str) -> str:
     """A text that is not empty."""
-    found = text(value, name)
-    if not found:
+    checked = text(value, name)
+    if not checked:
         raise CallRefused(f"{name} must not be empty")
-    return found
+    return checked
 
 
 def flag(value: Any, name: str) -> bool:
@@ -81,10 +81,10 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
     """Texts that are not empty: a list of them, a single one, or None."""
     if isinstance(value, str):
         value = [value]
-    found = tuple(text(each, f"{name}[{place}]") for place, each in enumerate(items(value, name)))
-    if "" in found:
+    checked = tuple(text(each, f"{name}[{place}]") for place, each in enumerate(items(value, name)))
+    if "" in checked:
         raise CallRefused(f"{name} must not have an empty text")
-    return found
+    return checked
 
 
 def content(
@@ -187,12 +187,12 @@ def answer_schema(
     return schema, ()
 
 
-def unused(body: Mapping[str, Any], known: Collection[str], defaults: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of fields that are set, but neither `known` nor equal to their `defaults`."""
+def unused(body: Mapping[str, Any], served: Collection[str], defaults: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of fields that are set, but neither `served` nor equal to their `defaults`."""
     return tuple(
         label(field)
         for field, value in body.items()
-        if field not in known and not _is_default(value, defaults.get(field))
+        if field not in served and not _is_default(value, defaults.get(field))
     )
 
 

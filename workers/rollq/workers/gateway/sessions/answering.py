@@ -156,10 +156,10 @@ class Answering:
 
     def _recorded_answer(self, placement: Placement) -> RecordedCall | None:
         """The next recorded answer to this request, if it continues the same tokens."""
-        known = self._replay.get(placement.located.digest)
-        if not known:
+        records = self._replay.get(placement.located.digest)
+        if not records:
             return None
-        record = known.pop(0)
+        record = records.pop(0)
         return record if _continues(placement, record.delta) else None
 
     @property
@@ -267,8 +267,8 @@ def _continues(placement: Placement, delta: Int32Array) -> bool:
     context, parent = placement.context, placement.located.parent
     if np.array_equal(context, delta):
         return True
-    known = np.zeros(0, np.int32) if parent is None else parent.conversation.context
-    return np.array_equal(context, np.concatenate([known, delta]))
+    before = np.zeros(0, np.int32) if parent is None else parent.conversation.context
+    return np.array_equal(context, np.concatenate([before, delta]))
 
 
 def with_call_ids(turn: Turn, number: int) -> Turn:

@@ -139,18 +139,18 @@ class CallTree:
     ) -> tuple[bytes, Node | None, tuple[Message, ...], tuple[Message, ...]]:
         """The digest of a history, the last answer of the model in it, all messages, and those after that answer."""
         history, parent, after = OPENING, None, 0
-        known = self._known_before(messages)
-        if known is not None:  # what was recognised before need not be hashed again, nor kept twice
-            after = len(known.messages) + 1
-            history, parent = after_answer(known.history, known.number), known
-            messages = (*known.messages, *messages[after - 1 :])
+        recognised = self._known_before(messages)
+        if recognised is not None:  # what was recognised before need not be hashed again, nor kept twice
+            after = len(recognised.messages) + 1
+            history, parent = after_answer(recognised.history, recognised.number), recognised
+            messages = (*recognised.messages, *messages[after - 1 :])
         for place in range(after, len(messages)):
             message = messages[place]
-            found = self._answer_repeated(history, message) if message["role"] == "assistant" else None
-            if found is None:
+            node = self._answer_repeated(history, message) if message["role"] == "assistant" else None
+            if node is None:
                 history = after_message(history, message)
             else:
-                history, parent, after = after_answer(history, found.number), found, place + 1
+                history, parent, after = after_answer(history, node.number), node, place + 1
         return history, parent, messages, messages[after:]
 
     def _known_before(self, messages: tuple[Message, ...]) -> Node | None:
@@ -180,8 +180,8 @@ class CallTree:
 
     def _text_before(self, call: Call) -> Node | None:
         """The completion whose prompt and answer begin this one's prompt, the longest one."""
-        found = [node for node in self.nodes if not node.messages and _begins(node.conversation, call)]
-        return max(found, key=lambda node: node.end.characters, default=None)
+        completions = [node for node in self.nodes if not node.messages and _begins(node.conversation, call)]
+        return max(completions, key=lambda node: node.end.characters, default=None)
 
     def _continued(self, located: Located) -> tuple[Conversation, bool]:
         """The conversation that the model continues, and whether it extends the parent's tokens."""
