@@ -21,7 +21,7 @@ READ_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What runs: the settings of `file`, with its logs in `logs`, and `workers` workers.
+    """Roles that run with the settings of `file`: `workers` workers, with all logs in `logs`.
 
     Readings of the buffer go to `depths`, if it is set. `grace_s`: seconds for the roles to stop.
     """

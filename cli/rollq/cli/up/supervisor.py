@@ -23,7 +23,7 @@ MAX_RESTARTS = 5
 STOP_S = 2.5
 """Seconds between SIGTERM and SIGKILL, where nothing else is said."""
 HEALTHY_S = 600.0
-"""A role that lived so long counts as healthy again: its earlier deaths are forgotten."""
+"""Seconds after which a role counts as healthy again: its earlier deaths are forgotten."""
 WRONG_SETTINGS = 2
 """Exit status of a role that another start would not help."""
 TAIL_LINES = 15

@@ -46,7 +46,7 @@ class Watch:
     def until_finished(
         self, buffer: MonitorBuffer, server: EmbeddedServer | None, supervisor: Supervisor, *, live: bool
     ) -> None:
-        """Wait until the role that finishes has done so; without one, for ever.
+        """Wait until the role that finishes has done so; without one, indefinitely.
 
         Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
         """
