@@ -128,7 +128,7 @@ class Supervisor:
         self._guardian = None
 
     def wait(self, role: Role | None, seconds: float = 1.0) -> None:
-        """Wait until a role ends, but not longer than `seconds`; without a role, so long."""
+        """Wait `seconds`, or until the role ends if that is earlier."""
         if role is None or role.process is None:
             time.sleep(seconds)
             return
