@@ -48,6 +48,24 @@ def has_groups(reply: Any) -> bool:
     return reply[0] in (b"batch", b"open")
 
 
+def _counted(task: str, reply: Any, known: Claimed | None) -> "list[_Counted]":
+    """The groups of a task in their order, those that were known first, each with its counting."""
+    before = _known_of(known, task) if known else []
+    in_order = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
+    return list(zip(in_order, _counting(reply, len(in_order)), strict=True))
+
+
+def _lack(step: int, replies: Mapping[str, Any], plan: Plan) -> Shortfall | None:
+    """The groups that the batch lacks, unless every task has its own."""
+    is_short = any(reply[0] != b"batch" for reply in replies.values())
+    return shortfall_of(step, replies, plan.sizes) if is_short else None
+
+
+def _exceeds(ends: Mapping[str, int], groups: "Mapping[str, Sequence[_Counted]]") -> bool:
+    """Whether a part ends after the groups that there are."""
+    return any(end > len(groups.get(task, ())) for task, end in ends.items())
+
+
 def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
     """The batch from the replies to the claims of all its tasks, see `claim.lua`, and from what was known of it.
 
@@ -57,16 +75,11 @@ def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Cla
     claim_round = max(reply[2] for reply in with_groups.values())
     if known is not None and (known.claim_round, known.plan_round) != (claim_round, plan.claim_round):
         return None
-    groups: dict[str, list[_Counted]] = {}
-    for task, reply in with_groups.items():
-        before = _known_of(known, task) if known else []
-        in_order = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
-        groups[task] = list(zip(in_order, _counting(reply, len(in_order)), strict=True))
+    groups = {task: _counted(task, reply, known) for task, reply in with_groups.items()}
     ends = [{task: part.get(task, 0) for task in plan.sizes} for part in plan.parts]
-    if any(end > len(groups.get(task, ())) for part in ends for task, end in part.items()):
+    if any(_exceeds(part, groups) for part in ends):
         return None
     ordered, totals = _in_parts(groups, plan.sizes, ends)
-    lacks = any(reply[0] != b"batch" for reply in replies.values())
     return Claimed(
         step,
         tuple([group for group, _ in ordered]),
@@ -76,7 +89,7 @@ def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Cla
         planned=plan.sizes,
         parts=totals,
         plan_round=plan.claim_round,
-        lack=shortfall_of(step, replies, plan.sizes) if lacks else None,
+        lack=_lack(step, replies, plan),
     )
 
 

@@ -128,6 +128,11 @@ def portions_of(groups: Iterable[GroupArgs]) -> Iterator[list[GroupArgs]]:
     return portions(groups, lambda group: group.size_bytes, MAX_CALL_BYTES)
 
 
+def _epochs(samples: Sequence[Sample]) -> set[int]:
+    """The epochs whose weights have made tokens of these samples."""
+    return {span.epoch for sample in samples for segment in sample.segments for span in segment.versions}
+
+
 def result_args(
     result: GroupResult,
     frames: Mapping[str, bytes],
@@ -143,7 +148,7 @@ def result_args(
     sent as they are: they may count as newer again. `size_bytes`: of the frames, with payloads in place of their names.
     """
     lease, samples = result.lease, result.samples
-    made_in = {span.epoch for sample in samples for segment in sample.segments for span in segment.versions}
+    made_in = _epochs(samples)
     if len(made_in) == 1 and max(made_in) < epoch:
         (epoch,), floors = made_in, Floors()
     tokens = [sample.response_tokens for sample in samples]

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -61,6 +61,18 @@ def find_runs(servers: Servers, patience: Patience, report: Report = lambda done
     return [summarize(RunStore(servers, run, patience), counted[run]) for run in sorted(counted)]
 
 
+def _counts(store: RunStore, tasks: Sequence[TaskKeys]) -> list[dict[Status, int]]:
+    """Groups by status, of each task."""
+    groups = iter(store.send_all([("ZCARD", task.status(status)) for task in tasks for status in Status]))
+    return [{status: next(groups) for status in Status} for _ in tasks]
+
+
+def _times_of(reports: Iterable[bytes]) -> list[int]:
+    """When each of these reports of workers was made, in ms; one that cannot be read is left out."""
+    times = [report.split(b" ", 1)[0] for report in reports]
+    return [int(at_ms) for at_ms in times if at_ms.isdigit() and len(at_ms) < 20]
+
+
 def summarize(store: RunStore, keys: int = 0) -> RunSummary:
     """Facts about a run, which may be one that cannot be used, without looking for its `keys`."""
     names = store.keys
@@ -76,20 +88,19 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
     task_keys = [TaskKeys(store.run, task.decode()) for task in sorted(tasks) if is_name(task)]
     clocks = store.send_all([("HMGET", task.clock, "reaped_ms", "archive") for task in task_keys])
     taken = store.send_all([("HGET", task.progress, "bytes") for task in task_keys])
-    groups = iter(store.send_all([("ZCARD", task.status(status)) for task in task_keys for status in Status]))
-    counts = [{status: next(groups) for status in Status} for _ in task_keys]
+    counts = _counts(store, task_keys)
     now_ms = store.server_ms()
-    reported = [int(at_ms) for report in workers if (at_ms := report.split(b" ", 1)[0]).isdigit() and len(at_ms) < 20]
+    reaped = [int(reaped_ms or 0) for reaped_ms, _ in clocks]
     return RunSummary(
         run=store.run,
         tasks=tuple(dict.fromkeys(task_of(task.task) for task in task_keys)),
-        groups=sum(sum(of_task.values()) for of_task in counts),
+        groups=sum(map(sum, map(dict.values, counts))),
         unarchived=sum(map(_unarchived, counts, clocks)),
         size_bytes=sum(int(number or 0) for number in taken),
         keys=keys,
         schema=int(schema) if schema else None,
         age_s=(now_ms - int(created_ms)) / 1000 if created_ms else None,
-        roles=tuple(_roles(now_ms, reported, [int(reaped_ms or 0) for reaped_ms, _ in clocks], trainer)),
+        roles=tuple(_roles(now_ms, _times_of(workers), reaped, trainer)),
         state=_state(incarnation, restoring, deleting),
     )
 

@@ -68,6 +68,12 @@ def _check_prefix(frame: bytes) -> int:
     return HEAD.size + int(header_length)
 
 
+def _check_tokens(tokens: int, ids: Any, logprobs: Any, mask: Any) -> None:
+    """Raise `ValueError` if segments of `tokens` in all leave some of the arrays over, or exceed them."""
+    if tokens != len(ids) or tokens != len(logprobs) or (mask is not None and tokens != len(mask)):
+        raise ValueError(f"segments have {tokens} tokens, arrays {len(ids)} ids and {len(logprobs)} logprobs")
+
+
 def _decode(
     frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[str, Any], details: Mapping[str, Any]
 ) -> Samples:
@@ -102,8 +108,7 @@ def _decode(
             )
         )
         start = end
-    if start != len(ids) or start != len(logprobs) or (mask is not None and start != len(mask)):
-        raise ValueError(f"segments have {start} tokens, arrays {len(ids)} ids and {len(logprobs)} logprobs")
+    _check_tokens(start, ids, logprobs, mask)
     return Samples(
         tuple([_STATUSES[status] for status in statuses]),
         tuple([None if reward is None else _number(reward) for reward in rewards]),

@@ -137,6 +137,10 @@ def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | 
     return sizes_by_weight(tasks, weights, step)
 
 
+def _say(task: str, change: str) -> None:
+    click.echo(f"task {task}: {change or 'is so'}")
+
+
 def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool, shared: bool = False) -> None:
     """Change the rules. All changes are checked before the first is made. `shared`: they share the batch anew."""
     from rollq.buffer.rules.revisions import Revision, differences
@@ -144,22 +148,22 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
     step = from_step or buffer.first_open_step() + (SHARED_MARGIN if shared else 0)
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
     _check_batch(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
-    changed: set[str] = set()
+    changed: list[str] = []
     batch = {task: int(changes["batch_groups"]) for task, changes in wanted.items()} if shared else None
     for task, (clock, rules) in planned.items():
-        changes = differences(clock.rules, rules)
         if dry_run:
+            changes = differences(clock.rules, rules)
             numbers = clock.rules_revision + 1, clock.claimed_step + 1
             revision = Revision(*numbers, 0.0, "", changes, batch or {}, clock.rules.batch_groups)
-            click.echo(f"task {task}: {revision.text} (not changed: --dry-run)" if changes else f"task {task}: is so")
+            _say(task, f"{revision.text} (not changed: --dry-run)" if changes else "")
             continue
         try:
             made = buffer.change_rules(task, wanted[task], batch_step=step, batch=batch)
         except ConfigError as error:
-            done = ", ".join(name for name in planned if name in changed)
-            raise ConfigError(f"{error}. {f'Only {done} changed: ' if done else ''}repeat the command") from None
-        changed.add(task)
-        click.echo(f"task {task}: {made.text}" if made else f"task {task}: is so")
+            done = f"Only {', '.join(changed)} changed: " if changed else ""
+            raise ConfigError(f"{error}. {done}repeat the command") from None
+        changed.append(task)
+        _say(task, made.text if made else "")
 
 
 def _check_batch(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> None:

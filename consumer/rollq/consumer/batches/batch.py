@@ -100,10 +100,7 @@ class Batch:
         settings = settings or AdvantageSettings()
         staleness = [TokenStaleness(step)] * len(groups) if staleness is None else staleness
         valid = np.array([reward is not None for of_group in rows for reward in of_group.rewards], dtype=np.bool_)
-        rewards = [
-            reward or 0.0 for group, of_group in zip(groups, rows, strict=True) for reward in _rewards(group, of_group)
-        ]
-        trained = np.where(valid, np.array(rewards, dtype=np.float32), np.float32(0))
+        trained = np.where(valid, _trained_rewards(groups, rows), np.float32(0))
         content = BatchContent(rows, valid, staleness, source.read, before)
         if reader is None:
             content.make_sequences(range(len(groups)))
@@ -114,9 +111,7 @@ class Batch:
             step=step,
             group_ids=group_ids,
             content=content,
-            lengths=np.array(
-                [length for of_group in rows for segments in of_group.lengths for length in segments], dtype=np.int64
-            ),
+            lengths=_lengths(rows),
             rewards=trained,
             valid=valid,
             advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
@@ -339,6 +334,17 @@ class Batch:
 def _task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:
     """A number for each group's task, the same for all of its shards."""
     return np.unique([task_of(name) for name, _ in group_ids], return_inverse=True)[1].astype(np.int64)
+
+
+def _trained_rewards(groups: Sequence[Group | ClaimedGroup], rows: Sequence[SampleRows]) -> Float32Array:
+    """The rewards of all samples, float32 [n], 0 without one."""
+    pairs = zip(groups, rows, strict=True)
+    return np.array([reward or 0.0 for group, row in pairs for reward in _rewards(group, row)], dtype=np.float32)
+
+
+def _lengths(rows: Sequence[SampleRows]) -> npt.NDArray[np.int64]:
+    """The tokens of every segment of all samples, int64 [segments]."""
+    return np.array([length for row in rows for segments in row.lengths for length in segments], dtype=np.int64)
 
 
 def _rewards(group: Group | ClaimedGroup, rows: SampleRows) -> Sequence[float | None]:

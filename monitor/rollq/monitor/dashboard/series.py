@@ -12,6 +12,15 @@ RATES = ("groups", "failed", "tokens", "trained", "queued_s", "worked_s", "waite
 WINDOW_ROWS = WINDOW_MS // HISTORY_ROW_MS + 1
 
 
+def _depths(rows: Sequence[HistoryRow]) -> dict[str, list[int]]:
+    """Groups by status, of each status that has had any."""
+    return {
+        status.value: [row.statuses[status] for row in rows]
+        for status in (rows[0].statuses if rows else ())
+        if any(row.statuses.get(status) for row in rows)
+    }
+
+
 def series(rows: Sequence[HistoryRow]) -> dict[str, Any]:
     """Columns of equal length, at most `MOST_POINTS` each: `at_ms`, depths by status, `ready`, and over the minute
     before each point the `RATES`. `reward` is the mean of the samples that were put since the point before; None where
@@ -26,11 +35,7 @@ def series(rows: Sequence[HistoryRow]) -> dict[str, Any]:
         "ready": [row.ready for row in picked],
         "version": [row.version for row in picked],
         "step": [row.step for row in picked],
-        "statuses": {
-            status.value: [row.statuses[status] for row in picked]
-            for status in (picked[0].statuses if picked else ())
-            if any(row.statuses.get(status) for row in picked)
-        },
+        "statuses": _depths(picked),
         **{name: [None if point is None else getattr(point, name) for point in by_point] for name in RATES},
         "reward": [None] * bool(picked) + [_reward(before, after) for before, after in pairwise(picked)],
     }

@@ -20,13 +20,18 @@ OVERLOADED = 1.5
 MOST_NAMED = 2
 
 
-def imbalance(run: RunStatus) -> str:
-    """Say that workers are idle while others hold most groups, if the trainer waits; else nothing."""
+def _awaited(run: RunStatus) -> int:
+    """Groups that wait for a worker or are with one, if they are a large part of the batch that the trainer awaits."""
     tasks = [task for task in run.tasks if task.is_sampled and task.control == "run"]
     under_way = sum(task.groups(status) for task in tasks for status in (Status.PENDING, Status.RUNNING))
-    batch = sum(task.batch_groups for task in tasks)
     is_waiting = run.trainer is not None and run.trainer.phase is TrainerPhase.WAITING
-    if not is_waiting or under_way <= LEAST_PART * batch:
+    return under_way if is_waiting and under_way > LEAST_PART * sum(task.batch_groups for task in tasks) else 0
+
+
+def imbalance(run: RunStatus) -> str:
+    """Say that workers are idle while others hold most groups, if the trainer waits; else nothing."""
+    under_way = _awaited(run)
+    if not under_way:
         return ""
     serving = {name: report for name, report in run.alive_workers.items() if report.get("state") == "serving"}
     idle = sum(map(_is_idle, serving.values()))

@@ -167,6 +167,14 @@ def _producer_seen(task: TaskStatus) -> str:
     return "never" if task.producer_silent_s is None else f"{seconds_in_words(task.producer_silent_s)} ago"
 
 
+def _shares(groups: Mapping[int, int]) -> str:
+    return ", ".join(f"{staleness}: {number}" for staleness, number in groups.items())
+
+
+def _dropped(groups: Mapping[str, int]) -> str:
+    return ", ".join(f"{count(number, 'group')} {reason}" for reason, number in groups.items() if number)
+
+
 def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     """Facts that are shown where there are any; in a full buffer, always what samples take."""
     lines = []
@@ -175,10 +183,9 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     if (rows := PromptRows.counted(task.progress)) is not None:
         lines.append(f"prompts: {described(rows)}" + (f" ({reasons(task.unusable)})" if task.unusable else ""))
     if any(task.by_staleness.values()):
-        shares = ", ".join(f"{staleness}: {groups}" for staleness, groups in task.by_staleness.items())
-        lines.append(f"staleness of ready groups: {shares}")
+        lines.append(f"staleness of ready groups: {_shares(task.by_staleness)}")
     if any(task.dropped.values()):
-        lines.append("so far: " + ", ".join(f"{count(n, 'group')} {reason}" for reason, n in task.dropped.items() if n))
+        lines.append(f"so far: {_dropped(task.dropped)}")
     if task.bytes or fullness.is_full:
         lines.append(_samples_line(task))
     if task.is_retired:

@@ -152,31 +152,41 @@ def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[
     return parsed
 
 
+def _parser(format: VllmFormat, calls_none: bool, *, has_thoughts: bool) -> Any:
+    """The parser for what is left of a text whose thoughts were found, or not; None if nothing is left to parse."""
+    if has_thoughts:
+        return None if calls_none else format.tools_alone
+    return format.thoughts_alone if calls_none else format.both
+
+
+def _parsed_calls(calls: Sequence[Any], text: str) -> list[ToolCall | Malformed]:
+    """The calls that vLLM found in `text`; one whose id is not in it gets an id that depends on the text alone."""
+    return [
+        parse_arguments(call.name, call.arguments or "{}", call.id if _is_in(call.id, text) else call_id(text, index))
+        for index, call in enumerate(calls)
+    ]
+
+
 def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: Sequence[Message] | None) -> Turn:
     """The turn that the parsers of `format` find; runs in a thread."""
     calls_none = tools is not None and not tools
     thoughts, visible = _closed_thoughts(format, backend, text)
-    if thoughts is None:
-        parser = format.thoughts_alone if calls_none else format.both
-    else:
-        parser = None if calls_none else format.tools_alone
+    parser = _parser(format, calls_none, has_thoughts=thoughts is not None)
     content, tool_calls = visible, None
     if parser is not None:
-        reasoning, content, tool_calls = _call(parser, backend, visible, ids, tools or ())
+        reasoning, parsed, tool_calls = _call(parser, backend, visible, ids, tools or ())
+        content = parsed or ""
         if reasoning:
-            thoughts, visible = reasoning, content or ""
+            thoughts, visible = reasoning, content
     if calls_none:
-        return Turn(text, content or "", thoughts or None)
+        return Turn(text, content, thoughts or None)
     if format.tool_parser == HERMES:
         content, own = hermes_calls(visible, visible)
         return Turn(text, content, thoughts or None, own)
-    calls: list[ToolCall | Malformed] = [
-        parse_arguments(call.name, call.arguments or "{}", call.id if _is_in(call.id, text) else call_id(text, index))
-        for index, call in enumerate(tool_calls or ())
-    ]
+    calls = _parsed_calls(tool_calls or (), text)
     if format.tool_parser and (problem := _problem(_marks(backend), visible, has_calls=bool(calls))):
         calls[-1:] = [Malformed(problem)]
-    return Turn(text, content or "", thoughts or None, tuple(calls))
+    return Turn(text, content, thoughts or None, tuple(calls))
 
 
 def _is_in(id: str | None, text: str) -> bool:

@@ -109,6 +109,13 @@ class Server:
         finally:
             note(State.WAITING)
 
+    def _models(self, path: str, session: Session) -> web.Response:
+        """The list of models, or the one that `path` names."""
+        most_tokens = session.answering.most_prompt_tokens
+        if path == "/models":
+            return _json(model_list(MODEL, self._started_s, most_tokens))
+        return _json(model(path.removeprefix("/models/"), self._started_s, most_tokens))
+
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         token_in_path, path = _split_path(request.path)
         protocol = _protocol_of(path)
@@ -121,12 +128,8 @@ class Server:
                 identify(KEY_VARIABLE)
                 return _json(offered)
             session = self._session_of(request, token_in_path)
-            if request.method == "GET" and path == "/models":
-                return _json(model_list(MODEL, self._started_s, session.answering.most_prompt_tokens))
-            if request.method == "GET" and path.startswith("/models/"):
-                return _json(
-                    model(path.removeprefix("/models/"), self._started_s, session.answering.most_prompt_tokens)
-                )
+            if request.method == "GET" and f"{path}/".startswith("/models/"):
+                return self._models(path, session)
             if request.method != "POST":
                 raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
             body = await _body(request)

@@ -164,6 +164,21 @@ class SampleMaker:
         held.expected_tokens = expected_tokens(held.lease, samples)
         self._note_generated(held, index)
 
+    def _salvage_of(self, recipe: Recipe, held: HeldLease, index: int, previous: Sample) -> SampleSalvage | None:
+        """The salvage of a sample that may be continued by another worker; None for others."""
+        if not (recipe.salvages(held.lease) or held.lease.borrowed):
+            return None
+        return self._salvage.of(held, index, previous, recorded=recipe.records)
+
+    async def _handed_over(self, held: HeldLease, salvage: SampleSalvage, made: Sample) -> bool:
+        """Hand an unfinished sample to another worker; if that fails, it gets its place back here."""
+        places = self._places.of(held.lease.task)
+        places.note_lent(held)
+        if await salvage.hand_over(made):
+            return True
+        places.enter(held, 1)
+        return False
+
     async def _make_with(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: SampleEnds
     ) -> bool:
@@ -174,9 +189,7 @@ class SampleMaker:
             places.skip(held)
             return True
         previous = samples[index] if samples[index].awaits_judge or recipe.resumes(lease) else EMPTY_SAMPLE
-        salvage = None
-        if recipe.salvages(lease) or lease.borrowed:
-            salvage = self._salvage.of(held, index, previous, recorded=recipe.records)
+        salvage = self._salvage_of(recipe, held, index, previous)
         rollout = self._rollout(recipe, held, prompt, index, previous, salvage)
         made = await self._generated_sample(recipe, held, index, replace(rollout, at_end=ends.add))
         if made is None:
@@ -185,16 +198,14 @@ class SampleMaker:
             held.given_up.discard(index)
             if made.status in UNFINISHED and not held.finished and salvage:
                 samples[index] = made
-                places.note_lent(held)
-                if await salvage.hand_over(made):
+                if await self._handed_over(held, salvage, made):
                     return True
-                places.enter(held, 1)
                 return await self._make_with(recipe, held, prompt, samples, index, ends)
         self._note_generated(held, index)
         if made.status is SampleStatus.ABORTED and not recipe.resumes(lease):
             samples[index] = EMPTY_SAMPLE
             return False
-        if made.status is SampleStatus.COMPLETED and made.reward is None and not lease.evaluation and ends.is_empty:
+        if _is_unjudged(made) and not lease.evaluation and ends.is_empty:
             samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # for a stop while it is judged
         samples[index] = await self._judged_sample(recipe, held, prompt, made)
         held.expected_tokens = expected_tokens(lease, samples)
@@ -429,3 +440,8 @@ async def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
         await asyncio.wait(running)
     for task in tasks:
         task.cancelled() or task.exception()  # asyncio logs errors that nobody looks at
+
+
+def _is_unjudged(sample: Sample) -> bool:
+    """Whether a finished sample has no reward yet."""
+    return sample.status is SampleStatus.COMPLETED and sample.reward is None

@@ -157,8 +157,7 @@ class DecodeBatch:
         unique: dict[_Row, int] = {}
         index = [unique.setdefault(_Row.of(sequence), len(unique)) for sequence in sequences]
         rows = list(unique)
-        texts = [number for number, row in enumerate(rows) if row.images is None]
-        passes = [[number] for number, row in enumerate(rows) if row.images is not None] + [texts] * bool(texts)
+        passes = _passes(rows)
         state: _State | None = None
         read: dict[int, ExpertArray] = {}
         for numbers in passes:
@@ -280,3 +279,9 @@ def merge(old: _State, new: _State) -> _State:
         layer.values = torch.cat([widen(layer.values), widen(added.values)])
     masks = [functional.pad(state.mask, (width - state.mask.shape[1], 0)) for state in (old, new)]
     return _State(old.cache, torch.cat(masks), torch.cat([old.logits, new.logits]))
+
+
+def _passes(rows: Sequence[_Row]) -> list[list[int]]:
+    """Numbers of the rows that are read together: those with images alone, the others in one pass."""
+    texts = [number for number, row in enumerate(rows) if row.images is None]
+    return [[number] for number, row in enumerate(rows) if row.images is not None] + [texts] * bool(texts)
