@@ -295,8 +295,8 @@ def test_batches_that_are_all_bad_end_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Learner, "update", lambda learner, step: None)
-    with working(server_url, run_name, tmp_path), pytest.raises(InvalidGroup, match=r"step 1.*for 2 batches in a row"):
-        train(Connection(server_url, run_name), settings(max_bad_batches=2))
+    with working(server_url, run_name, tmp_path), pytest.raises(InvalidGroup, match=r"step 1.*for 3 batches in a row"):
+        train(Connection(server_url, run_name), settings())
 
 
 @pytest.mark.parametrize(("says", "noticed"), [(0.7, False), (1.0, True)])

@@ -68,7 +68,7 @@ class ClientSettings(Settings):
     transport: Transport = Field(
         default="redis",
         description="how weights reach workers: redis (up to 64 MiB), path (a shared folder), s3 (an object store), "
-        "nccl (into vLLM)",
+        "nccl (into vLLM; experimental)",
     )
     s3_url: str | None = Field(default=None, description="transport s3: where weights are stored, s3://bucket/prefix")
     full_every: int = Field(
@@ -193,9 +193,6 @@ class TrainerSettings(ClientSettings):
     evaluate_every: int = Field(default=0, ge=0, description="train steps between two evaluations; 0: never")
     evaluation_timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one evaluation, in seconds; default: no limit"
-    )
-    max_bad_batches: int = Field(
-        default=3, gt=0, description="consecutive batches without a finite loss at which training stops"
     )
     max_mismatch: float | None = Field(
         default=1.0,

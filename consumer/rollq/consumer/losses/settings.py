@@ -63,7 +63,9 @@ class LossSettings(Settings):
     """
 
     preset: str = Field(default="ppo", description="the loss whose values the other settings have by default")
-    surrogate: Surrogate = Field(default="clipped", description="what is minimised for each token")
+    surrogate: Surrogate = Field(
+        default="clipped", description="what is minimised for each token; gmpo, sapo, dppo_kl and ipo are experimental"
+    )
     ratio: RatioLevel = Field(
         default="token", description="whether new and old policy are compared token by token, or over a sample"
     )

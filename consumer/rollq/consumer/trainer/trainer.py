@@ -43,6 +43,9 @@ from rollq.consumer.weights.probe import probe_of
 
 log = logging.getLogger(__name__)
 
+MAX_BAD_BATCHES = 3
+"""Consecutive batches without a finite loss at which training stops."""
+
 
 def train(
     connection: Connection,
@@ -309,7 +312,7 @@ class Trainer:
         """Replace a batch whose loss or gradient is not finite; its groups are kept as failed, for audit."""
         self._bad_batches += 1
         where = f"step {batch.step}: loss or gradient is not finite"
-        if self._bad_batches >= self._settings.max_bad_batches:
+        if self._bad_batches >= MAX_BAD_BATCHES:
             raise InvalidGroup(
                 f"{where}, for {self._bad_batches} batches in a row: check the weights and the learning rate; "
                 "the batch stays claimed"
