@@ -132,7 +132,7 @@ def test_another_initial_model_that_has_no_effect_is_named(
     save_checkpoint(settings.output, 1, "", learner.model, learner.optimizer, model_folder, initial=learner.initial)
     other = settings.model_copy(update={"model": other_model(model_folder, tmp_path / "other")})
     _, resumed = start_learner(other, 0, Ranks())
-    assert "training continues with those of the checkpoint, and these have no effect" in caplog.text
+    assert "training continues with the checkpoint's, and these have no effect" in caplog.text
     assert resumed.initial == learner.initial, "what training began with, for the next checkpoint"
 
 

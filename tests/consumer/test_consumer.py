@@ -148,7 +148,7 @@ def test_a_trainer_that_has_taken_the_next_batch_publishes_the_step_that_it_trai
         live = buffer.live_model()
         assert live is not None
         assert live.version == 1
-        with pytest.raises(ConfigError, match=r"^publish\(step=3\): the last batch that was taken is that of step 2"):
+        with pytest.raises(ConfigError, match=r"^publish\(step=3\): the last batch that was taken is the batch of"):
             consumer.publish(tiny_qwen3(seed=9).state_dict(), step=3)
         with pytest.raises(VersionFalls):
             consumer.publish(tiny_qwen3(seed=9).state_dict(), step=0)
@@ -520,8 +520,8 @@ def test_a_replay_is_announced_and_other_weights_are_noticed_once(
             consumer.publish({"w": torch.full((1,), 100.0 + step)}, step=step)
             consumer.commit(batch)
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert "weights of version 1 are not those" in warning
-    assert "recorded batches of steps 2 to 3 are replayed all the same" in warning
+    assert "weights of version 1 differ from the weights" in warning
+    assert "recorded batches of steps 2 to 3 are replayed anyway" in warning
 
 
 def test_batches_of_other_weights_are_sampled_again_where_that_is_set(
@@ -598,10 +598,10 @@ def test_weights_in_other_files_are_other_weights_in_a_replay(
 ) -> None:
     train_twice(connect, worker)
     with connect(weights={"w": torch.zeros(1)}):
-        assert "version 0 are not those" not in caplog.text
+        assert "version 0 differ from" not in caplog.text
     with connect(weights={"w": torch.zeros(1)}, publish_dtype="bfloat16"):
-        assert "version 0 are not those" in caplog.text
-        assert "also if only publish_dtype or max_file_bytes has been changed" in caplog.text
+        assert "version 0 differ from" in caplog.text
+        assert "a change of publish_dtype or max_file_bytes is enough" in caplog.text
 
 
 def test_a_run_that_was_never_created_is_store_lost(connect: Connect) -> None:

@@ -142,7 +142,7 @@ def test_a_misshapen_array_is_refused(values: list[float]) -> None:
 
 def test_rewards_of_a_pipeline_are_refused() -> None:
     group = replace(make_group(two_turns(1, 2)), shaped=PipelineOutput((1.0,)))
-    with pytest.raises(InvalidGroup, match="has rewards of a pipeline, which are those of whole samples"):
+    with pytest.raises(InvalidGroup, match="has rewards of a pipeline, which apply to whole samples"):
         Batch.build(1, [group]).with_credit("turns")
 
 

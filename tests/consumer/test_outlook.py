@@ -110,7 +110,7 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
             SHORT,
             counts({Status.PENDING: 5}, control=Control.STOPPED, reason="too little is kept"),
             2,
-            "production is set to stopped: too little is kept; mend the cause, then let production continue "
+            "production is set to stopped: too little is kept; fix the cause, then let production continue "
             "(`rollq resume`)",
         ),
         (
@@ -179,5 +179,5 @@ def test_a_wait_quotes_the_last_error() -> None:
     assert "1 workers are generating; the last 17 groups all failed; the last error: ValueError" in text
     stopped = replace(counts(control=Control.STOPPED, reason="all fail: ValueError"), last_error=error)
     assert explain_wait(SHORT, [stopped], {}, Fullness()).endswith(
-        "set to stopped: all fail: ValueError; mend the cause, then let production continue (`rollq resume`)"
+        "set to stopped: all fail: ValueError; fix the cause, then let production continue (`rollq resume`)"
     )

@@ -56,7 +56,7 @@ def test_xm03_weights_that_are_too_old_are_an_error_at_once_when_newer_ones_exis
     with connect() as consumer:
         worker.produce(2)
         consumer.commit(next(consumer))
-        with pytest.raises(SyncFirst, match="too old for step 2; publish those of step 1"):
+        with pytest.raises(SyncFirst, match="too old for step 2; publish the weights of step 1"):
             next(consumer)
         consumer.publish(model_folder, step=1)
         worker.produce(2)
@@ -279,7 +279,7 @@ def test_an_evaluation_warns_of_prompts_that_could_not_be_judged(
     with connect() as consumer:
         found = consumer.evaluate()
     assert (found["eval/held_out/failed"], found["eval/held_out/reward"]) == (1, 1.0)
-    assert "evaluation held_out: 1 of 2 prompts have failed, so the reward is that of the others" in caplog.text
+    assert "evaluation held_out: 1 of 2 prompts have failed, so the reward covers only the others" in caplog.text
 
 
 def test_tc05_an_evaluation_tolerates_a_timeout(

@@ -143,7 +143,7 @@ class Lacking(Consumer):
     def __next__(self) -> Batch:
         if self.step == 2 and not self.asked:
             self.asked = True
-            raise SyncFirst("publish those of step 1")
+            raise SyncFirst("publish the weights of step 1")
         return super().__next__()
 
     def publish(self, *args: Any, **kwargs: Any) -> int:

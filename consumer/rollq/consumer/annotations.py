@@ -22,7 +22,7 @@ from rollq.consumer.batches.batch import Batch
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 4
-"""Steps whose annotations may wait to be written; those of further ones are left out."""
+"""Steps whose annotations may wait to be written; annotations of further steps are dropped."""
 ROWS_PER_READ = 64
 """Sequences that a reader of one must read: a whole file may be larger than memory has room for."""
 
@@ -115,7 +115,7 @@ class Annotator:
 
 
 def _array(values: Any) -> npt.NDArray[Any]:
-    """Values as an array; those of a tensor as float32 if numpy lacks its dtype, as it does bfloat16."""
+    """Values as an array. A tensor becomes float32 if numpy lacks its dtype, such as bfloat16."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values

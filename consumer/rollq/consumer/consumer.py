@@ -1,6 +1,6 @@
 """`Consumer`: a trainer's connection to a run. It takes each step's batch, publishes weights and commits trained steps.
 
-Invariant: the step moves only by `commit`, so asking for a step again, after whatever failure, gives the same batch.
+Invariant: only `commit` moves the step, so asking for a step again, after any failure, gives the same batch.
 """
 
 import logging
@@ -119,12 +119,12 @@ class Consumer(Iterator[Batch]):
 
         `place` is the URL of the server or cluster, and `run` the name of the run on it. A `Connection` instead of both
         also has a password, the place of payloads, and the archive for `annotate`.
-        `weights` are those of that step, in any form that `publish` takes; workers get them at once.
-        `probe` is theirs, as in `publish`.
+        `weights` are the weights of that step, in any form that `publish` takes; workers get them at once.
+        `probe` is their probe, as in `publish`.
         `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
         since, and steps that a rewind has undone, are noticed.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
-        also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
+        even during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
         over; of their `weights` only the shards of a model that FSDP has sharded are used.
 
         A trainer that was killed on this machine is replaced at once. One that may still live elsewhere is waited for
@@ -242,11 +242,11 @@ class Consumer(Iterator[Batch]):
 
         A synchronous trainer trains on the groups that are finished while the others are made. Groups come in the order
         in which they are finished, as far as the whole batch would surely have them. `max_tokens`, `padded` and
-        `arrays` are those of `Batch.micro_batches`. After the loop, `finish` makes the gradients those of the whole
-        batch under `loss`; then update, `publish`, and `commit(stream.batch)`.
+        `arrays` are as in `Batch.micro_batches`. After the loop, `finish` turns the gradients into the gradients of the
+        whole batch under `loss`; then update, `publish`, and `commit(stream.batch)`.
 
         Iterating raises what `next` raises, where `timeout_s` bounds each wait, and `NotClaimed` for a batch that was
-        released meanwhile. After an unreadable group the step gets another batch: where a part was trained already, the
+        released in between. After an unreadable group the step gets another batch: if a part was trained already, the
         iteration raises `CorruptGroup`; drop the gradients, and call `stream` again. Raises `ConfigError` for what only
         a whole batch has: advantages with baseline or scale `batch`, a `loss` with sft or distillation, colocated
         engines.
@@ -292,7 +292,7 @@ class Consumer(Iterator[Batch]):
             if end > done:
                 expected = expected or expected_counts(part.task_counts, end, claimed.planned)
                 yield replace(part, expected_counts=expected), whole
-            else:  # fewer groups were wanted meanwhile
+            else:  # the wanted number of groups has fallen since
                 yield None, whole
             if whole is not None:
                 return
@@ -345,14 +345,14 @@ class Consumer(Iterator[Batch]):
         them before they lease a group. A model's is computed here; for other weights see `probe_of`.
 
         With transport `nccl` the call returns when the workers have the weights; workers that failed get them later.
-        Raises `WeightsError`, also for a state dict whose names or shapes are not those of the weights given to
+        Raises `WeightsError`, including for a state dict whose names or shapes differ from the weights given to
         `connect`, such as one with fused experts, and for one that is sharded; `ConfigError` for a step whose batch
         was not taken yet; `VersionFalls` for one before the live version; `FencedError`; and `ReplayMismatch` with
         `on_replay_mismatch = "fail"`.
         """
         if step > self._last_batch:
             raise ConfigError(
-                f"publish(step={step!r}): the last batch that was taken is that of step {self._last_batch}; "
+                f"publish(step={step!r}): the last batch that was taken is the batch of step {self._last_batch}; "
                 "pass the step of the batch that these weights have learned from last"
             )
         before = self._publisher.stored_bytes
@@ -421,8 +421,8 @@ class Consumer(Iterator[Batch]):
 
         `values` maps names to arrays [n], such as `logprob`, `ratio` and `clipped`; `sequences` [n] are indices into
         `batch.sequences`, as `micro.sequence_index[micro.loss_mask]` has them. The tokens of a sequence are in order.
-        A thread writes it. What goes wrong is logged, and never stops training. Call it before `commit`, once or for
-        each micro-batch: each call makes a file.
+        A thread writes it. Errors are logged, and never stop training. Call it before `commit`, once or for each
+        micro-batch: each call makes a file.
         """
         if self._annotator:
             self._annotator.annotate(batch, values, sequences)
@@ -433,7 +433,8 @@ class Consumer(Iterator[Batch]):
         """Run evaluations (default: all) with the live weights, and return their metrics as `eval/<name>/...`.
 
         Producers schedule every prompt of an evaluation, workers generate them before the training groups of the next
-        step, and none of it is ever trained. Do not publish weights meanwhile: every token must be of the live version.
+        step, and none of it is ever trained. Do not publish weights during an evaluation: every token must be of the
+        live version.
         After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}.
         `evaluation_metrics` defines the metrics. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
         another trainer has taken over, since the live weights are then no longer this trainer's.

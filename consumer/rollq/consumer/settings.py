@@ -56,7 +56,7 @@ class ClientSettings(Settings):
     takeover: bool = Field(default=False, description="take the run from a trainer that is still alive")
     accept_new_store: bool = Field(
         default=False,
-        description="train on although the store is not that of the checkpoint, or does not know its step",
+        description="train although the store is not the checkpoint's, or does not know its step",
     )
     on_replay_mismatch: OnReplayMismatch = Field(
         default="warn",
@@ -179,7 +179,7 @@ class TrainerSettings(ClientSettings):
         default=None, description="dtype of forward and backward passes alone; default: `dtype`"
     )
     logprob_chunk: int = Field(
-        default=1024, ge=0, description="tokens whose logits are in memory at a time; 0: those of a whole micro-batch"
+        default=1024, ge=0, description="tokens whose logits are in memory at a time; 0: a whole micro-batch"
     )
     checkpoint_activations: bool = Field(
         default=False, description="compute activations again in the backward pass, which saves most of their memory"
@@ -197,7 +197,7 @@ class TrainerSettings(ClientSettings):
     max_mismatch: float | None = Field(
         default=1.0,
         gt=0,
-        description="stop when a batch's logprobs differ from the engine's by more than this in the mean, in nats",
+        description="stop when a batch's logprobs differ from the engine's by more than this on average, in nats",
     )
     replay_experts: bool = Field(
         default=False, description="route tokens to the experts that the engine chose, in a mixture of experts"

@@ -21,7 +21,7 @@ class WandbSettings(Settings):
 
     project: str = Field(default="rollq", description="project of the run")
     entity: str | None = Field(default=None, description="user or team; default: the account's")
-    name: str | None = Field(default=None, description="name of the run; default: that of rollq's run")
+    name: str | None = Field(default=None, description="name of the run; default: the name of rollq's run")
     mode: Literal["online", "offline"] = Field(
         default="online", description="offline: only write to output, for `wandb sync`"
     )
@@ -33,5 +33,5 @@ class MlflowSettings(Settings):
     tracking_uri: str | None = Field(
         default=None, description="server or database of runs; default: MLFLOW_TRACKING_URI, or MLflow's default"
     )
-    experiment: str = Field(default="rollq", description="experiment of the run; it is made where there is none")
-    name: str | None = Field(default=None, description="name of the run; default: that of rollq's run")
+    experiment: str = Field(default="rollq", description="experiment of the run; it is made if it does not exist")
+    name: str | None = Field(default=None, description="name of the run; default: the name of rollq's run")

@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 class Batch:
     """The groups of train step `step` and their token sequences, for all ranks.
 
-    The flat samples are those of all groups in order, failed ones included, S in total: `samples`, `rewards` float32
-    [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32 [S].
-    `sequences` are the segments of the valid samples, n of all ranks: `lengths` int64 [n], their tokens, and
-    `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
-    are the task, or the shard of one, and the id of each group. `claim_round` names this batch when it is released.
+    The flat samples are the samples of all groups in order, including failed ones, S in total: `samples`, `rewards`
+    float32 [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32
+    [S]. `sequences` are the segments of the valid samples, n over all ranks: `lengths` int64 [n], their tokens, and
+    `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select the sequences of `rank`.
+    `group_ids` are the task, or the shard of a task, and the id of each group. `claim_round` names this batch when it
+    is released.
 
-    `numbers` are those of the samples of each group, see `rollq.buffer.values.sample_numbers`.
+    `numbers` are the numbers of the samples of each group, see `rollq.buffer.values.sample_numbers`.
 
     `group_counts` are the counts of each group, and `part` the indices of the groups that are trained: all of them,
     except in what `split` returns. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
 
     `reduction` is how the ranks combine their gradients, see `loss_scale`.
 
-    A rank has read its share. Other items of `groups`, `samples` and `sequences` are read when they are asked for,
-    which raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.
+    A rank has read its share. Other items of `groups`, `samples` and `sequences` are read on access. This raises
+    `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.
     `prefetched` is the part of the share's groups that were read before the batch was claimed. `unreadable` are groups
     of the share that could not be read: their sequences are masked.
 
@@ -172,7 +173,7 @@ class Batch:
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss with which the gradients of all ranks, combined by `reduction`, are those of the
+        """The factor of the loss that makes the gradients of all ranks, combined by `reduction`, the gradients of the
         whole batch: 1 where they are summed, `world_size` where they are averaged."""
         return float(self.world_size) if self.reduction == "mean" else 1.0
 
@@ -211,7 +212,7 @@ class Batch:
 
         Part k trains the groups k, k + parts, ..., with the counts of these groups and the advantages of the whole
         batch. A rank has the same groups as before. All are the batch of this step: compute the old logprobs of all
-        parts before the first update, publish and commit once, after the last. Indices are those of the whole batch.
+        parts before the first update, publish and commit once, after the last. Indices refer to the whole batch.
 
         Raises `ConfigError` for fewer groups than parts.
         """
@@ -222,7 +223,7 @@ class Batch:
         return [replace(self, part=self.part[first::parts]) for first in range(parts)]
 
     def with_token_advantages(self, advantages: Mapping[int, npt.ArrayLike]) -> "Batch":
-        """A copy in which each token of these sequences has an advantage; others keep those of their samples.
+        """A copy in which each token of these sequences has an advantage; others keep the advantage of their sample.
 
         `advantages` maps an index into `sequences` to one advantage per token of the sequence, prompt included,
         float32 [L]. Raises `ValueError` for another shape, and for one that is not finite.

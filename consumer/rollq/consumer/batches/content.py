@@ -1,6 +1,6 @@
-"""The groups of a batch and their sequences, read from the store when they are first asked for.
+"""The groups of a batch and their sequences, read from the store on first access.
 
-A rank has those of its share at once. What it asks for besides, such as a sequence of another rank, is read then.
+A rank has the groups of its share at once. Anything else, such as a sequence of another rank, is read on access.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,8 +79,8 @@ class BatchContent:
         read: Callable[[Sequence[int]], Sequence[Group]],
         before: "BatchContent | None" = None,
     ) -> None:
-        """`rows` and `staleness`: those of each group; `valid` bool [S]: flat samples that are trained; `read` reads
-        groups by index. `before`: the content of the first of these groups, which is taken over."""
+        """`rows` and `staleness` have an item for each group; `valid` bool [S]: flat samples that are trained; `read`
+        reads groups by index. `before`: the content of the first of these groups, which is taken over."""
         self._read = read
         self._valid = valid
         self._staleness = staleness

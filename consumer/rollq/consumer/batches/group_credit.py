@@ -18,11 +18,11 @@ def group_credit(
 ) -> list[Float32Array]:
     """The advantages of the tokens of each segment of the `valid` samples, float32 [P + R] each, with 0 on prompts.
 
-    `valid` bool [samples]. Those of samples that could not be read are 0. Raises as `Batch.with_credit` does.
+    `valid` bool [samples]. Advantages of samples that could not be read are 0. Raises as `Batch.with_credit` does.
     """
     if group.shaped is not None:
         raise InvalidGroup(
-            f"{_name(group)} has rewards of a pipeline, which are those of whole samples: set credit = "
+            f"{_name(group)} has rewards of a pipeline, which apply to whole samples: set credit = "
             '"sample" in [trainer]'
         )
     samples = Samples.of(group.samples)

@@ -39,7 +39,7 @@ class MicroBatch:
     inputs             any      any     further inputs of the model, by name: the pixels of images
 
     `sequences` are the indices into `Batch.sequences` in order. `task_counts` are the counts of each task of the whole
-    batch over all ranks, and `counts` those of all tasks.
+    batch over all ranks, and `counts` their total over all tasks.
     `loss_scale` multiplies the loss, see `Batch.loss_scale`.
     `lacks_images`: some have images, which `rollq.consumer.ImageInputs` adds.
     """
@@ -94,8 +94,8 @@ def assemble(
 ) -> MicroBatch:
     """Lay out the `chosen` ones of a batch's `sequences` as tensors; a single masked token if none is chosen.
 
-    `advantages` are those of the tokens of each of them, float32 [L]. Raises `InvalidGroup` for a missing or misshapen
-    named array, `ArrayError` for a reference that cannot be loaded.
+    `advantages` has the tokens' advantages for each of them, float32 [L]. Raises `InvalidGroup` for a missing or
+    misshapen named array, `ArrayError` for a reference that cannot be loaded.
     """
     rows = [sequences[index] for index in chosen] or [_BLANK]
     row_advantages = advantages if chosen else [np.zeros(1, np.float32)]

@@ -62,7 +62,7 @@ def share_out_parts(
 
 
 def _share_units(lengths: Sequence[int], owners: Sequence[int], ranks: int) -> list[list[int]]:
-    """The sequences of each rank, which gets all those of an owner or none."""
+    """The sequences of each rank. A rank gets all sequences of an owner or none."""
     units = _units(range(len(lengths)), owners)
     shares = balance([sum(lengths[sequence] for sequence in unit) for unit in units], ranks)
     return [[sequence for index in share for sequence in units[index]] for share in shares]
@@ -81,7 +81,7 @@ def _heaviest(shares: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
 
 
 def groups_of_share(lengths: Sequence[Sequence[Sequence[int]]], rank: int, ranks: int) -> list[int]:
-    """The groups of which a rank has sequences, where `lengths[g][s]` are those of the sequences of sample s of g."""
+    """The groups that have sequences on a rank. `lengths[g][s]` are the lengths of the sequences of sample s of g."""
     flat = [
         (length, sample, group)
         for group, of_group in enumerate(lengths)
@@ -164,7 +164,7 @@ def _tokens(sequences: Sequence[int], lengths: Sequence[int], padded: bool) -> i
 
 
 def _fill(units: list[list[int]], lengths: Sequence[int], max_tokens: int, padded: bool) -> list[list[list[int]]]:
-    """Put units of sequences, each of which fits, into bins of at most `max_tokens`."""
+    """Put units of sequences into bins of at most `max_tokens`. Each unit fits a bin."""
     sizes = [max(lengths[sequence] for sequence in unit) if padded else _tokens(unit, lengths, False) for unit in units]
     order = _longest_first(range(len(units)), sizes)
     if padded:
@@ -203,7 +203,7 @@ def _fill_padded(order: Sequence[int], widths: Sequence[int], rows: Sequence[int
 
 
 def _split_to(bins: list[list[list[int]]], count: int) -> list[list[list[int]]]:
-    """Spread the bins over exactly `count`: those of the most units are halved, then empty ones are added."""
+    """Spread the bins over exactly `count`: bins with the most units are halved, then empty ones are added."""
     bins = list(bins)
     while len(bins) < count:
         fullest = max(range(len(bins)), key=lambda index: len(bins[index]), default=None)

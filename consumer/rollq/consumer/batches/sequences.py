@@ -32,15 +32,15 @@ from rollq.buffer.values.sample_columns import Samples
 class TokenSequence:
     """One segment of a sample as the model reads it: prompt, then response, L tokens.
 
-    `ids` int32 [L], of which the first `prompt_tokens` are the prompt; `loss_mask` bool [L]; `logprobs` float32 [L], in
-    nats under the behaviour policy, 0 on the prompt; `versions`, `epochs` int32 [L], the weights that produced the
+    `ids` int32 [L], the first `prompt_tokens` are the prompt; `loss_mask` bool [L]; `logprobs` float32 [L], in nats
+    under the behaviour policy, 0 on the prompt; `versions`, `epochs` int32 [L], the weights that produced the
     token, -1 on the prompt; `staleness` int32 [L], in train steps, 0 on the prompt. On the response of a sample that
     was inserted, versions and epochs are -1, staleness is 0, and logprobs are NaN where they are absent.
 
     `sample` indexes the batch's flat samples; `task` and `group_id` name its group.
     `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is the sampling temperature
     of the response. `arrays` are the segment's named arrays, per token or per sample; large ones are references that
-    `rollq.buffer.wire.arrays.load_array` reads. `images` are those of the prompt, and `image_options` the arguments
+    `rollq.buffer.wire.arrays.load_array` reads. `images` are the prompt's images, and `image_options` the arguments
     of the image processor; see `rollq.consumer.batches.image_inputs`. `is_masked`: the sample could not be read, and
     only its length is known.
     """
@@ -95,8 +95,8 @@ class TokenStaleness:
     threshold: int | None = None
 
     def version(self, span: VersionSpan) -> int:
-        """The version that a span counts as: after a rewind, versions of a dead epoch mean at most its floor. What no
-        weights of the run have made is never stale, and counts as on policy."""
+        """The version that a span counts as: after a rewind, versions of a dead epoch mean at most its floor. Tokens
+        that no weights of the run have made are never stale, and count as on policy."""
         if span.version == NO_VERSION:
             return self.step - 1
         return self.floors.counted(span.epoch, span.version)
@@ -119,7 +119,7 @@ def token_sequences(
 ) -> tuple[TokenSequence, ...]:
     """The sequences of the `valid` ones, bool [S], of the groups' samples: one per segment that has tokens.
 
-    `staleness` is that of each group; `starts` the number of each group's first sample in its batch. Raises
+    `staleness` has an item for each group; `starts` is the number of each group's first sample in its batch. Raises
     `InvalidGroup` for a segment that `check_group` would refuse.
     """
     flat = _Flat()
@@ -143,7 +143,7 @@ class _Flat:
         self._spans: list[tuple[int, int, int, int]] = []  # tokens, version, epoch, staleness; of a prompt the first
 
     def add(self, group: Group, samples: Samples, first: int, valid: BoolArray, staleness: TokenStaleness) -> None:
-        """Add a group's samples, the first of which is number `first` of the batch."""
+        """Add a group's samples. Its first sample is number `first` of the batch."""
         for index, segments in enumerate(samples.segments):
             if not valid[index]:
                 continue

@@ -25,8 +25,8 @@ def samples_by_worker(batch: Batch) -> Counter[str]:
 def described(samples: Mapping[str, int]) -> dict[str, Any]:
     """The counts of all ranks as facts about a step.
 
-    `workers` maps workers to samples; `other_samples` counts those of workers that are not named, and
-    `inserted_samples` those of no worker, where there are any.
+    `workers` maps workers to samples; `other_samples` counts samples of workers that are not named, and
+    `inserted_samples` samples without a worker, if there are any.
     """
     made = Counter({name: count for name, count in samples.items() if name != INSERTED})
     named = dict(made.most_common(MOST_NAMED))

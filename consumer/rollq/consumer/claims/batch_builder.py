@@ -13,7 +13,7 @@ from rollq.consumer.settings import ConsumerSettings
 
 
 class BatchBuilder:
-    """Builds one batch. What was read for a part of it is not read again for the next ones."""
+    """Builds one batch. Data that was read for one part is not read again for the next."""
 
     def __init__(self, lease: TrainerLease, prefetch: Prefetch, settings: ConsumerSettings) -> None:
         self._lease = lease
@@ -23,7 +23,7 @@ class BatchBuilder:
         self._content: BatchContent | None = None
 
     def build(self, claimed: Claimed, first: int = 0, end: int | None = None) -> Batch:
-        """The batch up to group `end` (default: all of it), of which the groups from `first` on are trained.
+        """The batch up to group `end` (default: all of it). Its groups from `first` on are trained.
 
         This rank's share of these is read. Raises `CorruptGroup` only for what every rank finds.
         """

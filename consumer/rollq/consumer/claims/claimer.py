@@ -34,7 +34,7 @@ RELEASE_S = 300.0
 class BatchSizes:
     """Groups per task in a batch: `fixed`, or else what each task's rules say for the step.
 
-    `rules` are those of the tasks as they were read last, see `refresh`.
+    `rules` are the tasks' rules as last read, see `refresh`.
     """
 
     def __init__(self, rules: Mapping[str, TaskRules], fixed: Mapping[str, int]) -> None:
@@ -85,7 +85,7 @@ class BatchSizes:
 
 
 def _check_all_shards(rules: Mapping[str, TaskRules]) -> None:
-    """Raise `ConfigError` for a task of which shards are missing."""
+    """Raise `ConfigError` for a task with missing shards."""
     for name in rules:
         task, _, count = shard_of(name)
         if (present := len(shards_among(rules, task))) < count:
@@ -199,7 +199,7 @@ class BatchClaimer:
         return None
 
     def _is_planned_otherwise(self, shortfall: Shortfall) -> bool:
-        """Read the rules again. If they want another size of a task that is short, rank 0 has the step planned anew."""
+        """Read the rules again. If they change the size of a task that is short, rank 0 plans the step again."""
         self._sizes.refresh(self._lease.buffer)
         wanted = self._sizes.at(shortfall.step)
         is_so = all(wanted.get(task, groups) == groups for task, groups in shortfall.wanted.items())
@@ -244,7 +244,7 @@ class BatchClaimer:
         match expected:
             case Outlook.SYNC_FIRST:
                 raise SyncFirst(
-                    f"the live weights are too old for step {shortfall.step}; publish those of step "
+                    f"the live weights are too old for step {shortfall.step}; publish the weights of step "
                     f"{shortfall.step - 1}, then ask for it again"
                 )
             case Outlook.STALLED:

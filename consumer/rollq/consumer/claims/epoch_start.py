@@ -61,8 +61,8 @@ def wait_for_holder(buffer: TrainerBuffer, settings: ConsumerSettings, stop: thr
     """Wait until no trainer holds the run; return at once where `begin_epoch` can decide.
 
     A process on another machine, or in another container, cannot be looked up: if it was killed, its lease expires
-    within `TRAINER_LEASE_S`. Raises `TrainerHeld` for a trainer whose process lives, for one that renews its lease
-    meanwhile, and when `stop` is set.
+    within `TRAINER_LEASE_S`. Raises `TrainerHeld` for a trainer whose process lives, for one that still renews its
+    lease, and when `stop` is set.
     """
     first = buffer.holder()
     if first is None or settings.takeover or first.has_ended:

@@ -55,8 +55,8 @@ def _warn_of_failures(task: str, metrics: Mapping[str, float]) -> None:
     count, failed = (int(metrics[f"eval/{task}/{name}"]) for name in ("count", "failed"))
     if failed > MOST_FAILED * (count + failed):
         log.warning(
-            "evaluation %s: %d of %d prompts have failed, so the reward is that of the others: `rollq status` has the "
-            "last error",
+            "evaluation %s: %d of %d prompts have failed, so the reward covers only the others: `rollq status` shows "
+            "the last error",
             task,
             failed,
             count + failed,

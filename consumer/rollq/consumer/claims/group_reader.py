@@ -83,7 +83,7 @@ class GroupReader:
 
 
 def _masked(claimed: ClaimedGroup, rows: SampleRows) -> Group:
-    """A group with sequences of the same lengths, of which no token counts."""
+    """A group with sequences of the same lengths, in which no token counts."""
     samples = [
         Sample(tuple([_masked_segment(length) for length in lengths]), SampleStatus.FAILED, error="it cannot be read")
         for lengths in rows.lengths

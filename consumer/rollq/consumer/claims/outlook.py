@@ -23,7 +23,7 @@ class Outlook(StrEnum):
 def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) -> Outlook:
     """Judge whether the batch can still fill.
 
-    `counts` are those of the batch's tasks; `fullness` is the buffer's.
+    `counts` are the counts of the batch's tasks; `fullness` is the buffer's.
 
     The weights are too old if none of the groups that they generate may be trained at the step: then no pending or
     running group can help. A trainer that has trained the step before has newer ones, since a version is a trained
@@ -108,7 +108,7 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullne
     if clock.control is Control.PAUSE:
         return "production is set to pause (`rollq resume`)"
     if clock.control is not Control.RUN:
-        remedy = "; mend the cause, then let production continue (`rollq resume`)"
+        remedy = "; fix the cause, then let production continue (`rollq resume`)"
         stopped = remedy if clock.control is Control.STOPPED else ""
         return f"production is set to {clock.control.value}: {clock.control_reason}{stopped}"
     if _weights_too_old(shortfall.step, counts):

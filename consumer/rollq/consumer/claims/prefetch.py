@@ -77,7 +77,7 @@ class Prefetch:
             self._thread.start()
 
     def pause(self) -> None:
-        """Begin no more reads."""
+        """Start no further reads."""
         with self._changed:
             self._step = None
             self._changed.notify_all()
@@ -199,7 +199,7 @@ def _key(group: ClaimedGroup) -> _Key:
 
 
 def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]:
-    """The groups, from the store. Raises `CorruptGroup`, also where samples are not those that their rows describe."""
+    """The groups, from the store. Raises `CorruptGroup`, including for samples that their rows do not describe."""
     fetched = buffer.fetch(groups)
     for group, claimed in zip(fetched, groups, strict=True):
         if SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
@@ -216,7 +216,7 @@ def decode_rows(group: ClaimedGroup) -> SampleRows:
 
 
 def tokens_of(group: ClaimedGroup) -> int:
-    """The tokens of a group's sequences; without readable rows, those of its responses."""
+    """The tokens of a group's sequences; without readable rows, the tokens of its responses."""
     try:
         return sum(map(sum, decode_rows(group).lengths))
     except CorruptGroup:

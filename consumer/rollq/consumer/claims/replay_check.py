@@ -31,7 +31,7 @@ class Replay:
         self._last = lease.epoch.replayed_through
         if self._last > lease.epoch.from_step:
             log.info(
-                "the recorded batches of steps %d to %d are replayed: as they are, whatever the weights",
+                "the recorded batches of steps %d to %d are replayed as they are, without a check of the weights",
                 lease.epoch.from_step + 1,
                 self._last,
             )
@@ -49,19 +49,19 @@ class Replay:
 
 
 def _judge(on_mismatch: OnReplayMismatch, version: int, batches: str) -> bool:
-    """Whether to replay `batches` although the weights of `version` are not those that were recorded."""
+    """Whether to replay `batches` although the weights of `version` differ from the recorded ones."""
     problem = (
-        f"the weights of version {version} are not those that were published as version {version} before (also if only "
-        "publish_dtype or max_file_bytes has been changed)"
+        f"the weights of version {version} differ from the weights that were published as version {version} before "
+        "(a change of publish_dtype or max_file_bytes is enough)"
     )
     if on_mismatch == "fail":
         raise ReplayMismatch(
-            f'{problem}, and {batches} were generated for those: resume with mode = "return" or "regenerate", or '
+            f'{problem}, and {batches} belong to the earlier ones: resume with mode = "return" or "regenerate", or '
             "set on_replay_mismatch"
         )
     if on_mismatch == "warn":
         log.warning(
-            "%s: %s are replayed all the same, and count as no older than they were (on_replay_mismatch = warn). "
+            "%s: %s are replayed anyway, and count as no older than they were (on_replay_mismatch = warn). "
             "Training that is not deterministic always differs",
             problem,
             batches,

@@ -1,8 +1,8 @@
 """`BatchStream`: the micro-batches of a step while its batch fills.
 
-Invariant: every rank, and every trainer that takes over, gets the same parts of the batch in the same order, and so as
-many micro-batches as the others. Counts that the loss divides by are those of the whole batch, which nobody knows
-before its end: micro-batches have expected ones, and `finish` corrects the gradients.
+Invariant: every rank, and every trainer that takes over, gets the same parts of the batch in the same order, and so the
+same number of micro-batches. The loss divides by the counts of the whole batch, which are unknown before its end:
+micro-batches have expected counts, and `finish` corrects the gradients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class BatchStream(Iterator["MicroBatch"]):
     stays None when the iteration ends because the consumer was stopped, or because production has ended: then there is
     nothing to train, and the gradients are to be dropped.
 
-    Leaving the loop early keeps the step's groups: a trainer that asks for the step again, also after a crash, gets the
+    Leaving the loop early keeps the step's groups: a trainer that asks for the step again, even after a crash, gets the
     same parts from the first one on. `Consumer.release` of `part` gives them up.
     """
 
@@ -57,7 +57,7 @@ class BatchStream(Iterator["MicroBatch"]):
     def parts(self) -> Iterator[Batch]:
         """The parts instead of their micro-batches, for loops that make these themselves: `part.micro_batches(...)`.
 
-        Each part is a batch whose `micro_batches` are those of its groups alone.
+        Each part is a batch whose `micro_batches` have its groups alone.
         """
         for part, whole in self._source:
             if part is not None:
@@ -67,7 +67,7 @@ class BatchStream(Iterator["MicroBatch"]):
 
     @property
     def gradient_scale(self) -> float:
-        """The factor that turns the accumulated gradients into those of the whole batch.
+        """The factor that turns the accumulated gradients into the gradients of the whole batch.
 
         Raises `ConfigError` before the end of the stream.
         """
@@ -76,7 +76,7 @@ class BatchStream(Iterator["MicroBatch"]):
         return gradient_scale(self._expected, self.batch.task_counts, self._aggregation)
 
     def finish(self, parameters: Iterable[Any]) -> float:
-        """Turn the accumulated gradients of these torch parameters into those of the whole batch, in place.
+        """Turn the accumulated gradients of these torch parameters into the whole batch's gradients, in place.
 
         Call it once, after the last micro-batch, and before the gradients are clipped. Returns the factor, by which a
         sum of losses is multiplied too. Raises `ConfigError` before the end of the stream.
@@ -96,7 +96,7 @@ def why_whole(settings: ConsumerSettings, loss: LossSettings) -> str | None:
             'whole batches, or compare within groups (baseline = "group")'
         )
     if settings.colocated:
-        return "colocated engines sleep while the trainer trains, so no batch fills meanwhile: take whole batches"
+        return "colocated engines sleep while the trainer trains, so no batch fills during training: take whole batches"
     if loss.components:
         return (
             f"the loss has other denominators for the tasks {sorted(loss.components)!r} (sft, distillation), which are "

@@ -1,8 +1,8 @@
 """A trainer's lease on its run: renewed in a thread, and checked before every call that needs it.
 
 Safety rests on the trainer's epoch, which the buffer's functions compare. The lease only keeps other trainers from
-starting while this one is alive. It ends with the trainer, also with one that was killed if its process can be looked
-up; otherwise when it was not renewed for `TRAINER_LEASE_S`.
+starting while this one is alive. It ends with the trainer, even a killed one, if the trainer's process can be looked
+up; otherwise `TRAINER_LEASE_S` after the last renewal.
 """
 
 import logging

@@ -16,7 +16,7 @@ def token_weights(
     """The weight of each loss token in the batch's loss, [n]: the loss is the sum of weight * term.
 
     `sample_tokens` [n] is the number of loss tokens of the token's sample, over all its segments; `tokens` and
-    `samples` are those of the whole batch over all ranks. `token`: 1 / tokens. `sequence`: 1 / (sample_tokens *
+    `samples` count the whole batch over all ranks. `token`: 1 / tokens. `sequence`: 1 / (sample_tokens *
     samples). `constant`: 1 / (constant * samples).
     """
     match aggregation:

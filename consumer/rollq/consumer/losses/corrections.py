@@ -1,4 +1,4 @@
-"""Weights that correct for old logprobs that are not those of the engine that sampled. Pure functions of tensors.
+"""Weights that correct for old logprobs that differ from the sampling engine's. Pure functions of tensors.
 
 w = exp(old - behaviour), of a token or of its sample; bounds hold for w itself, not for 1 / w. A weight multiplies the
 token's term, and has no gradient. A weight of 0 leaves the token out; the denominator of the loss stays, so that the
@@ -11,7 +11,7 @@ from rollq.consumer.losses.ratios import sequence_product, token_ratio
 
 
 def token_importance(old: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
-    """w_t = exp(old_t - behaviour_t): that of decoupled PPO (Hilton et al. 2022, arXiv:2110.00641; AReaL, Fu et al.
+    """w_t = exp(old_t - behaviour_t), as in decoupled PPO (Hilton et al. 2022, arXiv:2110.00641; AReaL, Fu et al.
     2025, arXiv:2505.24298)."""
     return token_ratio(old.detach(), behaviour)
 

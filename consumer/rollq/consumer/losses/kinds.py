@@ -1,4 +1,4 @@
-"""The parts of which a loss is composed, by name."""
+"""The parts that compose a loss, by name."""
 
 from typing import Literal
 

@@ -1,8 +1,8 @@
 """Estimators of KL(policy || reference) on sampled tokens. Pure functions of tensors.
 
 d = new - reference, in nats, [n] (Schulman 2020, "Approximating KL divergence"). As a term of the loss an estimator
-counts by its gradient: that of k2 is the gradient of the divergence in expectation, on policy; that of k1 is 0 in
-expectation, so k1 belongs into the reward.
+counts by its gradient: in expectation and on policy, the gradient of k2 is the gradient of the divergence. The
+gradient of k1 is 0 in expectation, so k1 belongs in the reward.
 """
 
 import torch
@@ -21,7 +21,7 @@ def k2(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def k3(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """exp(-d) + d - 1: unbiased, and never negative. It is that of GRPO (arXiv:2402.03300)."""
+    """exp(-d) + d - 1: unbiased, and never negative. GRPO (arXiv:2402.03300) uses it."""
     difference = (reference - new).clamp(max=MOST_NATS)
     return difference.exp() - difference - 1
 

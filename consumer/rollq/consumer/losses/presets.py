@@ -1,6 +1,6 @@
 """Losses by name: what each sets, on top of the defaults of `LossSettings`. Pure values.
 
-Values are those of the paper or of its authors' code; docs/guide/losses.md names the source of each.
+Values come from the paper or from its authors' code; docs/guide/losses.md names the source of each.
 """
 
 from collections.abc import Mapping

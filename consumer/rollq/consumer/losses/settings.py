@@ -57,9 +57,9 @@ _NEEDS: Mapping[str, str] = {
 class LossSettings(Settings):
     """The loss: `loss = "dapo"` in `[trainer]`, or a table with `preset = "dapo"` and what differs from it.
 
-    Tokens are compared with `old_logprobs`: with `behaviour`, those that the engine reported; with `recomputed`, those
-    of the trainer's own weights before the first update on the batch. The `correction` is for what lies between the
-    two. A setting that the loss does not use is refused.
+    Tokens are compared with `old_logprobs`: with `behaviour`, the engine's reported logprobs; with `recomputed`, the
+    logprobs under the trainer's weights before the first update on the batch. The `correction` is for the difference
+    between the two. A setting that the loss does not use is refused.
     """
 
     preset: str = Field(default="ppo", description="the loss whose values the other settings have by default")
@@ -106,7 +106,7 @@ class LossSettings(Settings):
         "truncated at importance_cap, or 0 outside of importance_floor and importance_cap",
     )
     correction_level: RatioLevel = Field(
-        default="token", description="whether these weights are those of tokens or of whole samples"
+        default="token", description="whether these weights are per token or per whole sample"
     )
     importance_floor: float = Field(default=0.5, ge=0, description="smallest importance weight that is kept")
     importance_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
@@ -130,11 +130,11 @@ class LossSettings(Settings):
         "`rollq train` leaves them out and counts them), or with the logprobs of the trainer",
     )
     sft: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default={}, description="tasks whose samples are imitated, whatever their reward, with the weight of each"
+        default={}, description="tasks whose samples are imitated at any reward, with the weight of each"
     )
     distillation: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={},
-        description="tasks that follow a teacher on what they sampled, whatever their reward, with the weight of each",
+        description="tasks that follow a teacher on what they sampled, at any reward, with the weight of each",
     )
     distilled_tokens: Literal["sampled", "top_k"] = Field(
         default="sampled", description="on which tokens of a position: the one that was sampled, or the teacher's top_k"
@@ -179,7 +179,7 @@ class LossSettings(Settings):
 
     @property
     def components(self) -> dict[str, float]:
-        """The weights of the tasks with another loss than that of the policy, and a separate denominator each."""
+        """The weights of the tasks with a loss other than the policy's. Each has a separate denominator."""
         return {**self.sft, **self.distillation}
 
     @property
@@ -199,8 +199,7 @@ class LossSettings(Settings):
 
     @property
     def needs_whole_samples(self) -> bool:
-        """Whether all segments of a sample must be in one micro-batch: ratios, weights or masks are those of
-        samples."""
+        """Whether all segments of a sample must be in one micro-batch: ratios, weights or masks are per sample."""
         return (
             ("ratio" in _OF_SURROGATE[self.surrogate] and self.ratio == "sequence")
             or self.surrogate in ("gmpo", "topr")

@@ -1,7 +1,7 @@
 """Policy-gradient surrogates: a term to minimise for each loss token. Pure functions of tensors.
 
-All tensors are [n]. `advantages` are those of the tokens. `old` are the logprobs before the first update on the batch,
-`behaviour` those with which the tokens were sampled, in nats, without gradients.
+All tensors are [n]. `advantages` are per token. `old` are the logprobs before the first update on the batch,
+`behaviour` the logprobs at sampling, in nats, without gradients.
 """
 
 from typing import NamedTuple
@@ -26,9 +26,9 @@ def clipped(
 ) -> Surrogate:
     """-min(r A, clip(r, 1 - low, 1 + high) A): PPO's surrogate (Schulman et al. 2017, arXiv:1707.06347).
 
-    With the token's ratio it is that of GRPO (Shao et al. 2024, arXiv:2402.03300) and Dr. GRPO (Liu et al. 2025,
-    arXiv:2503.20783); with `high` > `low` that of DAPO (Yu et al. 2025, arXiv:2503.14476); with the sequence's ratio
-    GSPO (arXiv:2507.18071). `dual` = c > 1 bounds the term by -c A where A < 0 (Ye et al. 2019, arXiv:1912.09729).
+    With the token's ratio, GRPO (Shao et al. 2024, arXiv:2402.03300) and Dr. GRPO (Liu et al. 2025, arXiv:2503.20783)
+    use it; with `high` > `low`, DAPO (Yu et al. 2025, arXiv:2503.14476); with the sequence's ratio, GSPO
+    (arXiv:2507.18071). `dual` = c > 1 bounds the term by -c A where A < 0 (Ye et al. 2019, arXiv:1912.09729).
     """
     within = ratio.clamp(1 - low, 1 + high)
     gain, bounded = ratio * advantages, within * advantages
@@ -53,7 +53,7 @@ def geometric(
 ) -> Surrogate:
     """-A exp(mean over the sample of d'), d' = new - old clipped to [-low, high] where that lowers d A.
 
-    GMPO (Zhao et al. 2025, arXiv:2507.20673). The bounds are those of log ratios, and A is the mean over the sample.
+    GMPO (Zhao et al. 2025, arXiv:2507.20673). The bounds apply to log ratios, and A is the mean over the sample.
     """
     difference = (new - old).clamp(-MOST_NATS, MOST_NATS)
     bounded = difference.clamp(-low, high)
@@ -83,8 +83,8 @@ def sapo(ratio: torch.Tensor, advantages: torch.Tensor, *, positive: float, nega
 
 
 def unclipped(ratio: torch.Tensor, advantages: torch.Tensor) -> Surrogate:
-    """-r A: REINFORCE (Williams 1992) with importance sampling; on policy, where r = 1, its gradient is that of -A
-    new."""
+    """-r A: REINFORCE (Williams 1992) with importance sampling. On policy, where r = 1, it has the gradient of
+    -A new."""
     return Surrogate(-ratio * advantages, ratio.detach(), torch.zeros_like(advantages, dtype=torch.bool))
 
 

@@ -130,7 +130,7 @@ class LossMetrics:
         }
 
     def add_sums(self, sums: Mapping[str, Any]) -> None:
-        """Add the sums of another rank. What is not finite has become None on the way."""
+        """Add the sums of another rank. Values that are not finite arrive as None."""
         self.loss += sums["loss"]
         error = sums["on_policy_error"]
         self._on_policy_error = max(self._on_policy_error, math.inf if error is None else error)
@@ -153,7 +153,7 @@ class LossMetrics:
         return self._on_policy_error
 
     def result(self) -> dict[str, Any]:
-        """Plain numbers: means over the loss tokens; tokens and effective sample size also by staleness.
+        """Plain numbers: means over the loss tokens; tokens and effective sample size by staleness too.
 
         There is no `entropy` where it was not measured, and no `importance`, the weights of a correction, where the
         loss has none. `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among

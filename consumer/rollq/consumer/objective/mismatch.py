@@ -23,7 +23,7 @@ from rollq.consumer.batches.batch import Batch
 class Mismatch:
     """Of n tokens with difference d = trainer's logprob - engine's, in nats, and w = exp(d).
 
-    `mean`, `p99` and `max` are those of |d|. `kl` is the k3 estimator of KL(engine || trainer), the mean of w - d - 1
+    `mean`, `p99` and `max` are of |d|. `kl` is the k3 estimator of KL(engine || trainer), the mean of w - d - 1
     (Schulman 2020, "Approximating KL divergence"). `effective_sample_size` is (sum w)^2 / (n sum w^2), in (0, 1] (Kong
     1992); NaN when the w are too large or small for a float64.
     """
@@ -73,7 +73,7 @@ class MismatchGauge:
         differences = np.concatenate([*self._differences, np.zeros(0, np.float32)])
         sequences = np.concatenate([*self._sequences, np.zeros(0, np.int64)])
         versions = np.concatenate([*self._versions, np.zeros(0, np.int64)])
-        gauged, index = np.unique(sequences, return_inverse=True)  # those of this rank
+        gauged, index = np.unique(sequences, return_inverse=True)  # of this rank alone
         rows = [batch.sequences[int(index)] for index in gauged]
         workers = [str(batch.samples[row.sample].extra.get("worker", "?")) for row in rows]
         labels = {
@@ -93,7 +93,7 @@ class LabelledMismatch:
 
     @classmethod
     def together(cls, parts: Sequence[Self]) -> Self:
-        """Those of several ranks as one."""
+        """The mismatches of several ranks as one."""
         return cls(
             np.concatenate([part.differences for part in parts]),
             {kind: np.concatenate([part.labels[kind] for part in parts]) for kind in parts[0].labels},

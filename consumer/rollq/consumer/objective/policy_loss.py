@@ -60,8 +60,8 @@ def policy_loss(
 
     Summing over a rank's micro-batches gives the rank's loss. Across ranks, sum or average as the consumer's
     `reduction` says. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose; tokens of the tasks
-    in `settings.sft` are imitated instead, and those of the tasks in `settings.distillation` follow a teacher, with a
-    denominator for each of these tasks.
+    in `settings.sft` are imitated instead, and tokens of the tasks in `settings.distillation` follow a teacher. Each of
+    these tasks has a denominator.
 
     `keep` bool [n] are the tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the
     others stay in the denominators. It is ordered as in `token_logprobs`, which explains `chunk`. `metrics` is updated,
@@ -121,7 +121,7 @@ def _imitated_or_distilled(
     behaviour: torch.Tensor,
     others: OtherLogprobs,
 ) -> torch.Tensor:
-    """The terms, with those of another loss for the tasks in `settings.components`."""
+    """The terms, with another loss for the tasks in `settings.components`."""
     is_imitated, is_distilled = _is_of(micro, settings.sft), _is_of(micro, settings.distillation)
     if is_imitated is not None:
         terms = torch.where(is_imitated, imitation(new), terms)
@@ -138,8 +138,8 @@ def leave_out_absent(
 ) -> list[tuple[MicroBatch, Counter[str]]]:
     """Mask the samples that were inserted without logprobs which the loss needs; they stay in the denominators.
 
-    `micro_batches` are those of this rank's share of `batch`. A sample is left out as a whole, also where only one of
-    its segments lacks logprobs. Returns each micro-batch without them, and how many loss tokens it lost, by task.
+    `micro_batches` hold this rank's share of `batch`. A sample is left out as a whole, even where only one of its
+    segments lacks logprobs. Returns each micro-batch without them, and how many loss tokens it lost, by task.
     """
     share = [batch.sequences[index] for index in batch.share]
     absent = {sequence.sample for sequence in share if _lacks(sequence, settings)}
@@ -184,8 +184,8 @@ def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSett
 
 
 def _check_whole(micro: MicroBatch, samples: torch.Tensor) -> None:
-    """Raise `ConfigError` if loss tokens of a sample are not in the micro-batch; `samples` [n] are those of its
-    tokens."""
+    """Raise `ConfigError` if loss tokens of a sample are not in the micro-batch; `samples` [n] has the sample of each
+    of its tokens."""
     expected = micro.sample_loss_tokens[micro.loss_mask]
     if len(samples) and (sample_sums(torch.ones_like(expected), samples) != expected).any():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Passes of a model in another dtype than that of its parameters, which an update at a small learning rate needs.
+"""Passes of a model in another dtype than its parameters, which an update at a small learning rate needs.
 
 AdamW moves each number by about the learning rate. Numbers around 0.02 are 1e-4 apart in bfloat16, so updates of 1e-6
 are rounded away: the parameters that are trained are float32, and passes run on rounded copies of them. Needs torch.
@@ -17,8 +17,8 @@ from rollq.consumer.weights.sources import kept_precise
 def computing_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
     """Run a model of transformers with its parameters rounded to `dtype`, in forward and backward passes.
 
-    Gradients arrive at the parameters themselves, in their own dtype, and add up there. What transformers keeps in
-    float32 is not rounded. None: the parameters as they are.
+    Gradients arrive at the parameters themselves, in their own dtype, and add up there. Parameters that transformers
+    keeps in float32 are not rounded. None: the parameters as they are.
     """
     if dtype is None:
         yield

@@ -35,7 +35,7 @@ class TopLogprobs(NamedTuple):
 
 
 def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) -> torch.Tensor:
-    """The teacher's logprobs of the loss tokens of `tasks` in a micro-batch of `batch`, 0 for those of other tasks.
+    """The teacher's logprobs of the loss tokens of `tasks` in a micro-batch of `batch`, 0 for tokens of other tasks.
 
     float32 [n] in nats, ordered as in `token_logprobs`, on the micro-batch's device. Raises `InvalidGroup`, naming the
     task, for a sample without the array or with a misshapen one, `ArrayError` for a reference that cannot be loaded.

@@ -136,7 +136,7 @@ def _last_hidden(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """The logits of hidden states [n, H], float [n, V]: those of the head, scaled or capped as some families do."""
+    """The logits of hidden states [n, H], float [n, V]: the head's, scaled or capped as some families do."""
     config = model.config.get_text_config()
     logits: torch.Tensor = model.get_output_embeddings()(hidden)
     if scale := getattr(config, "logit_scale", None):  # Cohere

@@ -15,7 +15,7 @@ MOST_WAITING = 64
 
 
 class TrackerHost:
-    """Makes a tracker and calls it, all in one thread. Its methods return at once, whatever the tracker does.
+    """Makes a tracker and calls it, all in one thread. Its methods return at once and never wait for the tracker.
 
     `dropped` counts entries that found the queue full, `failed` those that the tracker did not take. Each kind of
     failure is logged once.

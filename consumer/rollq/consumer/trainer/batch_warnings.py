@@ -26,7 +26,7 @@ class BatchWarnings(Observer):
         self._log_once = LogOnce(log)
 
     def on_batch(self, batch: Batch) -> None:
-        """Warn about samples of which nothing, or something wrong, is learned."""
+        """Warn about samples that teach nothing, or something wrong."""
         if truncation := find_truncation(batch):
             self._log_once.warning("truncation", "%s", truncation)
         idle = find_idle_tasks(batch) if self._settings.credit == "sample" else []
@@ -85,14 +85,14 @@ def find_truncation(batch: Batch) -> str | None:
         if top_p < 1 or top_k > 0:
             return (
                 f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour "
-                "logprobs are those of the truncated distribution, the trainer's are not, so importance ratios are too "
+                "logprobs are under the truncated distribution, the trainer's are not, so importance ratios are too "
                 "small. Use top_p = 1 and top_k = 0 for training, and other values only for evaluations"
             )
     return None
 
 
 def find_idle_tasks(batch: Batch) -> list[str]:
-    """Tasks of which the share has inserted groups, none with an advantage: a loss that multiplies by advantages learns
+    """Tasks whose inserted groups in the share all lack an advantage: a loss that multiplies by advantages learns
     nothing from them."""
     largest: dict[str, float] = {}
     for index in batch.share_groups:

@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from rollq.consumer.trainer.ranks import Ranks
 
 LEAST_SHARE = 0.05
-"""Of the numbers that are trained. AdamW moves all that have a gradient; some, such as those of an embedding's rows
-whose tokens did not occur, may have none."""
+"""Of the numbers that are trained. AdamW moves all that have a gradient; some, such as an embedding's rows of tokens
+that did not occur, may have none."""
 LOOKED_AT = 1 << 16
 """Numbers of one tensor that are compared, spread evenly over it."""
 
@@ -25,7 +25,7 @@ class ChangedNumbers:
     def share(self, ranks: Ranks) -> float:
         """The share of the numbers that have changed since, in [0, 1], of all ranks together, which all call it.
 
-        In tensors of more than `LOOKED_AT` numbers it is that of a part of them.
+        In tensors of more than `LOOKED_AT` numbers it covers a part of them.
         """
         changed = total = 0.0
         for before, (after, size) in zip(self._before, self._looked_at(), strict=True):

@@ -1,7 +1,7 @@
 """Checkpoints of the reference trainer: folders that `from_pretrained` loads, with the optimizer's state.
 
 Invariant: a checkpoint contains its step, and appears complete or not at all, so weights and step cannot disagree. The
-buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if its name is that of the
+buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if it has the name of the
 step that it contains; others, such as copies under other names, are neither resumed from nor removed.
 """
 
@@ -35,7 +35,7 @@ _STEP = re.compile(r"step-\d+")
 
 
 class Checkpoint(NamedTuple):
-    """`folder` holds the weights after train step `step`. `lineage` is that of their `Consumer`, and `initial` the
+    """`folder` holds the weights after train step `step`. `lineage` is their `Consumer`'s, and `initial` the
     digest of the weights that training began with; None if unknown."""
 
     step: int
@@ -69,8 +69,8 @@ def save_checkpoint(
     max_file_bytes: int = MAX_FILE_BYTES,
     rank: int = 0,
 ) -> Checkpoint:
-    """Write the checkpoint of `step`, with the configuration files of `config_from`; of it and those of earlier steps,
-    only the last `kept` stay.
+    """Write the checkpoint of `step`, with the configuration files of `config_from`. Only the last `kept` checkpoints
+    up to this step stay.
 
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """

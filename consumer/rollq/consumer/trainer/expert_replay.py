@@ -1,8 +1,9 @@
 """Replays the routing of the engine in the trainer's forward pass of a mixture of experts. Needs torch.
 
-Where the engine and the trainer choose other experts for a token, its logprob is that of another function, however
-close the weights are. Under `replay_experts` the trainer's routers take the engine's choice, and weigh the experts by
-their own logits, so that gradients reach the routers ("Rollout Routing Replay", Ma et al. 2025, arXiv:2510.11370).
+Where the engine and the trainer choose other experts for a token, they compute its logprob by different functions,
+however close the weights are. Under `replay_experts` the trainer's routers take the engine's choice, and weigh the
+experts by their own logits, so that gradients reach the routers ("Rollout Routing Replay", Ma et al. 2025,
+arXiv:2510.11370).
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from rollq.consumer.batches.micro_batch import MicroBatch
 def replay_experts(model: Any, micro: MicroBatch) -> Iterator[None]:
     """Have the routers of `model`, a model of transformers, choose the experts in array `routed_experts` of `micro`.
 
-    Tokens and layers of which it says nothing are routed by the model itself. Compute the loss and its gradient inside:
+    The model itself routes tokens and layers that it leaves out. Compute the loss and its gradient inside:
     with gradient checkpointing the backward pass routes again. Raises `ConfigError` for a model without known routers,
     `InvalidGroup` when the array is not of this model.
     """

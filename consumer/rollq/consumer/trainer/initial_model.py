@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def initial_digest(folder: Path, ranks: Ranks) -> str | None:
     """The digest of the weights in `folder`, None if they are in no safetensors files. All ranks call it.
 
-    One rank of each machine reads them. Raises `ConfigError` where a machine has others than that of rank 0.
+    One rank of each machine reads them. Raises `ConfigError` where a machine's weights differ from rank 0's.
     """
     own = None
     if ranks.local_rank == 0:
@@ -56,4 +56,4 @@ def check_initial(checkpoint: Checkpoint, found: str | None, settings: TrainerSe
     if settings.loss.kl_coefficient > 0:
         raise ConfigError(f"{where} weights, and kl_coefficient would compare with these from now on: {remedy}")
     if ranks.is_first:
-        log.warning("%s weights; training continues with those of the checkpoint, and these have no effect", where)
+        log.warning("%s weights; training continues with the checkpoint's, and these have no effect", where)

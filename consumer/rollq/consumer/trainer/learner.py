@@ -35,7 +35,7 @@ from rollq.consumer.trainer.sharding import decoder_layers, reshard, shard, whol
 from rollq.consumer.weights.checkpoint_format import Weights
 
 OldLogprobs = Sequence[torch.Tensor]
-"""Of each micro-batch of a batch, those of its loss tokens, float32 [n], in nats."""
+"""For each micro-batch of a batch, the old logprobs of its loss tokens, float32 [n], in nats."""
 
 
 class Learner:
@@ -120,7 +120,7 @@ class Learner:
         """Add the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
 
         Inserted samples without logprobs that the loss needs are left out of it, and counted. Raises `InvalidGroup` for
-        samples without those of a teacher that it needs; `ConfigError` for images on several ranks.
+        samples without the teacher's logprobs that it needs; `ConfigError` for images on several ranks.
         """
         self._check_images(batch)
         for index, (micro, left_out) in enumerate(self._micro_batches(batch)):
@@ -267,10 +267,10 @@ def _has_images(batch: Batch) -> bool:
 
 
 def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: bool) -> Any:
-    """The model of a folder in `eval` mode: without dropout, its forward pass is that of the engines.
+    """The model of a folder in `eval` mode: without dropout, its forward pass equals the engines'.
 
-    If it is trained, its parameters are float32, or with `lora` in the settings those of its new adapter. With several
-    ranks it is sharded, layer by layer on its way to the device, and those of one machine load it one after the other.
+    If it is trained, its parameters are float32; with `lora` in the settings, its new adapter's are. With several ranks
+    it is sharded, layer by layer on its way to the device. The ranks of one machine load it one after the other.
     """
     if not ranks.are_several:
         return _moved(_read(folder, settings, is_trained=is_trained), settings)

@@ -1,4 +1,4 @@
-"""The learning rate of a train step: a function of the step alone, so a resumed trainer has that of the first try."""
+"""The learning rate of a train step: a function of the step alone, so a resumed trainer has the same rate."""
 
 import math
 from typing import Literal

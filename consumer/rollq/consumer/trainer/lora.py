@@ -27,7 +27,7 @@ _NAME = ".default."
 def add_adapter(model: Any, settings: LoraSettings) -> None:
     """Add an adapter to a model of transformers in place: only the adapter is trained, and at first it changes nothing.
 
-    Its parameters are float32, whatever those of the model are: updates at a small learning rate would be rounded away.
+    Its parameters are float32 at any dtype of the model: updates at a small learning rate would be rounded away.
     Raises `ConfigError` where `targets` match no module, and without the package peft.
     """
     try:
@@ -90,7 +90,7 @@ def adapter_stream(model: Any, *, dtype: str = "float32") -> TensorStream:
 
 
 def load_adapter(folder: Path, model: Any) -> None:
-    """Load the tensors of an adapter into that of `model`, or this rank's parts of them.
+    """Load the tensors of an adapter into the adapter of `model`, or this rank's parts of them.
 
     Raises `WeightsError` for a folder without an adapter, and for an adapter of other modules, rank or alpha.
     """

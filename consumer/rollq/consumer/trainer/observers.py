@@ -41,7 +41,7 @@ class Observer:
         """The weights have learned from a batch."""
 
     def on_publish(self, epoch: int, version: int, model: "PreTrainedModel") -> None:
-        """The weights of `model` are live as `version`; called for those of the start too."""
+        """The weights of `model` are live as `version`; called for the initial weights too."""
 
     def on_step(self, line: Mapping[str, Any], batch: Batch) -> None:
         """A step is committed. `line`: its metrics."""

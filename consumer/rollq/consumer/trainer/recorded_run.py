@@ -84,7 +84,7 @@ class RecordedRun(BatchSource):
 
     @property
     def lineage(self) -> str:
-        """That of weights which were trained on this archive. The trainer of a live run refuses it."""
+        """The lineage of weights that were trained on this archive. The trainer of a live run refuses it."""
         return self._lineage
 
     @property
@@ -125,8 +125,8 @@ class RecordedRun(BatchSource):
         if epoch < before:
             raise ArchiveError(
                 f"{self._archive.url}: step {self._step} does not continue step {self._step - 1}: the trainer of epoch "
-                f"{epoch} trained it before that of epoch {before} went back and trained step {self._step - 1} again. "
-                f"Set steps = {self._step - 1} in [trainer] to end there"
+                f"{epoch} trained it, then the trainer of epoch {before} went back and trained step {self._step - 1} "
+                f"again. Set steps = {self._step - 1} in [trainer] to end there"
             )
         self._epochs[self._step] = epoch
 

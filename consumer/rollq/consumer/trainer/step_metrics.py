@@ -1,4 +1,4 @@
-"""Describes what a step has trained, for its line of metrics: that of all ranks together."""
+"""Describes what a step has trained, over all ranks together, for its line of metrics."""
 
 import time
 from collections import Counter

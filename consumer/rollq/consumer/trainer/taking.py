@@ -42,7 +42,7 @@ class StepTimes:
 @dataclass(slots=True)
 class Taken:
     """A batch that was taken, and how long that took: `wait_s` without any work, `fill_s` until it was whole, `train_s`
-    on its parts. `metrics` are those of its `parts`, whose gradients are there; 0 parts: of none."""
+    on its parts. `metrics` cover its `parts`, whose gradients are there; 0 parts: nothing."""
 
     batch: Batch
     metrics: LossMetrics = field(default_factory=LossMetrics)
@@ -84,7 +84,7 @@ class BatchTaker:
         stream: Callable[..., BatchStream] | None,
         has_unsaved: Callable[[], bool],
     ) -> None:
-        """`stream`: that of a consumer, if its batches may be trained while they fill. `has_unsaved` says whether a
+        """`stream`: a consumer's `stream`, if its batches may be trained while they fill. `has_unsaved` says whether a
         checkpoint would cover more steps than the last one."""
         self._consumer = consumer
         self._learner = learner

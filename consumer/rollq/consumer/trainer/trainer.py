@@ -113,7 +113,7 @@ class Trainer:
         observers: Sequence[Observer] = (),
         stream: Callable[..., BatchStream] | None = None,
     ) -> None:
-        """`stream`: that of a consumer whose batches may be trained while they fill."""
+        """`stream`: the `stream` of a consumer whose batches may be trained while they fill."""
         self._consumer = consumer
         self._ranks = ranks
         self._learner = learner
@@ -143,7 +143,7 @@ class Trainer:
         return self._trained
 
     def _take(self) -> Taken | None:
-        """The batch of the next step, None if stopped. What was trained of it while it filled has its gradients.
+        """The batch of the next step, None if stopped. Parts that were trained while it filled have their gradients.
 
         Publishes, or saves a checkpoint, if that is what the batch lacks.
         """
@@ -170,7 +170,7 @@ class Trainer:
     def _publish(self, step: int) -> int:
         """Publish the weights; returns the bytes that were stored for them."""
         weights = self._learner.weights(step)
-        probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # that of a model is computed
+        probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # a model's is computed
         stored_bytes = self._consumer.publish(weights, step=step, probe=probe)
         self._published = step
         self._announce_weights(step)
@@ -303,8 +303,8 @@ class Trainer:
             workers = metrics.mismatch.by()["worker"]
             worst = max(workers, key=lambda name: workers[name].mean)
             raise InvalidGroup(
-                f"step {step}: logprobs differ from the engines' by {total.mean:.2g} nats in the mean, more than "
-                f"max_mismatch = {most!r}, and those of worker {worst!r} by {workers[worst].mean:.2g}: the engines "
+                f"step {step}: logprobs differ from the engines' by {total.mean:.2g} nats on average, more than "
+                f"max_mismatch = {most!r}, and worker {worst!r}'s by {workers[worst].mean:.2g}: the engines "
                 "serve other weights than they say, or the learning rate is far too high"
             )
 

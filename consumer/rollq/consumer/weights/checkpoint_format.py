@@ -23,7 +23,7 @@ def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]
     """Convert a state dict of `model` to the names and shapes that `model.save_pretrained` writes.
 
     `state_dict` holds whole tensors under the names of `model.state_dict()`, as gathered from FSDP or DeepSpeed; the
-    parameters of `model` itself are not read. Fused experts are split, and tied tensors kept once, also where they no
+    parameters of `model` itself are not read. Fused experts are split, and tied tensors kept once, even where they no
     longer share memory. Dtypes and devices stay; tensors that are not converted are not copied. A state dict without
     fused or tied tensors comes back equal. Raises `WeightsError` for tensors that are sharded, and for tied ones that
     differ.
@@ -37,7 +37,7 @@ def untied(
 ) -> dict[str, Any]:
     """The tensors of a state dict that files have, tied ones once.
 
-    Raises `WeightsError` for tied ones that differ, or of which only one is sharded.
+    Raises `WeightsError` for tied ones that differ, and where only one is sharded.
     """
     tensors = {name: tensor for name, tensor in state_dict.items() if name not in (model._keys_to_ignore_on_save or ())}
     for name, source in model.all_tied_weights_keys.items():
@@ -56,7 +56,7 @@ def untied(
 class Part(NamedTuple):
     """Tensors of a model that become tensors of its files without the rest of the model.
 
-    `sources`: their names in memory. `described`: those of the files, on torch's meta device, by their names.
+    `sources`: their names in memory. `described`: the files' tensors, on torch's meta device, by name.
     """
 
     model: "PreTrainedModel"
@@ -74,7 +74,7 @@ class Part(NamedTuple):
 def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list[Part]:
     """Divide tensors of `model`, by their names in memory and on torch's meta device, into the smallest parts.
 
-    Most tensors are parts by themselves. Others are converted with those of the same layer, or all together.
+    Most tensors are parts by themselves. Others are converted with the tensors of the same layer, or all together.
     """
     whole = _converted(model, described)
     names = {id(tensor): name for name, tensor in whole.items()}
@@ -82,12 +82,12 @@ def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list
     parts = [Part(model, (name,), {converted: described[name]}, True) for name, converted in plain.items()]
     sources = [name for name in described if name not in plain]
     expected = shapes_of({name: whole[name] for name in whole.keys() - set(plain.values())})
-    # From the smallest parts to the largest: a tensor by itself, those of a layer, all. A part that is too small lacks
-    # tensors that transformers fuses: that is an error, or gives other shapes than the conversion of the whole model.
+    # From the smallest parts to the largest: one tensor, a layer's tensors, all. A part that is too small lacks tensors
+    # that transformers fuses: that is an error, or gives other shapes than the conversion of the whole model.
     for key in (str, _layer):
         try:
             converted = _converted_parts(model, described, sources, key)
-        except Exception:  # noqa: BLE001 - whatever an operation of transformers raises that lacks a tensor
+        except Exception:  # noqa: BLE001 - an operation of transformers that lacks a tensor may raise anything
             continue
         if shapes_of({name: tensor for part in converted for name, tensor in part.described.items()}) == expected:
             return parts + converted

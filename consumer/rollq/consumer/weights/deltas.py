@@ -31,7 +31,7 @@ class Delta(NamedTuple):
 
 
 class DeltaEncoder:
-    """Encodes versions as deltas, of which at most `full_every - 1` follow a complete copy.
+    """Encodes versions as deltas. At most `full_every - 1` deltas follow a complete copy.
 
     `stored_bytes`: of all complete copies and deltas that were noted.
     It keeps a copy of the last version in files without names in `TMPDIR`, which end with the process.

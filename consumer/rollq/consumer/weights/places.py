@@ -60,7 +60,7 @@ def make_place(
 ) -> Place:
     """The place of a transport. `where`: the folder of `path` and `nccl`, or the URL of `s3`. Raises `ConfigError`.
 
-    With `s3`, models are written to the folder `scratch` before they are uploaded, by default that of `TMPDIR`.
+    With `s3`, models are written to the folder `scratch`, by default `TMPDIR`, before they are uploaded.
     """
     if transport == "redis":
         return RedisPlace(buffer, kept)
@@ -244,7 +244,7 @@ def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set
     """Remove what in `parent` matches the patterns, except the `count` last changed and what is needed.
 
     Workers may be reading the live weights until others are published. Folders are renamed first, to a name that begins
-    like `doomed`: one that has its own name is whole, also after a kill.
+    like `doomed`: one that has its own name is whole, even after a kill.
     """
     stored = [path for pattern in patterns for path in parent.glob(pattern)]
     for old in sorted(stored, key=lambda path: path.stat().st_mtime_ns)[:-count]:

@@ -40,7 +40,7 @@ class WeightPublisher:
     version of a model or a state dict is stored complete, and those between as deltas. With a `sender`, models and
     state dicts are broadcast straight into engines instead. Models are published in checkpoint format; state dicts
     must have the format of the weights that training started from. Both are written tensor by tensor, into files of
-    `max_file_bytes`; for an object store in the folder `scratch`, or that of `TMPDIR`, before they are uploaded.
+    `max_file_bytes`; for an object store in the folder `scratch`, or else `TMPDIR`, before they are uploaded.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class WeightPublisher:
     def announce(self, source: Source, version: int) -> StoredWeights:
         """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
 
-        Raises `WeightsError` also for tensors of other names or shapes than those that training started from.
+        Raises `WeightsError`, including for tensors whose names or shapes differ from the initial weights'.
         """
         if isinstance(source, Folder):
             if self._sender is not None:
@@ -156,5 +156,5 @@ def _check_shapes(shapes: Shapes, started_from: Shapes) -> None:
         return
     raise WeightsError(
         f"these weights do not match those that training started from: {difference}. Pass the model itself, or "
-        "to_checkpoint_format(model, state_dict), to connect and publish: its names and shapes are those of files"
+        "to_checkpoint_format(model, state_dict), to connect and publish: both have the names and shapes of files"
     )

@@ -1,7 +1,7 @@
 """Writes weights as safetensors files, tensor by tensor, and as Hugging Face folders.
 
-Invariant: writing takes the memory of one tensor, whatever the size of the files. The bytes of a file follow from its
-tensors alone.
+Invariant: writing takes the memory of one tensor, for files of any size. The bytes of a file follow from its tensors
+alone.
 """
 
 import shutil
@@ -21,7 +21,7 @@ _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", 
 def write_model(folder: Path, stream: TensorStream, *, max_file_bytes: int, config_from: Path | None = None) -> None:
     """Write model.safetensors into an existing folder, or shards and their index.
 
-    A shard has at most `max_file_bytes` of tensors, besides its header; a larger tensor has one to itself. The
+    A shard has a header and at most `max_file_bytes` of tensors; a larger tensor has a shard to itself. The
     configuration and tokenizer files of `config_from` come beside them.
     """
     if config_from is not None:

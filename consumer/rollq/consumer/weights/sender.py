@@ -182,7 +182,7 @@ class _Transfer(threading.Thread):
             self.error = f"{type(error).__name__}: {error}"
 
     def leave(self) -> None:
-        """Leave the group, also while a call in it hangs."""
+        """Leave the group, even while a call in it hangs."""
         with self._lock:
             self._left, group = True, self._group
         if group is not None:

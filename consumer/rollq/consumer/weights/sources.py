@@ -50,7 +50,7 @@ Source: TypeAlias = Folder | TensorStream
 
 
 def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str | None = None) -> Source:
-    """The source of weights, with their probe: that of a model is computed.
+    """The source of weights, with their probe: a model's probe is computed.
 
     With `dtype`, floating-point numbers of models and state dicts are rounded to it, and the probe allows for that; a
     folder stays as it is. All ranks call it for a model that is sharded over them.
@@ -147,7 +147,7 @@ def _probe_of(model: Any) -> Probe:
 def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
     """The probe of weights that are rounded to `dtype`: engines may be off by as much as with that dtype.
 
-    Sums stay those of bfloat16, which float16 does not round to.
+    Sums fit weights that are rounded to bfloat16, so float16 drops them.
     """
     if probe is None or dtype is None:
         return probe

@@ -1,7 +1,7 @@
 """The tensors of weights as they are written: whole, one after the other, under the names that they have in files.
 
-Invariant: of a model that is sharded over ranks, a rank holds the parts of one tensor of its files at a time, besides
-its own shards. All ranks gather the same tensors in the same order, also where rank 0 fails to convert or write them.
+Invariant: a rank of a sharded model holds its own shards, and the parts of one tensor of the files at a time. All ranks
+gather the same tensors in the same order, even where rank 0 fails to convert or write them.
 """
 
 from collections import deque
@@ -151,7 +151,7 @@ def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
 
 
 def is_sharded(tensor: object) -> bool:
-    """Whether this is a DTensor, of which each rank holds a part, as of FSDP or tensor parallelism."""
+    """Whether this is a DTensor: each rank holds a part, as with FSDP or tensor parallelism."""
     return hasattr(tensor, "full_tensor")
 
 
