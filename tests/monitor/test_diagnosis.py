@@ -108,7 +108,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "failing: the judges failed for 25% of the samples of the last minute, the last one with judge 'a.b': "
         "KeyError: 'x' (a.py:8); the trainer has been training step 41 for 12 s\n"
-        "to do: mend the judge, or what it depends on, and restart every worker: samples that it fails for are left "
+        "to do: fix the judge, or what it depends on, and restart every worker: samples that it fails for are left "
         'out, and the others of their groups trained alone; on_judge_error = "zero" counts them as wrong instead',
     ),
     "a judge blocks a worker": (
@@ -256,7 +256,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "out so far, the last one with judge: KeyError: 'answer'; the trainer has waited 12 s for step 41: task "
         "math has 0 of 16 groups\n"
         "to do:\n"
-        "  1. mend the cause\n"
+        "  1. fix the cause\n"
         "  2. restart every worker: until then it runs the old code and settings",
     ),
     "production that was stopped": (
@@ -264,7 +264,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "failing: production of task math has stopped: 2 of 64 groups; the trainer has waited 12 s for step 41: "
         "task math has 0 of 16 groups\n"
         "to do:\n"
-        "  1. mend the cause\n"
+        "  1. fix the cause\n"
         "  2. restart every worker: until then it runs the old code and settings\n"
         "  3. let production continue: `rollq resume`",
     ),
@@ -319,9 +319,9 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "failing: production of task math has stopped: every one failed; because of that the trainer failed at "
         "step 41\n"
         "to do:\n"
-        "  1. mend the cause\n"
+        "  1. fix the cause\n"
         "  2. let production continue: `rollq resume`\n"
-        "  3. start the trainer again: `rollq train` begins anew, as no checkpoint is known\n"
+        "  3. start the trainer again: `rollq train` starts over, as no checkpoint is known\n"
         "  4. start a worker: `rollq work`",
     ),
     "production that was stopped, and a trainer that failed by itself": (
@@ -332,7 +332,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "failing: production of task math has stopped: every one failed; the trainer failed at step 41 with "
         "OSError: disk full\n"
         "to do:\n"
-        "  1. mend the cause\n"
+        "  1. fix the cause\n"
         "  2. restart every worker: until then it runs the old code and settings\n"
         "  3. let production continue: `rollq resume`\n"
         "  4. start the trainer again: `rollq train` continues from its checkpoint of step 30",
@@ -384,7 +384,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(trainer=trainer_state(TrainerPhase.FAILED, error="ValueError: " + "x" * 500, silent_s=900.0)),
         f"trainer gone: the trainer failed at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...\n"
         "to do:\n"
-        "  1. mend what the error names, or it comes again\n"
+        "  1. fix what the error names, or it comes back\n"
         "  2. start the trainer again: `rollq train` continues from its checkpoint of step 30",
     ),
     "a trainer that was stopped": (

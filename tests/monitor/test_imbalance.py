@@ -60,5 +60,5 @@ def test_the_diagnosis_says_it_and_what_to_look_at() -> None:
         "61 groups in generation on 4 workers; 3 of 4 workers idle while gpu1 holds 61 of 64 groups; the trainer has"
     )
     assert found.to_do == [
-        "to do: look at the log of an idle worker: are its weights, its tasks and its release those of the others?"
+        "to do: look at the log of an idle worker: does it have the same weights, tasks and release as the others?"
     ]

@@ -116,7 +116,7 @@ def test_what_to_do_is_a_list_with_a_step_a_line_and_an_error_of_the_trainer_is_
     lines = as_table(run_status(stopped, trainer=failed), 60).splitlines()
     at = lines.index("to do:")
     assert lines[at + 1 : at + 6] == [
-        "  1. mend the cause",
+        "  1. fix the cause",
         "  2. restart every worker: until then it runs the old code",
         "     and settings",
         "  3. let production continue: `rollq resume`",

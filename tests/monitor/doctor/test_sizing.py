@@ -237,7 +237,7 @@ def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer
         two = {**planned, "code": planned["math"]}
         assert "180 groups of 3 KiB, as measured in some tasks" in sized(two)[1]
         partial = {"math": replace(planned["math"], rules=RULES.model_copy(update={"partial_rollout": True}))}
-        assert re.search("90 groups of .*, 40 of them also in parts, as measured", sized(partial)[1])
+        assert re.search("90 groups of .*, 40 of them in parts too, as measured", sized(partial)[1])
         with_weights = sized(planned, Weights(None, 2**30, 3))[1]
         assert "the run takes up to 4.0 GiB" in with_weights
 

@@ -1,4 +1,4 @@
-"""Answers in JSON, also where something is wrong."""
+"""Answers in JSON, including for errors."""
 
 from collections.abc import Callable
 from typing import Any

@@ -204,7 +204,7 @@ def _page(about: dict[str, Any]) -> list[BaseRoute]:
 
 
 async def _bounded_body(request: Request) -> bytes | None:
-    """The body of a request; None for one that is too long, of which the rest is not read."""
+    """The body of a request. None if it is too long; the rest is then not read."""
     body = b""
     async for chunk in request.stream():
         body += chunk

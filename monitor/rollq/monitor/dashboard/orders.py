@@ -61,7 +61,7 @@ _EFFECTS: Mapping[GroupOrder, str] = {
 _REFUSALS: Mapping[Refusal | None, str] = {
     Refusal.BATCH: "its batch or evaluation has not ended, and decides about it",
     Refusal.UNSAMPLED: "nobody would sample it again, because its task is offline or its evaluation has ended",
-    Refusal.SAVING: "the buffer is being saved, and nothing leaves it meanwhile; try again in a minute",
+    Refusal.SAVING: "the buffer is being saved, and nothing leaves it until that ends; try again in a minute",
     Refusal.ORDERED: "somebody else has just moved it; look at it again",
 }
 _WHY_NOT: Mapping[Status, str] = {

@@ -77,7 +77,7 @@ class TrainedReader:
                     return Trained(note=opened)
                 self._reader = opened
             annotations = self._reader.of_group(group.task, group.group_id, step)
-        except Exception as error:  # noqa: BLE001  (whatever a file system, a bucket or a damaged file raises)
+        except Exception as error:  # noqa: BLE001  (a file system, a bucket or a damaged file may raise anything)
             return Trained(note=f"The trainer's values of these tokens cannot be read: {error}")
         if not annotations:
             return Trained(note=f"The archive has nothing that a trainer wrote about this group at step {step}.")
@@ -94,7 +94,7 @@ def trained_step(group: FoundGroup) -> int | None:
 
 def values_of(segment: SegmentView, annotation: Annotation | None) -> Mapping[str, Values]:
     """The columns of a segment, an item for each token. The trainer's logprob is made from its mismatch, or the other
-    way round: mismatch is the trainer's logprob less that of the worker, in nats. Pure."""
+    way round: mismatch is the trainer's logprob less the worker's, in nats. Pure."""
     if annotation is None:
         return {}
     named = {name: column for name, column in annotation.values.items() if len(column or ()) == len(segment.ids)}

@@ -1,6 +1,6 @@
 """Facts to findings: one pure function per check of a server or a folder.
 
-Each check returns exactly one finding, `ok` when there is nothing to mend. A fact that could not be read is a note.
+Each check returns exactly one finding, `ok` when there is nothing to fix. A fact that could not be read is a note.
 """
 
 import math
@@ -22,7 +22,7 @@ from rollq.monitor.text.units import in_config, in_words
 OTHER_SERVERS = {"dragonfly_version": "Dragonfly", "garnet_version": "Garnet"}
 """Field of INFO -> a server that speaks the protocol, names itself after a recent Redis, and has no functions."""
 FORK_FACTOR = 1.5
-"""Memory that the machine needs, as a multiple of maxmemory: a rewrite copies the pages that change meanwhile."""
+"""Memory that the machine needs, as a multiple of maxmemory: a rewrite copies the pages that change during it."""
 FILES_FACTOR = 3
 """Disk that the server needs, as a multiple of its memory: an append-only file of twice the data, and the new one."""
 LONGEST_FORK_S = 1.0
@@ -105,7 +105,7 @@ def check_replicas(facts: ServerFacts) -> Finding:
     """Whether a primary of a cluster has a replica, without which a failover would lose its groups."""
     replicas = facts.number("connected_slaves")
     if not replicas:
-        message = "this primary has no replica: what it acknowledges is on its disk alone, and is away while it is"
+        message = "this primary has no replica: its data is on its disk alone, and unavailable while it is down"
         return _finding("replicas", Level.ERROR, message, f"{facts.cli} cluster nodes")
     return _finding("replicas", Level.OK, f"replicas: {replicas}; a result counts when one of them has it")
 

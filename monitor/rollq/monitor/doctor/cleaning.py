@@ -13,7 +13,7 @@ from rollq.monitor.doctor.libraries import sort_libraries
 def delete_unused(servers: Servers) -> list[str]:
     """Delete the libraries of other releases that no connection uses; returns their names.
 
-    A role that connects meanwhile loads its library again. Raises `ServerRefused` for users who may not list
+    A role that connects during the call loads its library again. Raises `ServerRefused` for users who may not list
     connections or delete functions, `ServerUnavailable`.
     """
     deleted = set[str]()

@@ -41,7 +41,7 @@ from rollq.monitor.doctor.sizing import (
 from rollq.monitor.text.units import in_words
 
 PATIENCE = Patience(unanswered_s=2.0, unready_s=2.0)
-"""A server that is away for longer is a finding."""
+"""A server that is down for longer is a finding."""
 MEASURED_GROUPS = 32
 FINISHED = (Status.COMPLETED, Status.ARCHIVED, Status.CLAIMED)
 
@@ -93,7 +93,7 @@ def read_sizing(servers: Servers, run: str, planned: Mapping[str, TaskSize] | No
 def examine_sizing(
     servers: Servers, client: redis.Redis, run: str, facts: ServerFacts, sizing: Sizing, weights: Weights | None
 ) -> Finding:
-    """Compare the memory of one of the servers, that of `client`, with what the run may take there."""
+    """Compare the memory of one server, behind `client`, with what the run may take there."""
     if not sizing.tasks:
         return Finding("sizing", Level.NOTE, "no finished group to measure: give FILE, whose limits are the worst case")
     sizes, why = list(sizing.tasks.values()), _description(sizing)
@@ -156,7 +156,7 @@ def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
 
 
 def _measured_payload(buffer: MonitorBuffer, task: str) -> tuple[int, Counter[str]]:
-    """Mean encoded bytes of the newest finished groups, 0 without any; and those of them that are away, by place."""
+    """Mean encoded bytes of the newest finished groups, 0 without any; and their bytes outside the server, by place."""
     keys = task_keys(buffer.run, task)
     members = buffer.send_all([("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED])
     ids = [int(group_id) for group_ids in members for group_id in group_ids][:MEASURED_GROUPS]
@@ -178,8 +178,8 @@ def _description(sizing: Sizing) -> str:
     each = in_words(sum(live_groups(size) * size.payload_bytes for size in sizes) / groups)
     salvaged, outside = sum(map(salvaged_groups, sizes)), outside_bytes(sizes)
     counted = f"{groups:,} groups of {each}"
-    counted += f", of which {in_words(outside / groups)} outside" if outside else ""
-    counted += f", {salvaged:,} of them also in parts" if salvaged else ""
+    counted += f" ({in_words(outside / groups)} outside)" if outside else ""
+    counted += f", {salvaged:,} of them in parts too" if salvaged else ""
     if sizing.measured == 0:
         return f"{counted}, if all samples reach their limits"
     return f"{counted}, as measured{'' if sizing.measured >= len(sizes) else ' in some tasks'}"

@@ -29,7 +29,7 @@ EXIT_STATUS: Mapping[Level, int] = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `commands` are shell lines that mend it, or that show more."""
+    """The result of one check. `commands` are shell lines that fix it, or that show more."""
 
     check: str
     level: Level

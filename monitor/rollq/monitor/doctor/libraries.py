@@ -1,4 +1,4 @@
-"""Libraries of functions on a server: those of which releases are in use, and those that may be deleted. Pure."""
+"""Libraries of functions on a server: which releases use them, and which may be deleted. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

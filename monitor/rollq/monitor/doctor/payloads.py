@@ -37,7 +37,7 @@ def read_payload_facts(servers: Servers, run: str, settings: PayloadSettings, pa
         except Exception as error:  # noqa: BLE001 - the caller gets it
             answer.set_exception(error)
 
-    Thread(target=read, daemon=True).start()  # a file server that is away blocks its callers until it answers
+    Thread(target=read, daemon=True).start()  # a file server that is down blocks its callers until it answers
     try:
         return answer.result(ANSWER_S)
     except TimeoutError:

@@ -48,7 +48,7 @@ class TaskSize:
 
 
 def scheduled_groups(size: TaskSize) -> int:
-    """Most groups that wait, run, or wait to be trained: those of the steps that the live weights may still serve."""
+    """Most groups that wait, run, or wait to be trained, over the steps that the live weights may still serve."""
     return (size.rules.stale_threshold + 1) * _largest_batch(size.rules) + size.surplus_groups
 
 
@@ -124,7 +124,7 @@ def placed(size: TaskSize, kept_bytes: int, *, min_outside: int | None, spread: 
 
 
 def kept_bytes(group_size: int, prompt_tokens: int) -> int:
-    """Bytes that stay in the task's slot of a group whose frame is away: its prompt, and the rows of its samples."""
+    """Bytes that a group with its frame outside leaves in the task's slot: its prompt, and the rows of its samples."""
     return 4 * prompt_tokens + group_size * ROW_BYTES
 
 

@@ -1,7 +1,7 @@
 """One group as people look at it: its life as a list of events, and its samples down to single tokens.
 
-`view_of` turns what the buffer has into a `GroupView`, a plain value. What shows it, as text, JSON or a page, need not
-ask the buffer. Pure.
+`view_of` turns the buffer's data into a `GroupView`, a plain value. Text, JSON and pages show it without asking the
+buffer. Pure.
 """
 
 import math
@@ -179,7 +179,7 @@ def _departure(fields: Mapping[str, str]) -> Iterator[Event]:
 
 def _admission(fields: Mapping[str, str]) -> str:
     if "copy_of" in fields:
-        return f"admitted as group {fields['copy_of']}, of which this is a copy that is trained again"
+        return f"admitted as group {fields['copy_of']}; this is a copy of it, to be trained again"
     if "source" in fields:
         return f"inserted from {fields['source']}"
     kind = "for the evaluation of step" if fields.get("eval") == "1" else "for step"

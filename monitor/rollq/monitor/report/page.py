@@ -103,7 +103,7 @@ def _learned(summary: Mapping[str, Any]) -> str:
     table = _table(("Held-out reward", "before", "after", "change"), rows)
     return table + _note(
         "Held-out prompts were never trained, so a rise is learning and not memory. The demo's judges give 0 for a "
-        "wrong answer and 1 for a right one. In the plot, dots are the held-out reward, and lines are that of the "
+        "wrong answer and 1 for a right one. In the plot, dots are the held-out reward, and lines the reward of the "
         "trained batches."
     )
 
@@ -114,7 +114,7 @@ def _ages(summary: Mapping[str, Any]) -> str:
     return _table(("Steps behind the newest weights", "trained tokens"), rows) + _note(
         "A token's age (staleness) counts the train steps between the weights that sampled it and the newest. All at 0 "
         "means that generation and training took turns; 1 is what generating one step ahead gives. No token may be "
-        "older than max_staleness allows, whatever happened during the run."
+        "older than max_staleness allows, even after faults in the run."
     )
 
 

@@ -39,7 +39,7 @@ class BufferReading:
     """One reading of the buffer.
 
     `depths` maps task and status to a number of groups, `progress` task and counter to a value, and `workers` a worker
-    to its last report. `version` is that of the live weights, -1 before the first.
+    to its last report. `version` is the live weights' version, -1 before the first.
     """
 
     time_s: float

@@ -104,7 +104,7 @@ def _training(run: RunStatus) -> list[str]:
 
 
 def _waiting(run: RunStatus) -> list[str]:
-    """The cause comes first, unless it is that of the trainer's own words."""
+    """The cause comes first, unless the trainer itself names it."""
     if trainer_of(run).unarchived:
         return _training(run)
     return [*_causes(run), described(trainer_of(run)), *sentences(warnings(run))]
@@ -144,7 +144,7 @@ def _to_make_room(run: RunStatus) -> Iterator[str]:
 
 
 def _to_mend(run: RunStatus) -> Iterator[str]:
-    yield "mend the cause"
+    yield "fix the cause"
     if run.alive_workers:
         yield "restart every worker: until then it runs the old code and settings"
     if any(task.control == "stopped" for task in trained(run)):
@@ -153,7 +153,7 @@ def _to_mend(run: RunStatus) -> Iterator[str]:
 
 
 def _after_an_error(run: RunStatus) -> list[str]:
-    return ["mend what the error names, or it comes again", *_restarts(run)]
+    return ["fix what the error names, or it comes back", *_restarts(run)]
 
 
 def _to_resume(run: RunStatus) -> list[str]:
@@ -171,7 +171,7 @@ def _restarts(run: RunStatus) -> Iterator[str]:
     if trainer.has_ended or is_silent(trainer):
         covered = max((task.checkpoint for task in trained(run)), default=0)
         then = (
-            f"continues from its checkpoint of step {covered}" if covered else "begins anew, as no checkpoint is known"
+            f"continues from its checkpoint of step {covered}" if covered else "starts over, as no checkpoint is known"
         )
         old = "; an old trainer that still runs can no longer write then" if is_silent(trainer) else ""
         yield f"start the trainer again: `rollq train` {then}{old}"

@@ -64,7 +64,7 @@ def unrewarded(run: RunStatus) -> list[Fact]:
         Fact(
             f"the judges failed for {share:.0%} of the samples of the last minute, the last one with "
             f"{shortened(error)}",
-            "mend the judge, or what it depends on, and restart every worker: samples that it fails for are left out, "
+            "fix the judge, or what it depends on, and restart every worker: samples that it fails for are left out, "
             'and the others of their groups trained alone; on_judge_error = "zero" counts them as wrong instead',
         )
     ]
@@ -162,7 +162,7 @@ def _capacity(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
         if uneven := imbalance(run):
             yield Fact(
                 uneven,
-                "look at the log of an idle worker: are its weights, its tasks and its release those of the others?",
+                "look at the log of an idle worker: does it have the same weights, tasks and release as the others?",
             )
     elif pending:
         yield Fact(f"no worker takes the {pending} pending groups: all workers are idle")

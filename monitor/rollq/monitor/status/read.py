@@ -174,10 +174,10 @@ def batch_share(report: Mapping[str, Any], worker: str) -> dict[str, float]:
 
 
 def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]) -> TrainerState | None:
-    """The state of a trainer, where its tasks show that it has moved on since its last word.
+    """The state of a trainer, brought forward where its tasks show later steps than its last report.
 
-    It says each second what it does, so at each time its word may be a second old, and several steps; that of a trainer
-    that was killed stays so.
+    It reports each second, so its last report may be a second and several steps old. The last report of a killed
+    trainer stays old.
     """
     if trainer is None or trainer.has_ended:
         return trainer

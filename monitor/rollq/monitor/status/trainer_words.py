@@ -14,7 +14,7 @@ _BETWEEN_STEPS = {
 
 
 def is_silent(trainer: TrainerState) -> bool:
-    """Whether a trainer that has not ended is heard no more."""
+    """Whether a trainer that has not ended no longer reports."""
     return not trainer.has_ended and (trainer.silent_s > SILENT_TRAINER_S or not trainer.lease_left_s)
 
 

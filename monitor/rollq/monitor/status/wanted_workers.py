@@ -13,7 +13,7 @@ from rollq.monitor.text.units import count
 LEAST_KEEP_RATE = 0.05
 """A lower keep rate asks for a look at the task, not for more workers."""
 LEAST_SPEED = 0.5
-"""No more workers are wanted than can have work at which each has this part of its full speed."""
+"""The wanted workers all have enough work for this part of their full speed."""
 TOLERANCE = 1e-6
 
 
@@ -32,11 +32,11 @@ class Speed:
 
 
 def wanted_workers(run: RunStatus) -> int | None:
-    """The number of workers with which the trainer would not wait for them; None while a part of it is unknown.
+    """The number of workers that would keep the trainer from waiting; None while a part of it is unknown.
 
     It is 0 when the trainer has ended, or when no task produces, and else at least 1: see `workers_for`. The trainer
-    takes `batch_groups` in the mean time of a step without the wait. One of `keep_rate` groups is worth training (at
-    least 0.05), so more are made.
+    takes `batch_groups` in the average time of a step without the wait. A share `keep_rate` (at least 0.05) of the
+    groups is worth training, so more are made.
 
     In a synchronous run the trainer always waits while a batch is generated. Then it is the number with which a batch
     takes no longer to generate than to train.
@@ -56,8 +56,8 @@ def wanted_workers(run: RunStatus) -> int | None:
 def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int, samples: float) -> int:
     """The number of workers that make `tokens_per_s`, at least 1.
 
-    `speeds`: how many of the present workers have each; more of them would be as fast in the mean. `groups` and
-    `samples` may be under way, which all share: with more workers, each has fewer samples, and is slower.
+    `speeds`: how many of the present workers have each; new ones would be as fast on average. All workers share the
+    `groups` and `samples` that may be under way: with more workers, each has fewer samples, and is slower.
     """
     workers = sum(speeds.values())
 
