@@ -383,7 +383,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
         assert made.output.splitlines() == [
             f"run '{run_name}', which published them, says that the weights are those after step 3",
             f"made a checkpoint of step 3 in {chosen.output}",
-            "`rollq train` continues with step 4: no step is trained again; the optimizer begins anew",
+            "`rollq train` continues with step 4: no step is trained again; the optimizer starts over",
         ]
         assert train(Connection(server_url, run_name), settings(steps=5)) == 5
         assert buffer.counts("math").clock.committed == 5

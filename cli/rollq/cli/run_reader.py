@@ -1,4 +1,4 @@
-"""Reads a run again and again, also one that is not there yet, or whose server is away for a while."""
+"""Reads a run again and again, even before it exists, or while its server is down."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RunReader:
-    """Connects at the first call, and anew after one that failed. For one thread at a time."""
+    """Connects at the first call, and again after a failed one. For one thread at a time."""
 
     def __init__(self, location: RunLocation, connect: Callable[[Patience], Buffer] | None = None) -> None:
         """`connect`: opens the run's buffer; by default one that reads no large payloads."""

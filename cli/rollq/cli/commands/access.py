@@ -34,7 +34,7 @@ def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
 
     Two more users take care of the server: admin, the only one that may change it, and replica, as which a replica logs
     in to its primary. The default user is switched off. FILE is rollq.toml. The ACL file holds digests of the
-    passwords. Give each machine only the password file of its role, and keep that of admin away from all roles.
+    passwords. Give each machine only the password file of its role, and keep the admin's file away from all roles.
 
     The file names the functions of this release. While another one is replaced, role by role, use the newer rollq with
     --also and the digest of the other one, which `rollq doctor` prints.

@@ -40,10 +40,10 @@ def doctor(
     clean: bool,
     load_functions: bool,
 ) -> None:
-    """Report what about a run's servers and folders is unsafe or will hurt later, with the commands that mend it.
+    """Report problems of a run's servers and folders, present or to come, with the commands that fix them.
 
-    Changes nothing without --clean or --load-functions, but for an object that it writes where large payloads are, and
-    removes. With FILE, also compares the server's memory with the settings, and checks the weights' folder.
+    Changes nothing without --clean or --load-functions, except for an object that it writes where large payloads are,
+    and removes. With FILE, it compares the server's memory with the settings, and checks the weights' folder too.
 
     \b
     Exit status, for health checks:

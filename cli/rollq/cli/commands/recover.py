@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     "--weights",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     required=True,
-    help="Folder with the weights: an older checkpoint, or those of a published version.",
+    help="Folder with the weights: an older checkpoint, or a published version.",
 )
 @click.option(
     "--step",
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run: bool) -> None:
     """Make a checkpoint from weights, so that `rollq train` continues a run whose checkpoint was lost.
 
-    FILE is rollq.toml. The steps after that of the weights whose batches are still in the buffer are trained again, on
-    the same groups; the optimizer begins anew. The step of a checkpoint is in its trainer.json; that of published
-    weights is known to the run until a checkpoint covers them. Where neither says it, give --step: without it the
-    weights count as those after the last trained step, although they may be older. Another --step than the recorded one
-    is refused without --relabel.
+    FILE is rollq.toml. Later steps whose batches are still in the buffer are trained again, on the same groups; the
+    optimizer starts over. The step of a checkpoint is in its trainer.json; the run knows the step of published weights
+    until a checkpoint covers them. If neither says it, give --step: without it they count as the weights after the
+    last trained step, although they may be older. A --step that differs from the recorded one is refused without
+    --relabel.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
         if wanted < last
         else ("no step is trained again")
     )
-    click.echo(f"`rollq train` continues with step {wanted + 1}: {again}; the optimizer begins anew")
+    click.echo(f"`rollq train` continues with step {wanted + 1}: {again}; the optimizer starts over")
 
 
 class _Recorded(NamedTuple):

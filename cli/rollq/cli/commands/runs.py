@@ -35,7 +35,7 @@ def runs() -> None:
 @url_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
 def list_runs(file: Path | None, url: str | None, as_json: bool) -> None:
-    """List the runs of a server, that of FILE (rollq.toml) or of --url: their size, their age, and who uses them.
+    """List the runs on the server of FILE (rollq.toml) or --url: their size, their age, and who uses them.
 
     Looks at every key of the server, which takes about a second per million; with users, only admin may.
 
@@ -66,7 +66,7 @@ def list_runs(file: Path | None, url: str | None, as_json: bool) -> None:
 @url_option
 @click.option("--yes", is_flag=True, help="Delete it; without, say what would be deleted.")
 def delete(file: Path | None, run: str, url: str | None, yes: bool) -> None:
-    """Delete RUN from a server, that of FILE (rollq.toml) or of --url: its keys, its payloads, its tickets.
+    """Delete RUN from the server of FILE (rollq.toml) or --url: its keys, its payloads, its tickets.
 
     A run that a role uses is refused. If this command is interrupted, repeat it: until then no role can use the run.
     Checkpoints, weights and archives in folders stay.

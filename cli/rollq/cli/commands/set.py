@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rollq.buffer.rules.settings import TaskRules
 
 SHARED_MARGIN = 3
-"""Further steps before a batch that is shared anew: all tasks are changed before the first of them is trained."""
+"""More steps before a batch with new shares: all tasks are changed before the first of them is trained."""
 Changes = Mapping[str, Mapping[str, Any]]
 """Task of the buffer -> name of a rule -> new value."""
 
@@ -43,7 +43,7 @@ def set_rules(
     step that is not planned yet, as the trainer may be planning the first; weight three steps later. --from-step may
     name the step whose batch the trainer waits for: while nothing of it is claimed, it gets the new size.
 
-    weight shares the groups of the whole batch anew, so the batches of other tasks change too. A settings file that
+    weight divides the groups of the whole batch again, so the batches of other tasks change too. A settings file that
     still has the old value does not change it back. batch_groups=0 retires TASK: its production ends, and its groups
     stay until they are too old.
 
@@ -142,7 +142,7 @@ def _say(task: str, change: str) -> None:
 
 
 def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool, shared: bool = False) -> None:
-    """Change the rules. All changes are checked before the first is made. `shared`: they share the batch anew."""
+    """Change the rules. All changes are checked before the first is made. `shared`: they divide the batch again."""
     from rollq.buffer.rules.revisions import Revision, differences
 
     step = from_step or buffer.first_open_step() + (SHARED_MARGIN if shared else 0)

@@ -18,7 +18,7 @@ SEED = 1
 def init(folder: Path) -> None:
     """Write a rollq.toml to FOLDER, by default this one, with prompts, a judge and a tiny model that you replace.
 
-    It trains as it is, without a GPU or network. What exists is not overwritten.
+    It trains as it is, without a GPU or network. Existing files are not overwritten.
 
     \b
     Example:

@@ -50,7 +50,7 @@ EXAMPLE = (2, 3)
 
 
 def digit_sum_files() -> dict[str, bytes]:
-    """Content of the prompt files of `digits`, by file name: the 98 sums of two digits but those of the example.
+    """Content of the prompt files of `digits`, by file name: the 98 sums of two digits that are not the example's.
 
     Of the 54 unordered pairs, `HELDOUT_PAIRS` are held out, each in both orders.
     """

@@ -100,7 +100,7 @@ class DemoOptions:
 
 
 def demo_toml(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str) -> str:
-    """The demo's `rollq.toml`; `url` is that of its server."""
+    """The demo's `rollq.toml`; `url` is its server's."""
     return FILE.format(
         run=_toml(RUN),
         seed=options.seed,

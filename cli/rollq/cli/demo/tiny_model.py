@@ -1,7 +1,7 @@
 """The demo's tiny model: a real Qwen3 of 0.3 M parameters with a byte-level tokenizer, warmed up so that RL has work.
 
-The warm-up is supervised, on answers of which 60 % are wrong on purpose: afterwards the model knows the right answer
-but does not prefer it (about 0.3 of what it samples is right), which is the state that RL starts from.
+The warm-up is supervised, on answers that are wrong on purpose in 60 % of cases: afterwards the model knows the right
+answer but does not prefer it (about 0.3 of its samples are right), which is the state that RL starts from.
 The result is an ordinary Hugging Face model folder; nothing in rollq knows that it is tiny.
 """
 

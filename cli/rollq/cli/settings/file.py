@@ -97,7 +97,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def password_from(environment: Mapping[str, str]) -> str | None:
-    """The servers' password: the environment's, or that of the file it names; None without either."""
+    """The servers' password, from the environment or the file it names; None without either."""
     if environment.get("ROLLQ_REDIS_PASSWORD"):
         return environment["ROLLQ_REDIS_PASSWORD"]
     path = environment.get(PASSWORD_FILE)

@@ -22,7 +22,7 @@ class Frame:
     """The last reading.
 
     `run` was read at `read_s` of the feed's clock; None before the first reading. `error` says why a newer reading
-    failed; empty if it did not. `history` is that of the task `task`.
+    failed; empty if it did not. `history` is the history of `task`.
     """
 
     run: RunStatus | None = None
@@ -39,7 +39,7 @@ class Feed:
         """`now` is a steady clock in seconds."""
         self.frame = Frame()
         self.task = ""
-        """The task whose history is wanted; empty: that of the first one."""
+        """The task whose history is wanted; empty: the first one."""
         self.now = now
         self._reader = reader
         self._history_s = -HISTORY_ROW_MS / 1000

@@ -16,12 +16,12 @@ from rollq.cli.up.watch import Watch
 from rollq.monitor.report.records import METRICS_FILE
 
 READ_PATIENCE_S = 2.0
-"""How long reading the buffer waits for a server that is away."""
+"""How long reading the buffer waits for a server that is down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Roles that run with the settings of `file`: `workers` workers, with all logs in `logs`.
+    """A running system: the settings of `file`, with its logs in `logs`, and `workers` workers.
 
     Readings of the buffer go to `depths`, if it is set. `grace_s`: seconds for the roles to stop.
     """
@@ -79,5 +79,5 @@ def grace_s(settings: RollqSettings) -> float:
 
 
 def run_folder(settings: RollqSettings, file: Path) -> Path:
-    """The folder of the server's data and of the logs: beside the trainer's output, or else that of the file."""
+    """The folder of the server's data and of the logs: beside the trainer's output, or else the file's folder."""
     return settings.trainer.output.parent if settings.trainer else file.absolute().parent

@@ -21,9 +21,9 @@ from rollq.buffer.errors import ConfigError, RollqError
 GUARDIAN = ("/bin/sh", "-c", "read _; kill -KILL 0")
 MAX_RESTARTS = 5
 STOP_S = 2.5
-"""Seconds between SIGTERM and SIGKILL, where nothing else is said."""
+"""Default seconds between SIGTERM and SIGKILL."""
 HEALTHY_S = 600.0
-"""Seconds after which a role counts as healthy again: its earlier deaths are forgotten."""
+"""A role that has lived for this many seconds counts as healthy again: its earlier deaths are forgotten."""
 WRONG_SETTINGS = 2
 """Exit status of a role that another start would not help."""
 TAIL_LINES = 15
@@ -128,7 +128,7 @@ class Supervisor:
         self._guardian = None
 
     def wait(self, role: Role | None, seconds: float = 1.0) -> None:
-        """Wait `seconds`, or until the role ends if that is earlier."""
+        """Wait until a role ends, but at most `seconds`; without a role, exactly `seconds`."""
         if role is None or role.process is None:
             time.sleep(seconds)
             return
