@@ -10,8 +10,8 @@ setting of the task     column                                             field
                         default: all other columns
 
 A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose own name contains
-dots takes precedence. In `metadata` a path appears under its full name, and a column of which only a part was used is
-kept whole. A null counts as absent, at every depth of a message, because tables with one type per column fill gaps with
+dots takes precedence. In `metadata` a path appears under its full name, and a column that was used only in part is kept
+whole. A null counts as absent, at every depth of a message, because tables with one type per column fill gaps with
 nulls. So it does within the answers and the metadata of such a table. Only a whole answer, a whole value of `metadata`
 and the content of a message may be null.
 

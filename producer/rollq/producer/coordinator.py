@@ -119,10 +119,10 @@ class BatchCoordinator:
         """Wait for a batch, run the pipeline on its finished groups, and release them for training. Idempotent.
 
         Waits for all groups, or for `min_wait_num` of them (the rest then joins the pool of interrupted groups); by
-        default for as many as the over-rollout asks for, which also says whether groups count of which some samples are
-        finished. An evaluation produces nothing to train and tolerates a
-        timeout: its metrics are `eval/<name>/...`, where the name is the part of the id after its first slash;
-        `detailed` adds minimum, maximum and standard deviation.
+        default for as many as the over-rollout asks for. The over-rollout also says whether groups with only some
+        finished samples count. An evaluation produces nothing to train and tolerates a timeout: its metrics are
+        `eval/<name>/...`, where the name is the part of the id after its first slash; `detailed` adds minimum, maximum
+        and standard deviation.
 
         Raises `ClaimTimeout`, a `TimeoutError`, after `timeout_s`; `BatchRefused`, a `ValueError`, for a batch of
         another type; `UnknownBatch`, a `KeyError`; and any error of an operator of the pipeline, after which the batch

@@ -92,7 +92,7 @@ class DatasetRows:
 
 
 def shards_of(path: Path) -> list[Path]:
-    """The Parquet files at a path: the file itself, or those of a folder by name; none for other data."""
+    """The Parquet files at a path: the file itself, or a folder's by name; none for other data."""
     if not path.is_dir():
         return [path] if path.suffix == ".parquet" else []
     return sorted(path.glob("*.parquet"))

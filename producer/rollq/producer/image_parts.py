@@ -118,8 +118,8 @@ def _check(data: bytes, image: NamedImage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """Finds the files of images. Relative paths are those of `folder`; files of up to `INLINE_BYTES` become URLs that
-    hold them.
+    """Finds the files of images. Paths are relative to `folder`; files of up to `INLINE_BYTES` become URLs that hold
+    them.
 
     Invariant: rows may come from strangers. Only files in `folder` and `more_folders` are read, wherever links lead,
     and only images become part of a prompt.
@@ -134,7 +134,7 @@ class ImageFiles:
         A URL whose checksum the row gives is not read here. Raises `ImageError` for a file that is elsewhere, cannot be
         read, is not an image or has another checksum, and `ConfigError` without Pillow.
         """
-        if image.place.startswith("data:"):  # whatever it says about its type
+        if image.place.startswith("data:"):  # of any type
             header, mark, encoded = image.place.partition(";base64,")
             if not mark:
                 raise ImageError(f"image {header[:40]!r}...: a data: URL must have base64 data")

@@ -209,7 +209,7 @@ class Producer:
     def _ends(self, feed: TaskFeed, counts: Counts) -> bool:
         """End the task's production if all groups fail, too few are kept, or its hook says so; returns whether it did.
 
-        Only running production is ended: a trainer may meanwhile have put the engines to sleep, and would wait forever.
+        Only running production is ended: a trainer may have put the engines to sleep since, and would wait forever.
         """
         if 0 < feed.stop_after_failures <= counts.failed_in_a_row:
             self._stop(feed, all_failed(counts, feed.stop_after_failures))
@@ -243,14 +243,14 @@ class Producer:
         self._buffer.reap(feed.task)
         self._buffer.collect(feed.task)
         for batch in self._buffer.running_batches(feed.task):
-            with suppress(BatchOver):  # the trainer has closed it meanwhile
+            with suppress(BatchOver):  # the trainer has closed it since
                 self._fill_batch(feed, batch)
         return self._buffer.counts(feed.task).statuses[Status.PENDING]
 
     def _fill_batch(self, feed: EvaluationFeed, batch: BatchState) -> None:
         size = batch.size
         while not batch.closed:
-            # unusable rows are skipped, so a group's number differs from that of its row
+            # unusable rows are skipped, so a group's number differs from its row's
             with self._rows.keeping(feed.task, feed.rows):
                 prompts = feed.rows.prompts_from(size, MAX_FILL + 1)
             last = len(prompts) <= MAX_FILL
@@ -259,14 +259,14 @@ class Producer:
 
 
 def all_failed(counts: Counts, limit: int) -> str:
-    """Explain why production of a task stops of which every group fails."""
+    """Explain why production of a task stops when every group fails."""
     error = f"; the last error: {counts.last_error.text}" if counts.last_error else ""
     reached = f"the limit stop_after_failures = {limit} is reached"
     return f"every one of the last {counts.failed_in_a_row} groups failed: {reached}{error}"
 
 
 def diagnosis(feed: TaskFeed, counts: Counts) -> str:
-    """Explain why production of a task stops of which too little is kept."""
+    """Explain why production of a task stops when too little is kept."""
     progress = counts.progress
     return (
         f"{counts.kept} of the last {counts.outcomes} groups were worth training, less than min_keep_rate = "

@@ -17,7 +17,7 @@ class RowAccount:
 
     @contextmanager
     def keeping(self, task: str, rows: UsableRows) -> Iterator[list[int]]:
-        """Report the rows that are read within: before they become groups, and also when too many are unusable.
+        """Report the rows that are read within: before they become groups, and even if too many are unusable.
 
         Yields a list for the cursor after them; without one, rows are read in the order of the file.
         """

@@ -55,7 +55,7 @@ class TaskPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RunPrompts:
-    """The opened prompts of all tasks and evaluations of a run; `files` are those of each."""
+    """The opened prompts of all tasks and evaluations of a run; `files` are the prompt files of each."""
 
     tasks: tuple[TaskPrompts, ...]
     evaluations: tuple[EvaluationFeed, ...]
@@ -124,7 +124,7 @@ def run_producer(
 ) -> None:
     """Produce for the buffer's run, whose tasks must be registered, until `stop` is set.
 
-    Raises `RunMismatch` for prompts that are not those of the run, and the errors of `Producer.run`.
+    Raises `RunMismatch` for prompts that differ from the run's, and the errors of `Producer.run`.
 
     The caller closes `buffer` and `queue`.
     """

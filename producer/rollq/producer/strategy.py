@@ -25,7 +25,7 @@ MAX_ADAPTED = 3.0
 class TaskState:
     """The state of a task, as the strategy and `should_continue` hooks see it.
 
-    `version` is that of the live weights, -1 before the first trainer; `step` is trained next; `consumed` counts the
+    `version` is the live weights', -1 before the first trainer; `step` is trained next; `consumed` counts the
     groups of all trained steps; `statuses` counts groups by status. Of the last `outcomes` finished groups, `kept` were
     worth training.
     """
@@ -65,7 +65,7 @@ class SchedulePlan:
 
 
 def plan_production(settings: ProducerSettings, rules: TaskRules, state: TaskState, fullness: Fullness) -> SchedulePlan:
-    """Plan one task. `fullness` is that of the whole buffer."""
+    """Plan one task. `fullness` is the whole buffer's."""
     pools, tail_batch = draw_on(rules, state)
     ahead = rules.sync_weights_interval if settings.strategy == "sync" else rules.stale_threshold
     last_step = max(0, state.version + ahead)

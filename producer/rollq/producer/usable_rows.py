@@ -1,6 +1,6 @@
 """The usable rows of a file: those that can be read as prompts. The others are counted by reason.
 
-Invariant: a row is left out only with a reason that people can see, and a file of which too much is unusable stops the
+Invariant: a row is left out only with a reason that people can see, and a file with too many unusable rows stops the
 producer.
 """
 
@@ -118,7 +118,7 @@ class UsableRows:
         if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
             raise InvalidPrompt(
                 f"{unusable} of the {self.seen} rows that were read are unusable, more than max_bad_rows = "
-                f"{self._max_bad_rows:g} allows: {self.described()}. Mend these rows, or raise max_bad_rows to leave "
+                f"{self._max_bad_rows:g} allows: {self.described()}. Fix these rows, or raise max_bad_rows to leave "
                 f"them out. The last one is {error}"
             ) from error
         self._log_once.warning(row, "prompt skipped: %s", error)
