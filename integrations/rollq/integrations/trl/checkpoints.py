@@ -15,7 +15,7 @@ MARK = "rollq.json"
 
 
 class TrlCheckpoint(NamedTuple):
-    """`folder` holds the weights after train step `step`; `lineage` is that of their `Consumer`."""
+    """`folder` holds the weights after train step `step`; `lineage` is their `Consumer`'s."""
 
     step: int
     folder: Path

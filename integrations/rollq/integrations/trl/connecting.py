@@ -27,9 +27,9 @@ def connect(
     """Take over a run as its trainer, from the newest complete checkpoint in `args.output_dir`, or from the folder
     `model`.
 
-    `args` says which rank of how many this process is; those of `settings` are replaced. All ranks call it, and see the
-    same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint. The rest is as in
-    `Consumer.connect`, and so are the errors; `ConfigError` besides if TRL is missing or of another release.
+    `args` gives the rank of this process and the number of ranks, and replaces both in `settings`. All ranks call it,
+    and see the same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint. The rest
+    is as in `Consumer.connect`, including the errors. Raises `ConfigError` if TRL is missing or of another release.
     """
     check_installed()
     ranks = ranks_of(args)

@@ -1,7 +1,7 @@
 """A micro-batch of rollq as the inputs of TRL's loss. Needs torch.
 
-Invariant: the gradient is that of the whole batch over all ranks, however it was split into micro-batches: TRL's losses
-divide by the counts that they find here, and `Trainer` averages over ranks.
+Invariant: the gradient is the whole batch's over all ranks, for any split into micro-batches: TRL's losses divide by
+the counts that they find here, and `Trainer` averages over ranks.
 """
 
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ def _check(micro: MicroBatch, args: "GRPOConfig", step: int) -> None:
     if len(other):
         raise ConfigError(
             f"step {step} has samples of temperature {other[0].item():g}, and GRPOConfig temperature = "
-            f"{args.temperature!r}: TRL knows one for all, so set it to that of all tasks"
+            f"{args.temperature!r}: TRL has one for all samples, so set it to the temperature of all tasks"
         )
     if micro.behaviour_logprobs[micro.loss_mask].isnan().any():
         raise InvalidGroup(

@@ -41,7 +41,7 @@ REFUSED = frozenset(
     top_entropy_quantile use_adaptive_entropy use_vllm""".split()  # noqa: SIM905 - a line for each of 50 names
 )
 """Settings of TRL that must have their default: what they add depends on micro-batches, or cannot be honoured.
-`router_aux_loss_coef` is that of the model unless it is 0, and is refused with a model that has one."""
+`router_aux_loss_coef` is the model's unless it is 0, and is refused with a model that has one."""
 
 
 def check_config(args: "GRPOConfig") -> None:
@@ -87,12 +87,12 @@ def check_config(args: "GRPOConfig") -> None:
 
 
 def check_batch(batch: Batch, args: "GRPOConfig") -> None:
-    """Raise `ConfigError` if the batch is that of another rank, and `InvalidGroup` for samples of several segments
-    under a loss that needs them in one row."""
+    """Raise `ConfigError` for the batch of another rank, and `InvalidGroup` for samples of several segments under a
+    loss that needs them in one row."""
     mine = (args.process_index, args.world_size)
     if (batch.rank, batch.world_size) != mine:
         raise ConfigError(
-            f"the consumer is that of rank {batch.rank} of {batch.world_size}, and TRL has rank {mine[0]} of "
+            f"the consumer is rank {batch.rank} of {batch.world_size}, and TRL has rank {mine[0]} of "
             f"{mine[1]}: open it with `rollq.integrations.trl.connect`"
         )
     samples = batch.content.sequence_samples

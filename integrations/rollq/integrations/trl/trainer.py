@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` on batches of a `Consumer`.
 
-    `model` and `args` are those of TRL, and `model` is the initial one also when training resumes. `consumer` is that
-    of `connect`, and open. A batch is one update of `args.gradient_accumulation_steps` micro-batches of at most
+    `model` and `args` are as in TRL, and `model` is the initial one even when training resumes. `consumer` comes from
+    `connect`, and is open. A batch is one update of `args.gradient_accumulation_steps` micro-batches of at most
     `max_tokens` tokens, padding included; batch sizes of `args` have no effect. Ratios are against the engine's
     logprobs.
 
@@ -112,7 +112,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._feed
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """TRL's loss, as this micro-batch's part of that of the batch."""
+        """TRL's loss of this micro-batch, as its part of the whole batch's loss."""
         return super().compute_loss(model, inputs, *args, **kwargs) * inputs[LOSS_SCALE]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
