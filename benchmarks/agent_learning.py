@@ -56,7 +56,7 @@ Each row is one run of GRPO on the demo's sums of two numbers, 8 groups of 8 sam
 model. It has seen calls of a calculator and direct answers, most of them wrong: it has to learn to call, to call it
 with the right numbers, and to repeat the result. An agent is either rollq's loop `tools`, or LangGraph's `create_agent`
 in another process, which takes sessions of the gateway (`agent_loop = "outside"`) and runs the calculator itself.
-Rewards are held-out: 256 prompts, 8 samples of each, at temperature 1, all in the loop `tools`, whatever the model was
+Rewards are held-out: 256 prompts, 8 samples of each, at temperature 1, all in the loop `tools`, however the model was
 trained with. Chance alone moves their mean by about 0.004.
 
 `python -m benchmarks.agent_learning --python PYTHON_WITH_LANGGRAPH` writes this section and `agent-learning.json`."""
@@ -174,7 +174,7 @@ def _run_roles(
 
 
 def held_out(folder: DemoFolder, model: Path, seed: int) -> float:
-    """Mean reward on the held-out prompts, in the loop `tools` whatever the model was trained in."""
+    """Mean reward on the held-out prompts, always in the loop `tools`, even for models trained in another."""
     settings = EvaluationSettings(
         prompts=folder.prompts / "sum_heldout.jsonl",
         judge="last_number",
@@ -188,7 +188,7 @@ def held_out(folder: DemoFolder, model: Path, seed: int) -> float:
 
 
 def make_model(folder: DemoFolder, seed: int) -> None:
-    """A tiny model that has seen calls of the calculator, of which half were right, and direct answers."""
+    """A tiny model that has seen calls of the calculator, half of them right, and direct answers."""
     tokenizer = tiny.make_tokenizer()
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (CALL, CALL_END)])
     tokenizer.chat_template = CHAT_TEMPLATE

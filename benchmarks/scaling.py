@@ -23,7 +23,7 @@ STEP_S = 4.0
 """How long a step takes of eight workers that are as fast as eight."""
 TAIL_MEDIAN, TAIL_P99 = 800, 20_000
 TAIL_SEQUENCE_S = 4.0
-"""How long the longest answer of the heavy tail takes at full speed; those of the trace have as long."""
+"""How long the longest answer of the heavy tail takes at full speed; the trace's longest takes as long."""
 WORKERS = {1: 2, 2: 4, 4: 4, 8: 6}
 """Number of workers, and of steps that are measured with them: even, as two batches may end together."""
 SPEEDS = (2.0, 1.0, 1.0, 0.5)
@@ -48,7 +48,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def all_lengths() -> dict[str, tuple[int, ...]]:
-    """Lengths of answers in tokens: those of the trace, and those with a heavy tail."""
+    """Lengths of answers in tokens: from the trace, and with a heavy tail."""
     return {"trace": read_lengths(), "tail": heavy_tail()}
 
 
@@ -81,7 +81,7 @@ def speed_up(kind: str, max_staleness: int, step_s: float, workers: Mapping[int,
             details["speed_up"] = details["tokens_per_s"] / alone[name]
         yield compared(
             f"scaling-{count}-{kind}",
-            f"tokens per second of {count} workers, {kind}, over {count} times that of one",
+            f"tokens per second of {count} workers, {kind}, over {count} times the rate of one",
             0.95,
             sides,
             lambda details, count=count: details["speed_up"] / count,  # type: ignore[misc]

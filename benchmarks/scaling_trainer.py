@@ -14,7 +14,7 @@ from rollq.consumer import Consumer
 
 
 def main(url: str, run: str, model: str, steps: str, train_s: str) -> None:
-    """Train `steps` steps, each of which takes `train_s` seconds."""
+    """Train `steps` steps of `train_s` seconds each."""
     with Consumer.connect(url, run=run, weights=Path(model)) as consumer:
         for batch in consumer:
             lengths = [int(length) - PROMPT_TOKENS for length in batch.lengths]

@@ -24,7 +24,7 @@ BUSY_STALENESS = {"trace": 2, "tail": 6}
 """Bounds that leave work while the longest answers of a batch run."""
 GENERATION_S = 4.0
 KNOWN_PROMPTS = 192
-"""Those of three batches, after which statistics of all prompts are known."""
+"""The prompts of three batches; after these, statistics of all prompts are known."""
 
 
 def measure(quick: bool) -> list[Result]:
@@ -92,14 +92,14 @@ def overlap(lengths: Sequence[int], steps: int, generation_s: float) -> list[Res
 
 
 def ten_batches() -> Result:
-    """The time of ten batches with a heavy tail, over that of the other tree, which admits by group."""
+    """The time of ten batches with a heavy tail, over the time of the other tree, which admits by group."""
     lengths = heavy_tail()
     gpu = Gpu(max(lengths) / TAIL_SEQUENCE_S, full=MORE_SLOTS, slots=MORE_SLOTS)
     sides = run_sides(Plan((gpu,), lengths, 1, TEN), wall_time, by_group=MORE_SLOTS // GROUP_SIZE)
     new_s, old_s = sides[""]["wall_s"], sides["against"]["wall_s"]
     return Result(
         name="slots-ten-batches",
-        what=f"time of {TEN} batches, {MORE_SLOTS} slots, heavy tail, over that of the other tree, by group",
+        what=f"time of {TEN} batches, {MORE_SLOTS} slots, heavy tail, over the time of the other tree, by group",
         unit="times",
         target=0.8,
         better="lower",
@@ -145,5 +145,5 @@ def of_longer_side(roles: Roles) -> dict[str, float]:
 
 
 def known_overlap(roles: Roles) -> dict[str, float]:
-    """Like `of_longer_side`, without lengths: they are those of a few prompts."""
+    """Like `of_longer_side`, without lengths: these come from a few prompts."""
     return {name: figure for name, figure in of_longer_side(roles).items() if not name.endswith("percent")}

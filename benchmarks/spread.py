@@ -9,7 +9,7 @@ from benchmarks.scaling import EQUAL_TOKENS, TAIL_SEQUENCE_S, heavy_tail, warm_u
 
 WORKERS, FEW_GROUPS = 4, 2
 SLOW = 0.25
-"""The speed of one machine, over that of the others."""
+"""The speed of one machine, over the speed of the others."""
 STEPS = 4
 LEAST_GAIN = 1.0
 

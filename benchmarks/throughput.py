@@ -34,7 +34,7 @@ Turn = Callable[[float], float]
 
 WARM_UP_S = 5.0
 STEPS = 600
-"""Allowed staleness: more steps than are claimed, because the weights stay those of step 0."""
+"""Allowed staleness: more steps than are claimed, because the weights stay at step 0."""
 SETTLE_S = 2.0
 """Start of each turn that is not counted."""
 ENVIRONMENT = {

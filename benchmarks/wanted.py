@@ -1,7 +1,7 @@
 """How near `wanted_workers` is to the number of workers that a run needs, with fewer and with more than that there.
 
 The needed number is that with which all tokens of a batch take no longer to generate than training takes, which is a
-set time: half a worker's work away from where another worker is needed. Answers have equal lengths, or those of the
+set time: half a worker's work away from where another worker is needed. Answers have equal lengths, or lengths from the
 trace, whose longest ones leave places empty. The metric is read before the last step, as `rollq status` reads it.
 """
 

@@ -32,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Store(Protocol):
-    """A store that groups pass through. `version` names it with those of its libraries that matter."""
+    """A store that groups pass through. `version` names it and the libraries that matter."""
 
     version: str
 
