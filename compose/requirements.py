@@ -1,4 +1,4 @@
-"""Prints what an image needs, one requirement a line: the project's dependencies and those of its extras.
+"""Prints what an image needs, one requirement a line: the project's dependencies and its extras' dependencies.
 
 python compose/requirements.py torch > requirements.txt
 """

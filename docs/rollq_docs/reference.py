@@ -103,9 +103,7 @@ def metrics_page() -> str:
         for metric in METRICS
     ]
     shown = [(code(name), kind, labels, cell(text)) for name, kind, labels, text in [UP, *rows]]
-    text = (
-        "Served by [`rollq metrics`](../guide/metrics.md). Every metric has the label `run` besides those in the table."
-    )
+    text = "Served by [`rollq metrics`](../guide/metrics.md). Every metric has the label `run` too."
     return f"{WIDE}# Metrics\n\n{text}\n\n{table(('metric', 'kind', 'labels', 'meaning'), shown)}"
 
 
@@ -132,7 +130,7 @@ def archive_page() -> str:
     columns = [(code(field.name), code(str(field.type)), meanings[field.name]) for field in schema()]
     version, *others = (code(key.decode()) for key in (VERSION_KEY, RUN_KEY, INCARNATION_KEY))
     text = (
-        f"A row is a sample. This is version {VERSION}, which the metadata of a file has as {version}, besides "
+        f"A row is a sample. This is version {VERSION}, which the metadata of a file has as {version}, with "
         f"{' and '.join(others)}. The [guide](../guide/archive.md) says which groups are written, and when."
     )
     return f"{WIDE}# Archive\n\n{text}\n\n{table(('column', 'type', 'content'), columns)}"

@@ -12,7 +12,7 @@ PICTURE = Path(__file__).parents[1] / "guide" / "segments.svg"
 WIDTH, LEFT, HEIGHT, GAP, SCENE_GAP = 1000, 300, 34, 8, 24
 PROMPT, TRAINED, MASKED = "prompt", "trained", "masked"
 COLOURS = {PROMPT: ("#e2e8f0", "#475569"), TRAINED: ("#dbeafe", "#1e3a8a"), MASKED: ("#ffffff", "#64748b")}
-"""Kind of a block -> its colour, and that of its words."""
+"""Kind of a block -> its colour, and the colour of its words."""
 LEGEND = {PROMPT: "prompt of a segment", TRAINED: "written by the model: trained", MASKED: "between turns: masked"}
 
 
