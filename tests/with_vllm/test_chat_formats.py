@@ -189,7 +189,7 @@ def test_a_tokenizer_that_lacks_the_tokens_is_refused(tmp_path: Path) -> None:
     loop = make_loop("tools", {"tools": TOOLS, "tool_parser": "jamba"})
     with pytest.raises(ConfigError, match=r"tool_parser 'jamba' cannot be used with this tokenizer: .*token"):
         check_loop(loop, tokenizer_with(tmp_path, ("<eos>",), PLAIN, "<eos>", None))
-    with pytest.raises(ConfigError, match="it is not one of Hugging Face"):
+    with pytest.raises(ConfigError, match="it is not a Hugging Face tokenizer"):
         check_loop(loop, ByteTokenizer())
 
 

@@ -198,10 +198,10 @@ def test_without_parsers_the_loops_keep_text_as_before(tmp_path: Path) -> None:
     [
         (
             {"tool_parser": "kimi_k2"},
-            r"agent_options.tool_parser 'kimi_k2' would be one of vLLM's, which is not installed here: "
+            r"agent_options.tool_parser 'kimi_k2' needs vLLM, which is not installed here: "
             r"use auto or one of hermes, .*glm45.*, or pip install 'rollq\[vllm\]'",
         ),
-        ({"reasoning_parser": "qwen3"}, "agent_options.reasoning_parser 'qwen3' would be .*: leave it out, or pip"),
+        ({"reasoning_parser": "qwen3"}, "agent_options.reasoning_parser 'qwen3' needs vLLM.*: leave it out, or pip"),
         (
             {"tool_parser": "harmony", "reasoning_parser": "openai_gptoss"},
             "agent_options.tool_parser 'harmony' parses thoughts too: leave out reasoning_parser",

@@ -196,7 +196,8 @@ def test_xd02_arrays_that_do_not_continue_each_other_are_refused(first: Mapping[
     engine = Engine(list(b"cd"))
     engine.completion = replace(engine.completion, arrays={"routed": np.zeros((2, 2), np.uint8)})
     with pytest.raises(
-        ValueError, match=r"'routed' of the engine is uint8 \[2, 2\]; it cannot continue that of the first 2 tokens"
+        ValueError,
+        match=r"'routed' of the engine is uint8 \[2, 2\]; it cannot continue the array of the first 2 tokens",
     ):
         run(engine, previous=partial(b"ab", **first))
 

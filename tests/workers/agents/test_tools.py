@@ -487,7 +487,7 @@ def test_calls_made_before_an_interruption_count(tokenizer: HfTokenizer) -> None
 def test_a_conversation_whose_opening_has_changed_is_not_continued(tokenizer: HfTokenizer) -> None:
     interrupted = converse(tools("calculator"), Model(tokenizer, [SUM, FinishReason.ABORT]))
     again = replace(rollout(Model(tokenizer, ["done"]), Prompt("6*7?")), previous=interrupted)
-    with pytest.raises(ValueError, match="its opening was another"):
+    with pytest.raises(ValueError, match="its opening has changed"):
         asyncio.run(tools("calculator", "greet").run(again))
 
 

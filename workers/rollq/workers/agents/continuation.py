@@ -1,4 +1,4 @@
-"""Tokens of an interrupted response joined with those that continue it. Pure."""
+"""Joins the tokens of an interrupted response with the tokens that continue it. Pure."""
 
 from dataclasses import replace
 from typing import Any, TypeGuard
@@ -12,7 +12,7 @@ from rollq.workers.engines.protocol import Completion
 
 
 def spent(prefix: Int32Array | None, max_tokens: int, end_ids: frozenset[int]) -> FinishReason | None:
-    """How a response that already exists has ended; None if more tokens can follow. `end_ids` end a response."""
+    """The finish reason of an existing response; None if more tokens can follow. `end_ids` end a response."""
     if prefix is None or len(prefix) == 0:
         return None
     if int(prefix[-1]) in end_ids:
@@ -79,10 +79,10 @@ def check_covered(new: Completion, context: int) -> None:
 
 
 def join_arrays(before: Segment, new: Completion) -> NamedArrays:
-    """The arrays of `before`, with those of `new` appended to their namesakes; zeros where `new` has no array.
+    """The arrays of `before`, each continued by the array of the same name in `new`, or by zeros if `new` has none.
 
-    Of an array of `new` that also covers the tokens of `before`, those entries count where `before` has only zeros.
-    Raises `ValueError` for an array of `new` that does not continue that of `before` in the same dtype and shape.
+    An array of `new` may also cover the tokens of `before`; its entries replace entries of `before` that are all zero.
+    Raises `ValueError` if an array of `new` differs from its namesake in `before` in dtype or shape.
     """
     if len(new.ids) == 0:
         return before.arrays
@@ -115,13 +115,13 @@ def _continued(name: str, array: npt.NDArray[Any], before: Segment, new: Complet
     if not isinstance(first, np.ndarray) or first.dtype != array.dtype or first.shape != expected:
         raise ValueError(
             f"array {name!r} of the engine is {array.dtype} {list(array.shape)}; it cannot continue "
-            f"that of the first {tokens} tokens: {first!r:.80}"
+            f"the array of the first {tokens} tokens: {first!r:.80}"
         )
     return np.concatenate([_filled(first, array[:context]), array[context:]])
 
 
 def _filled(first: npt.NDArray[Any], again: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array `first` [T, ...], with entries from `again` [T, ...], if it is not empty, in place of all-zero ones."""
+    """The array `first` [T, ...], its all-zero entries replaced from `again` [T, ...] unless that is empty."""
     if len(again) == 0:
         return first
     is_read = first.reshape(len(first), -1).any(axis=1)

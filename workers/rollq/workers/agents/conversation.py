@@ -3,8 +3,8 @@
 Invariant: text that the model wrote is never tokenised again. Between two turns the chat template renders the whole
 conversation. If the result starts with the text of the tokens so far, only the rest is tokenised and appended to the
 segment as text of the environment, outside the loss. If the template rewrites earlier text (drops earlier thoughts,
-trims spaces, ends turns differently than the model did), a new segment starts with all of it as its prompt. A turn of
-the model that can be a message in several forms takes the first with which no new segment is needed.
+trims spaces, ends turns differently than the model did), a new segment starts with all of it as its prompt. If a turn
+of the model can be a message in several forms, it takes the first form that needs no new segment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ConversationEnd:
-    """Where a conversation ended that was continued since: its messages, `forms` and `preferred` ones, the `characters`
-    of its text, the number of its `closed` segments, and the tokens of the one after them."""
+    """An earlier end of a conversation: its messages, its `forms` and `preferred` messages, the `characters` of its
+    text, the number of its `closed` segments, and the tokens of the segment after them."""
 
     messages: tuple[Message, ...]
     forms: tuple[Message, ...]
@@ -72,28 +72,28 @@ class Conversation:
 
     @classmethod
     def begin_with(cls, tokenizer: Tokenizer, text: str, ids: Sequence[int] | None = None) -> Self:
-        """A conversation without messages: the model continues this text, or these `ids`, of which it is the text."""
+        """A conversation without messages: the model continues `text`, whose token ids are `ids` if given."""
         prompt_ids = np.array(tokenizer.encode_prompt(text) if ids is None else ids, np.int32)
         return cls(tokenizer, (), (), text, prompt_ids)
 
     def after_text(self, text: str, ids: Sequence[int] | None = None) -> Self:
-        """The conversation after `text`, or `ids`, of the environment; the next turn is the model's."""
+        """The conversation after the environment's `text`, or `ids`; the next turn is the model's."""
         new = _ids(self.tokenizer, text) if ids is None else np.array(ids, np.int32)
         segment = None if self.segment is None else with_environment(self.segment, new)
         prompt_ids = np.concatenate([self.prompt_ids, new]) if self.segment is None else self.prompt_ids
         return replace(self, rendered=self.rendered + text, prompt_ids=prompt_ids, segment=segment, forms=())
 
     def branched(self) -> Self:
-        """This conversation in a new segment, whose prompt is all that there is so far."""
+        """This conversation in a new segment, whose prompt is the whole conversation so far."""
         return replace(self, prompt_ids=self.context, closed=(), segment=None)
 
     def resumed(self, messages: Sequence[Message], segments: Sequence[Segment]) -> Self:
-        """This conversation, which has just started, after `messages`, of which `segments` hold the tokens.
+        """This conversation, which has just started, continued by `messages`. `segments` hold their tokens.
 
-        The last message is not the model's. Raises `ValueError` if the conversation began otherwise then.
+        The last message is not the model's. Raises `ValueError` if `segments` start with another opening.
         """
         if not np.array_equal(segments[0].prompt_ids, self.prompt_ids):
-            raise ValueError("the conversation cannot be continued: its opening was another before it was interrupted")
+            raise ValueError("the conversation cannot be continued: its opening has changed since it was interrupted")
         conversation = (*self.messages, *messages)
         rendered = self.tokenizer.render(conversation, self.tools)
         last = segments[-1]
@@ -141,7 +141,7 @@ class Conversation:
 
     @property
     def response_tokens(self) -> int:
-        """Response tokens of all segments, including those of the environment."""
+        """The number of response tokens in all segments, including the environment's tokens."""
         return sum(len(segment.response_ids) for segment in self.segments)
 
     def after_model(self, completion: Completion, end_ids: frozenset[int] | None = None) -> Self:
@@ -201,8 +201,8 @@ class Conversation:
         )
 
     def _renderings(self, histories: Sequence[tuple[Message, ...]]) -> Iterator[tuple[tuple[Message, ...], str]]:
-        """The histories that the chat template accepts, rendered. Raises what it raised for the last if it accepts
-        none."""
+        """The histories that the chat template accepts, rendered. If it accepts none, raises the template's error for
+        the last one."""
         accepted = False
         for place, history in enumerate(histories, start=1):
             try:
@@ -219,7 +219,7 @@ def with_environment(segment: Segment, ids: Int32Array) -> Segment:
     """The segment with `ids` int32 [E] of the environment appended.
 
     They are outside the loss, with logprob 0 and zeros in arrays per token. They get the version of the token before
-    them, so that they make a sample neither older nor newer.
+    them, so a sample gets neither older nor newer.
     """
     added, before = len(ids), len(segment.response_ids)
     if not added:

@@ -48,7 +48,7 @@ class Environment(Protocol):
     """
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Get ready. `session` names this attempt at this sample, and no other."""
+        """Get ready. `session` is unique to this attempt at this sample."""
         ...
 
     async def step(self, text: str) -> Step:
@@ -56,7 +56,7 @@ class Environment(Protocol):
         ...
 
     async def teardown(self) -> None:
-        """Release all resources. Called once, also when `setup` failed or was interrupted."""
+        """Release all resources. Called once, even if `setup` failed or was interrupted."""
         ...
 
 
@@ -82,11 +82,11 @@ AnyEnvironment = Environment | TurnEnvironment
 
 @runtime_checkable
 class ResumableEnvironment(Protocol):
-    """An environment that can take up a conversation of another one, whose worker was killed or interrupted."""
+    """An environment that can continue the conversation of another one after its worker was killed or interrupted."""
 
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
-        """Get ready, instead of by `setup`, for the turn after `messages`: all from the model and the other environment
-        since the opening. Returns the same opening as the other one did."""
+        """Get ready for the turn after `messages`; called instead of `setup`. `messages` are all from the model and
+        the other environment since the opening. Returns the same opening as the other environment did."""
         ...
 
 
@@ -137,7 +137,7 @@ class Environments:
 
 
 async def tear_down(environment: AnyEnvironment, limit_s: float) -> None:
-    """Tear down, even if cancelled meanwhile: that is raised afterwards. One that takes too long is abandoned."""
+    """Tear down; a cancellation is raised afterwards. An environment that takes longer than `limit_s` is abandoned."""
     loop = asyncio.get_running_loop()
     ending = asyncio.ensure_future(environment.teardown())
     ending.add_done_callback(_log_failure)

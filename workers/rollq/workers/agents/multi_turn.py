@@ -1,7 +1,7 @@
 """The agent loop of several turns: the model and an environment take turns until one of them ends the conversation.
 
-Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, the model's and the environment's; and no sequence
-is longer than `max_prompt_tokens` and `max_tokens` together, also where a changed prefix started a new segment.
+Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, the model's and the environment's. A sequence is
+at most `max_prompt_tokens` plus `max_tokens` long, even after a changed prefix has started a new segment.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class EnvironmentSettings(Settings):
 @dataclass(frozen=True, slots=True)
 class MultiTurn:
     """Several turns with an environment. An interrupted sample continues after its last whole turn if a new environment
-    can resume, and else starts again."""
+    can resume, and otherwise starts again."""
 
     environments: Environments
     chat_format: ChatFormat
@@ -96,9 +96,9 @@ EMPTY_TURN: Final = Turn("", "")
 
 @dataclass(slots=True)
 class _Dialogue:
-    """One conversation with an environment. `conversation` ends with the model's last turn; `messages` are those after
-    the opening; `turn` is the model's last turn and `text` the part of it that the judge sees. `rewards` are those of
-    the model's turns so far, None where the environment gave none."""
+    """One conversation with an environment. `conversation` ends with the model's last turn; `messages` follow the
+    opening; `turn` is the model's last turn and `text` the part of it that the judge sees. `rewards` has one entry for
+    each turn of the model so far, None where the environment gave none."""
 
     rollout: Rollout
     environments: Environments

@@ -1,7 +1,7 @@
 """vLLM's parsers of tool calls and thoughts, called in the worker, without a server.
 
-They run on whatever a model writes: in threads, with a time limit, and an exception of theirs becomes a malformed call
-that the model reads. Tool calls within closed thoughts are not parsed.
+They run on any text that a model writes: in threads, with a time limit. If a parser raises, the model reads that its
+call is malformed. Tool calls within closed thoughts are not parsed.
 """
 
 import logging
@@ -35,8 +35,8 @@ MARKS: Final = ("tool", "<|python_tag|>")
 class VllmFormat:
     """The format of a tool parser and a reasoning parser of vLLM, each by name, or "".
 
-    The tool parser `hermes` is our own. `both`, `tools_alone` and `thoughts_alone` are vLLM's classes, composed as its
-    server does; `run` calls them in a thread.
+    The tool parser `hermes` is our own. `both`, `tools_alone` and `thoughts_alone` are vLLM's classes, composed as in
+    its server; `run` calls them in a thread.
     """
 
     tool_parser: str
@@ -49,8 +49,8 @@ class VllmFormat:
 
     @classmethod
     def load(cls, tool_parser: str, reasoning_parser: str, *, instead: str) -> Self:
-        """Import the parsers. Raises `ConfigError` for a name that vLLM does not know, or without vLLM; `instead` says
-        there which other tool parsers there are."""
+        """Import the parsers. Raises `ConfigError` for a name that vLLM does not know, or without vLLM; its message
+        has `instead`, which lists the other tool parsers."""
         for logger in NOISY:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         theirs = "" if tool_parser == HERMES else tool_parser
@@ -103,7 +103,7 @@ def _load(setting: str, name: str, instead: str) -> Any:
         names = known_parsers(setting)
     except ImportError as error:
         raise ConfigError(
-            f"agent_options.{setting} {name!r} would be one of vLLM's, which is not installed here: {instead}, or "
+            f"agent_options.{setting} {name!r} needs vLLM, which is not installed here: {instead}, or "
             "pip install 'rollq[vllm]'"
         ) from error
     if name not in names:
@@ -130,7 +130,7 @@ def _backend(tokenizer: Tokenizer) -> Any:
     """vLLM's view of the Hugging Face tokenizer."""
     backend = getattr(tokenizer, "backend", None)
     if backend is None:
-        raise ConfigError("it is not one of Hugging Face")
+        raise ConfigError("it is not a Hugging Face tokenizer")
     return _cached(backend)
 
 
@@ -190,7 +190,7 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
 
 
 def _is_in(id: str | None, text: str) -> bool:
-    """Whether the model wrote the id of a call; otherwise vLLM has made it up, another one every time."""
+    """Whether the model wrote the id of a call; otherwise vLLM has made up a new one."""
     return bool(id) and str(id) in text
 
 
@@ -208,8 +208,8 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
 
 
 def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
-    """The problem of the last call of a text, in which calls were found or not. Parsers skip what they cannot read,
-    and some make a call of one that was cut off."""
+    """The problem of the last call of a text; None without one. `has_calls`: calls were found in the text. Parsers skip
+    text that they cannot read, and some complete a call that was cut off."""
     for mark in marks:
         end = mark.replace("<", "</", 1) if "</" not in mark else mark
         end = end if end in marks else mark.replace("begin", "end").replace("start", "end")

@@ -28,7 +28,7 @@ CALL: Final = re.compile(
     r"|<tool_call>.*?(?:(</tool_call>)|\Z)",
     re.S,
 )
-"""A call, of which these models sometimes forget `<tool_call>`; or a call in another form."""
+"""A call, whose `<tool_call>` these models sometimes forget; or a call in another form."""
 PARAMETER: Final = re.compile(r"\s*<parameter=([^<>\n]*)>\n?(?>(.*?)\n?</parameter>)", re.S)
 
 

@@ -18,8 +18,8 @@ PYTHON: Final[Mapping[str, str]] = {"True": "true", "False": "false", "None": "n
 def parsed_call(
     name: str, body: str, argument: re.Pattern[str], form: str, tools: Sequence[Message], text: str, index: int
 ) -> ToolCall | Malformed:
-    """As `typed_call`, with the arguments in `body`, each of which matches `argument`: its name and its text. `form`
-    describes one to the model."""
+    """As `typed_call`, with the arguments in `body`. Each argument matches `argument`, whose groups are its name and
+    its text. `form` describes an argument to the model."""
     place, end = 0, len(body.rstrip())
     written = []
     while place < end:
@@ -37,8 +37,8 @@ def typed_call(
 ) -> ToolCall | Malformed:
     """Call number `index` of the turn `text`, with the arguments as `written`, each a name and a text.
 
-    A string of the schema stays as it is written. Other values are JSON; one that is not stays a text, for the tool to
-    refuse. Without a schema a value is JSON if it can be, and else a text.
+    A string of the schema stays as it is written. Other values are JSON; a value that is not JSON stays a text, for
+    the tool to refuse. Without a schema, a value is JSON if it can be, and otherwise a text.
     """
     if problem := name_problem(name):
         return problem
@@ -66,7 +66,7 @@ def _as_json(value: str, schema: Any) -> str | bytes:
 
 
 def _types(schema: Any) -> set[str]:
-    """The JSON types that a schema names, also as alternatives or by the values that it allows; none if it does not."""
+    """The JSON types that a schema names, including alternatives and the types of its allowed values; may be empty."""
     if not isinstance(schema, Mapping):
         return set()
     written = schema.get("type", [])
