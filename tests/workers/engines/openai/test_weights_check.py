@@ -98,7 +98,7 @@ def test_a_server_with_other_logprobs_gets_no_requests_until_it_has_the_right_on
         await ask_five(host)
         assert (len(one.bodies), len(other.bodies)) == (0, 5)
         [error] = errors(caplog)
-        assert error.startswith(f"{one.url} gets no requests: it gives other logprobs than it should")
+        assert error.startswith(f"{one.url} gets no requests: its logprobs are not the logprobs of the live weights")
         one.prompt_logprob = -0.5
         await until(engine, [True, True])
 
@@ -152,7 +152,7 @@ def test_a_server_that_joins_late_is_checked(two: Two, model: Path, caplog: pyte
         await host.swap(model, SECOND, SwapMode.WAIT, RIGHT)
         one.prompt_logprob = -0.6
         one.weight_plan.clear()
-        await logged(caplog, f"{one.url} gets no requests: it gives other logprobs")
+        await logged(caplog, f"{one.url} gets no requests: its logprobs are not the logprobs")
         await ask_five(host)
         assert (len(one.bodies), len(other.bodies)) == (0, 5)
 
@@ -201,7 +201,7 @@ def test_the_only_server_gives_no_tokens_while_it_gives_other_logprobs(two: Two,
     async def scenario(host: EngineHost, engine: OpenAIEngine) -> None:
         await host.swap(model, SECOND, SwapMode.WAIT, RIGHT)
         two[0].weight_version, two[0].prompt_logprob = "default", -0.6
-        with pytest.raises(RollqError, match="other logprobs than it should"):
+        with pytest.raises(RollqError, match="not the logprobs of the live weights"):
             await host.generate(replace(ASK))
         assert two[0].bodies == []
         two[0].prompt_logprob = -0.5
@@ -220,7 +220,7 @@ def test_a_server_that_gives_no_logprobs_of_prompts_serves_unchecked_and_is_name
         assert host.ready
         assert host.check is None
         await ask_five(host)
-        assert caplog.text.count("it serves unchecked") == 1
+        assert caplog.text.count("its weights are served unchecked") == 1
 
     two[0].prompt_logprob = None
     with_host(scenario, two[0], push_model=model)

@@ -1,7 +1,7 @@
 """Keeps an engine alive, and knows whether it serves weights that the trainer published.
 
 Invariant: `published` is set exactly while a live engine serves weights that came through `swap` or `receive`. Groups
-are leased only then, so that no token claims a version that its engine never loaded.
+are leased only then, so a token never claims a version that its engine has not loaded.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ YOUNG_OBJECTS = 10_000
 
 
 class EngineHost:
-    """One engine at a time, made anew when it dies, up to `restarts` times. Its weights are checked after each swap."""
+    """One engine at a time, replaced when it dies, up to `restarts` times. Checks its weights after each swap."""
 
     def __init__(self, make: Callable[[], Engine], restarts: int, *, freeze: bool = False) -> None:
         """`freeze`: call `freeze_heap` whenever an engine has started. Otherwise garbage collection scans all objects
@@ -120,7 +120,7 @@ class EngineHost:
         return await self._trials.sift(completion)
 
     def trusts(self, versions: Collection[VersionSpan]) -> bool:
-        """Whether all these weights are known to be served rightly: none failed, and none is being checked."""
+        """Whether all these weights have passed their check: none failed, and none is being checked."""
         return self._trials.trusts(versions)
 
     @property
@@ -137,9 +137,9 @@ class EngineHost:
     async def swap(
         self, weights: Path, version: WeightsVersion, mode: SwapMode, probe: Probe | None = None
     ) -> float | None:
-        """See `Engine.swap`. None, and nothing done, while the engine sleeps: its weights are not on the device.
+        """See `Engine.swap`. Does nothing and returns None while the engine sleeps: its weights are not on the device.
 
-        Raises `WeightsRejected` when the engine does not give the logprobs of `probe`, or none that are finite.
+        Raises `WeightsRejected` if the engine's logprobs differ from the logprobs of `probe`, or are not finite.
         """
         async with self._changing:
             if self.asleep:
@@ -148,8 +148,8 @@ class EngineHost:
             return await self._change(engine, engine.swap(weights, version, mode), version, probe)
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float | None:
-        """See `Receiver.receive`; None, and `WeightsRejected`, as in `swap`. Raises `ConfigError` for an engine that
-        cannot."""
+        """See `Receiver.receive`; returns None, and raises `WeightsRejected`, as `swap` does. Raises `ConfigError` for
+        an engine that cannot receive weights."""
         async with self._changing:
             if self.asleep:
                 return None
@@ -166,7 +166,7 @@ class EngineHost:
     async def _change(
         self, engine: Engine, change: Awaitable[float], version: WeightsVersion, probe: Probe | None
     ) -> float:
-        """Await a change of weights, and check them. Until then, no token of theirs leaves. All requests end when the
+        """Await a change of weights, and check them. Their tokens leave only after the check. All requests end if the
         weights are rejected."""
         passed = False
         self._trials.begin(version)  # before the engine loads them: it may answer with them at once
@@ -234,7 +234,7 @@ class EngineHost:
     def _bury(self, engine: Engine, error: EngineDead) -> None:
         """Drop a dead engine. Every pending request ends up here; only the first has an effect.
 
-        `keep_alive` closes the engine, not the request, which may be cancelled meanwhile.
+        `keep_alive` closes the engine, because the request may be cancelled before it could.
         """
         if engine is self._engine:
             self._reason = str(error)

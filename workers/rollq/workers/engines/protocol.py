@@ -1,7 +1,7 @@
 """The protocol of inference engines: token ids in; token ids, logprobs and version spans out.
 
 Invariant: every token returned carries the version of the weights that made it, and its logprob is of the
-distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
+distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on this.
 """
 
 import logging
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 SEQUENCES = 256
-"""How many sequences an engine is given at a time that does not say how many it can run."""
+"""How many sequences an engine gets at a time if it does not say how many it can run."""
 REPORT_TOKENS = 128
-"""New tokens after which an engine reports those of a running request."""
+"""An engine reports a running request's tokens after this many new ones."""
 
 
 class WeightsVersion(NamedTuple):
@@ -42,16 +42,16 @@ class SwapMode(StrEnum):
     WAIT = "wait"  # they finish on the old weights first
     ABORT = "abort"  # they return what they have, finish reason `abort`
     KEEP = "keep"  # they freeze, and continue under the new weights with a recomputed cache
-    RESTART = "restart"  # as `abort`, and the engine starts anew with the weights: for models that cannot reload them
+    RESTART = "restart"  # as `abort`, and the engine restarts with the weights: for models that cannot reload them
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Every parameter of sampling. Each default but that of `temperature` has no effect.
+    """Every parameter of sampling. Each default except the default `temperature` has no effect.
 
     A response ends with an EOS token, unless `ignore_eos`, or with one of `stop_token_ids`. `logit_bias` maps token ids
-    in decimal, as text, to what is added to their logits. Not both of `guided_json`, a JSON schema, and `guided_regex`
-    are set.
+    in decimal, as text, to numbers that are added to their logits. At most one of `guided_json`, a JSON schema, and
+    `guided_regex` is set.
     """
 
     max_tokens: int
@@ -173,7 +173,7 @@ class Engine(Protocol):
     async def sleep(self) -> None:
         """Give accelerator memory to others: caches go, weights leave the device. Running requests are aborted first.
 
-        Requests that arrive meanwhile wait. The worker makes no swaps while the engine sleeps.
+        Requests that arrive while the engine sleeps wait. The worker makes no swaps then.
         """
 
     async def wake(self) -> None:
@@ -187,7 +187,7 @@ class Engine(Protocol):
 class Scorer(Protocol):
     """The additional members of an `Engine` that can say how likely given tokens are; its weights are checked by them.
 
-    `dtype` is that of its forward pass, as torch calls it (`bfloat16`), or a name of its quantization.
+    `dtype` is the dtype of its forward pass, as torch calls it (`bfloat16`), or a name of its quantization.
     """
 
     dtype: str
@@ -213,8 +213,8 @@ class CachingEngine(Engine, Protocol):
     """The additional method of an `Engine` that uses keys and values of earlier prompts again."""
 
     async def cache_error(self) -> float:
-        """How far logprobs of next tokens, after a prompt that was also used before the last swap, are from those
-        without any cache, on average, in nats. Stale keys and values show here. Raises `EngineDead`."""
+        """The mean distance, in nats, between logprobs of next tokens with the cache and without it, after a prompt
+        that was used before the last swap too. Stale keys and values show here. Raises `EngineDead`."""
         ...
 
 
@@ -224,8 +224,8 @@ class BoundedEngine(Protocol):
 
     @property
     def max_sequences(self) -> int | None:
-        """Requests beyond this number would only wait in the engine; None if there is no such number. Asked for once
-        the engine has started."""
+        """Requests beyond this number would only wait in the engine; None if there is no such number. Read once the
+        engine has started."""
         ...
 
 
@@ -279,7 +279,7 @@ class Tokenizer(Protocol):
 
 
 def parse_reason(raw: object) -> FinishReason:
-    """An engine's finish reason, whatever its case; `ERROR`, with a log line, for none and for unknown ones."""
+    """An engine's finish reason, in any case; `ERROR`, with a log line, if it is missing or unknown."""
     if isinstance(raw, FinishReason):
         return raw
     try:

@@ -1,8 +1,8 @@
-"""How fast an engine is with a number of sequences, from the requests that it has answered.
+"""The speed of an engine at a number of sequences, estimated from the requests that it has answered.
 
 A decoding step of n sequences takes a + b n seconds: a for the weights, which are read once, and b for each sequence.
-Both are fitted to what requests took (least squares, weighted by tokens), so that two equal machines count as equally
-fast also when one has less to do.
+Both are fitted to the durations of requests (least squares, weighted by tokens), so two equal machines count as equally
+fast even when one has less to do.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,9 +14,9 @@ MEMORY_TOKENS = 250_000
 LEAST_TOKENS = 1_000
 """With fewer tokens, the speed is not known."""
 FARTHEST = 2.0
-"""It is not known either beyond this many times the sequences that have been seen."""
+"""The speed is unknown beyond this many times the largest number of sequences seen."""
 LEAST_SPREAD = 0.1
-"""Observations of numbers of sequences that are nearer together say nothing about b."""
+"""Numbers of sequences nearer together than this say nothing about b."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class EngineSpeed:
     seen: int = 0
 
     def note(self, tokens: int, seconds: float, sequences: float) -> None:
-        """Take account of a request whose `tokens` took `seconds`, beside a mean of `sequences` with itself."""
+        """Add a request whose `tokens` took `seconds`, while `sequences` ran on average, itself included."""
         if tokens <= 0 or seconds <= 0:
             return
         fade = max(0.0, 1 - tokens / MEMORY_TOKENS)
@@ -47,11 +47,11 @@ class EngineSpeed:
 
     @property
     def mean_sequences(self) -> float:
-        """How many sequences ran, in the mean over tokens; 0.0 before the first."""
+        """The mean number of running sequences, over tokens; 0.0 before the first token."""
         return self.n / self.tokens if self.tokens else 0.0
 
     def tokens_per_s(self, sequences: float) -> float:
-        """Tokens a second of this number of sequences together; 0.0 while it is not known."""
+        """Tokens per second of this number of sequences together; 0.0 while unknown."""
         if self.seen < LEAST_TOKENS or not 0 < sequences <= FARTHEST * self.most:
             return 0.0
         n, t = self.n / self.tokens, self.t / self.tokens
@@ -72,9 +72,9 @@ class EngineSpeed:
         return 1 - b * sequences / step_s if step_s > 0 else 1.0
 
     def described(self, places: int) -> dict[str, float] | None:
-        """a and b, in seconds, and up to how many sequences they hold, at most `places`; None while not known.
+        """a and b, in seconds, and up to how many sequences they hold, at most `places`; None while unknown.
 
-        What observations do not separate counts as b: the speed of all sequences together is that which was seen.
+        If observations cannot separate a from b, all counts as b: the total speed stays the observed one.
         """
         if self.seen < LEAST_TOKENS:
             return None
@@ -84,7 +84,7 @@ class EngineSpeed:
         return {"step_s": float(f"{t - b * n:.4g}"), "sample_step_s": float(f"{b:.4g}"), "places": sequences}
 
     def _slope(self, surely: float) -> float:
-        """b, which is `surely` where all numbers of sequences were the same."""
+        """b, which is `surely` if all numbers of sequences were the same."""
         n, t = self.n / self.tokens, self.t / self.tokens
         spread, nothing = self.nn / self.tokens - n * n, (LEAST_SPREAD * n) ** 2
         b = (self.nt / self.tokens - n * t + nothing * surely) / (spread + nothing)

@@ -1,4 +1,4 @@
-"""The tensors in a folder of safetensors, read without loading them, and compared with those of a model."""
+"""The tensors in a folder of safetensors, read without loading them, and compared with a model's tensors."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rollq.buffer.weights.manifest import ADAPTER_CONFIG, Tensor, weight_files
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE
 
 LM_HEAD = "lm_head.weight"
-"""Optional in weights files where it is tied to the embedding."""
+"""Optional in weights files if it is tied to the embedding."""
 EMBEDDING = "embed_tokens.weight"
 """End of the embedding's name; the embedding is also the head where they are tied."""
 Tensors = Mapping[str, Tensor]
@@ -57,9 +57,9 @@ def torch_tensor(dtype: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def check_tensors(given: Tensors, expected: Tensors, where: str, optional: Collection[str] = ()) -> None:
-    """Raise `WeightsError` unless the tensors found at `where` are those of the model, in name, shape and dtype.
+    """Raise `WeightsError` unless the `given` tensors at `where` equal the `expected` ones in name, shape and dtype.
 
-    Those of `optional` may be absent on either side. A float of 16 to 64 bits may replace another one.
+    The tensors named in `optional` may be absent on either side. A float of 16 to 64 bits may replace another one.
     """
     missing = sorted(expected.keys() - given.keys() - set(optional))
     unknown = sorted(given.keys() - expected.keys() - set(optional))
@@ -84,8 +84,8 @@ def _check_tensor(name: str, given: Tensor, expected: Tensor, where: str) -> Non
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The `tensors` of the served model, and `copies`: those that are loaded under a second name too, which is the
-    embedding as the head where they are tied."""
+    """The `tensors` of the served model. `copies` are the tensors that are loaded under a second name too: the
+    embedding as the head, if they are tied."""
 
     tensors: Tensors
     copies: Mapping[str, str]

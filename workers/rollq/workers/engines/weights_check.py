@@ -1,4 +1,4 @@
-"""Whether an engine serves the weights that it should: its logprobs, the sums of its parameters, its cache."""
+"""Checks that an engine serves the right weights, by its logprobs, the sums of its parameters, and its cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from rollq.workers.engines.tensors import few
 
 @dataclass(frozen=True, slots=True)
 class WeightsCheck:
-    """How far the engine's logprobs were from those it should give, on average, and how far they may be; in nats."""
+    """The mean distance of the engine's logprobs from the expected ones, and the distance allowed; in nats."""
 
     difference: float
     tolerance: float
 
     @property
     def passed(self) -> bool:
-        """Whether the logprobs are near enough. Those that are not finite never are."""
+        """Whether the logprobs are near enough. Logprobs that are not finite never are."""
         return self.difference <= self.tolerance
 
 
@@ -33,13 +33,13 @@ class SelfChecking(Protocol):
         """The check of the serving server that is farthest off; None if none of them was compared."""
 
     def expect(self, probe: Probe | None) -> None:
-        """Let a server serve the weights of the next `swap` only if it gives the logprobs of `probe`, also one that
-        comes back later; without a probe, those of the first server. `swap` then raises `WeightsRejected`, with the
-        new version named, if no server passes."""
+        """Let a server serve the weights of the next `swap` only if it gives the logprobs of `probe`, or without a
+        probe the first server's logprobs. This includes servers that come back later. `swap` then names the new version
+        and raises `WeightsRejected` if no server passes."""
 
 
 class WeightsRejected(WeightsError):
-    """The engine has loaded weights, and gives other logprobs with them than it should: it serves nothing now."""
+    """The engine has loaded weights, and gives wrong logprobs with them: it serves nothing now."""
 
 
 class WeightsLate(WeightsRejected):
@@ -52,8 +52,8 @@ def compare(expected: Probe, logprobs: Sequence[Float32Array], dtype: str) -> We
 
 
 async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> WeightsCheck | None:
-    """Compare the engine's logprobs with weights of version `number` with those of the probe; without one, with
-    themselves, which only shows whether they are finite. None if the engine cannot say.
+    """Compare the engine's logprobs under the weights of version `number` with the probe's; without a probe, with
+    themselves, which only shows whether they are finite. None if the engine gives no logprobs of prompts.
 
     Raises `WeightsRejected` for a probe with tokens that the engine does not have, or none that it can score.
     """
@@ -74,8 +74,8 @@ async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> We
 
 
 async def confirm(engine: Scorer, number: int, probe: Probe | None, check: WeightsCheck) -> None:
-    """Raise `WeightsRejected` unless the check is passed, the engine's parameters have the sums of the probe, and its
-    cache is of weights of version `number`."""
+    """Raise `WeightsRejected` unless the check is passed, the engine's parameters have the probe's sums, and its cache
+    is of weights of version `number`."""
     if not check.passed:
         trainer = engine.dtype if probe is None else probe.dtype
         raise WeightsRejected(

@@ -1,7 +1,7 @@
 """Weights on trial: an engine has loaded them, and whether it serves them rightly is not known yet.
 
-Invariant: no token of weights that failed their trial leaves the engine's host. Those of weights on trial are held back
-until it has ended.
+Invariant: no token of weights that failed their trial leaves the engine's host. Tokens of weights on trial are held
+back until the trial has ended.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Trials:
         return version[:2] in self._on_trial
 
     async def sift(self, completion: Completion) -> Completion:
-        """The completion, without the tokens from the first one on whose weights failed. Waits for trials to end."""
+        """The completion up to the first token whose weights failed. Waits for trials to end."""
         for span in completion.versions:
             if (trial := self._on_trial.get(_of(span))) is not None:
                 await trial.wait()
@@ -72,8 +72,8 @@ def before(completion: Completion, failed: Collection[Version]) -> Completion:
 def _cut(array: npt.NDArray[Any], tokens: int, left: int) -> npt.NDArray[Any]:
     """The entries of an array for the first `left` of `tokens` response tokens.
 
-    In an array over prompt and response, an entry is of the pass that read the token and made the next one, so that of
-    the last token is unknown again.
+    In an array over prompt and response, an entry is of the pass that read the token and made the next one, so the
+    last token's entry is unknown again.
     """
     entries = array[: len(array) - tokens + left].copy()
     if len(array) > tokens:

@@ -1,6 +1,6 @@
-"""The knowledge of one kind of server that the engine needs: its requests and answers, and its routes for weights.
+"""One kind of server, as the engine needs it: its requests and answers, and its routes for weights.
 
-The pool, its retries and checks are the same for every kind. Each protocol here is implemented by modules.
+The pool, its retries and checks are the same for every kind. Modules implement the protocols here.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -60,10 +60,10 @@ class Api(Protocol):
         """The HTTP status of an error that a streamed event reports in its own way."""
 
     def probe_body(self, most_tokens: int, /) -> dict[str, Any]:
-        """A request whose answer shows whether logprobs are of what was sampled."""
+        """A request whose answer shows whether logprobs belong to the sampled distribution."""
 
     def check_probe(self, answer: Any, /) -> None:
-        """Raise `ValueError` unless the answer to `probe_body` has the logprobs of what was sampled."""
+        """Raise `ValueError` unless the answer to `probe_body` has the logprobs of the sampled distribution."""
 
     def score_body(self, prompt: Int32Array, /) -> dict[str, Any]:
         """A request for the logprobs of a prompt's tokens, int32 [T]."""
@@ -98,9 +98,9 @@ class WeightRoutes(Protocol):
 
 
 class Description(NamedTuple):
-    """The name of a server's model (empty: requests need none), and its context. `dtype` is that of its forward pass,
-    as torch calls it, or the name of its quantization; `max_sequences` is how many it runs at a time. None: it is not
-    known."""
+    """The name of a server's model (empty: requests need none), and its context in tokens. `dtype` is the dtype of its
+    forward pass, as torch calls it, or the name of its quantization; `max_sequences` is how many sequences it runs at
+    a time. None means unknown."""
 
     model: str
     context_tokens: int

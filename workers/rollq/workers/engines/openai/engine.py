@@ -1,18 +1,18 @@
 """An engine behind HTTP: servers with OpenAI's completions API that return token ids, such as vLLM's.
 
 Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). The engine for another
-kind of server differs in its `dialect` alone. Who loads weights:
+kind of server differs only in its `dialect`. Who loads weights:
 
-- with `push_model`, this engine. Invariant: no request is at a server while weights are loaded, so every
+- with `push_model`, this engine does. Invariant: no request is at a server while weights are loaded, so every
   token is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
-  continued after the swap from the tokens that have come.
+  continue after the swap from the tokens that have arrived.
 - with `server_follows`, something else does; `swap` notes the version, and all tokens of a request carry the version at
   its start.
-- otherwise nobody: only version 0 is accepted, with which the servers were started.
+- otherwise nobody does: only version 0 is accepted, with which the servers were started.
 
-A request that fails because of a server is tried again, at another one or with growing pauses. After its last try, the
-servers that get requests are probed with the simplest request: if one answers, the request fails alone; if not, the
-engine is dead.
+A request that fails because of a server is tried again, at another server or with growing pauses. After its last try,
+the servers that get requests are probed with the simplest request: if a server answers, only the request fails; if not,
+the engine is dead.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ OPENAI = Dialect("openai", completions_api, weight_routes, describe)
 
 @dataclass(slots=True, eq=False)
 class _Call(Call):
-    """A request, the parts of its answer from before each interruption, and the tokens that have come since."""
+    """A request, the parts of its answer from before each interruption, and the tokens that have arrived since."""
 
     tokens_left: int = 0
     parts: list[Completion] = field(default_factory=list)
@@ -117,7 +117,7 @@ class _Call(Call):
     reported: int = 0
 
     def end_part(self, reason: FinishReason | None = None) -> FinishReason:
-        """Keep the tokens that have come, and return why they ended. Raises `ValueError` when they are malformed."""
+        """Keep the tokens that have arrived; returns why they ended. Raises `ValueError` when they are malformed."""
         part = self.tokens.completion(self.version or NO_VERSION, reason)  # a call without a version has no tokens
         self.parts.append(part)
         self.tokens_left -= len(part.ids)
@@ -126,7 +126,7 @@ class _Call(Call):
 
     def report(self) -> None:
         """Report the tokens, if there are enough new ones. Tokens after a broken try are not reported: they may not
-        continue what was reported of it."""
+        continue the reported tokens of that try."""
         report, new = self.request.report, self.tokens
         tokens = len(new.ids) + sum(len(part.ids) for part in self.parts)
         if report is None or new.broken or new.reason is not None or tokens - self.reported < REPORT_TOKENS:
@@ -167,9 +167,9 @@ class OpenAIEngine(Gated):
         return self._servers.max_sequences
 
     async def start(self) -> None:
-        """Wait for a server, and see that it returns what training needs.
+        """Wait for a server, and check that it returns the values that training needs.
 
-        Raises `ConfigError` when it does not, `EngineDead` when none answers in time.
+        Raises `ConfigError` when it does not, `EngineDead` when no server answers in time.
         """
         settings = self._settings
         if self.dialect.warning is not None:
@@ -199,7 +199,7 @@ class OpenAIEngine(Gated):
         return join_parts(call.parts, await self._finish(call))
 
     async def _finish(self, call: _Call) -> FinishReason:
-        """Ask until the request has ended, anew after each interruption."""
+        """Ask until the request has ended, again after each interruption."""
         while True:
             await self._gate.serve(call, self._ask)
             if call.tokens.reason is not None:
@@ -209,7 +209,7 @@ class OpenAIEngine(Gated):
                 return reason
 
     async def _ask(self, call: _Call) -> None:
-        """Collect the answer in the call's tokens; none while no server serves rightly."""
+        """Collect the answer in the call's tokens; nothing while no server serves the right weights."""
         call.version = self.version
         if self._rejected:
             call.tokens.reason = FinishReason.ABORT
@@ -232,8 +232,9 @@ class OpenAIEngine(Gated):
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Load `weights` into the servers, or note that they serve `version` from now on; see `Engine.swap`.
 
-        Raises `WeightsError` also when no server can read the folder, `WeightsRejected` when none serves the weights
-        rightly (`WeightsLate` if something else loads them), `EngineDead` when none took them.
+        Raises `WeightsError` as `Engine.swap` does and when no server can read the folder, `WeightsRejected` when every
+        server gives wrong logprobs (`WeightsLate` if something else loads the weights), `EngineDead` when no server
+        took the weights.
         """
         async with self._gate.swap():
             probe, self._probe = self._probe, None
@@ -258,8 +259,8 @@ class OpenAIEngine(Gated):
             return await self._serve(weights, version, probe)
 
     async def _serve(self, weights: Weights | None, version: WeightsVersion, probe: Probe | None) -> float:
-        """Have the servers serve `version`, whose weights they have already if there are no `weights`. Returns for how
-        many seconds."""
+        """Have the servers serve `version`; without `weights`, they have its weights already. Returns the seconds that
+        this took."""
         limit_s, started_s = self._settings.start_timeout_s, monotonic()
         try:
             async with asyncio.timeout(limit_s):

@@ -1,7 +1,7 @@
-"""The weights that servers should serve: having them loaded, and seeing that a server gives their logprobs.
+"""The weights that servers should serve: loads them, and checks that a server gives their logprobs.
 
 Invariant: a server that passed `verify` holds the weights that are pushed, if any, and gives the logprobs of the live
-weights' probe. Without a probe, servers into which weights were loaded agree with the first of them.
+weights' probe. Without a probe, servers into which weights were loaded agree with the first such server.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ class LiveWeights:
         self._unchecked = LogOnce(log)
 
     def change(self, pushed: Weights | None, probe: Probe | None) -> None:
-        """Other weights are live from now on. No server has been verified."""
+        """Make other weights live. No server has been verified with them."""
         self.pushed, self._expected = pushed, probe
 
     def check_name(self, name: str | None) -> None:
-        """Raise `TransientError` for tokens of other weights than those that are pushed, by the name in the answer."""
+        """Raise `TransientError` unless `name`, from an answer, names the weights that are pushed."""
         if name is not None and self.pushed is not None and name != self.pushed.name:
             raise TransientError(f"its answer is of weights {name!r}, not of {self.pushed.name!r}")
 
     async def verify(self, http: aiohttp.ClientSession, server: Server) -> None:
-        """See that a server has the weights that are pushed, if any, and gives the logprobs of the live ones.
+        """Check that a server has the weights that are pushed, if any, and gives the logprobs of the live weights.
 
         Concurrent callers wait for one check. Raises `TransientError`, `WrongWeights` or `ValueError`.
         """
@@ -56,9 +56,9 @@ class LiveWeights:
                 server.checked = True
 
     async def _check(self, http: aiohttp.ClientSession, server: Server) -> WeightsCheck | None:
-        """Compare a server's logprobs with those that are expected. Raises `WrongWeights` if they differ.
+        """Compare a server's logprobs with the expected ones. Raises `WrongWeights` if they differ.
 
-        None for a server that gives no logprobs of prompts, and where there is nothing to compare with.
+        None for a server that gives no logprobs of prompts, and without anything to compare with.
         """
         if (self._expected is None and self.pushed is None) or not await self._scores(http, server):
             return None
@@ -69,9 +69,8 @@ class LiveWeights:
         check = compare(self._expected, logprobs, server.dtype)
         if not check.passed:
             raise WrongWeights(
-                f"it gives other logprobs than it should with the live weights: {check.difference:.2g} nats apart in "
-                f"the mean, where {check.tolerance:g} are allowed (expected in {self._expected.dtype}, "
-                f"server {server.dtype})"
+                f"its logprobs are not the logprobs of the live weights: {check.difference:.2g} nats apart on average, "
+                f"where {check.tolerance:g} are allowed (expected in {self._expected.dtype}, server {server.dtype})"
             )
         return check
 
@@ -80,7 +79,7 @@ class LiveWeights:
         try:
             await server.score(http, PROBE_IDS)
         except ValueError as error:
-            message = "%s gives no logprobs of prompts, by which its weights could be checked: it serves unchecked: %s"
+            message = "%s gives no logprobs of prompts: its weights are served unchecked: %s"
             self._unchecked.warning(server.url, message, server.url, error)
             return False
         return True

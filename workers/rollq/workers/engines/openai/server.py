@@ -52,9 +52,9 @@ class ServerState(StrEnum):
 class Server(PooledServer):
     """One server. `model` is its name for the model; `priorities`: it accepts the parameter `priority`.
 
-    `weights_verified` while nothing can have changed the weights that were pushed into it. `checked`: its logprobs are
-    those of the live weights, or cannot be compared; `check` says how far they are off, if they were compared.
-    `accused`: it has been logged that they are wrong.
+    `weights_verified` while nothing can have changed the weights that were pushed into it. `checked`: it gives the
+    logprobs of the live weights, or they cannot be compared; `check` says how far they are off, if they were compared.
+    `accused`: a log line has said that they are wrong.
     """
 
     dialect: Dialect = field(kw_only=True)
@@ -104,7 +104,7 @@ class Server(PooledServer):
         self.max_sequences = description.max_sequences or SEQUENCES
 
     async def probe(self, http: aiohttp.ClientSession) -> None:
-        """Send the simplest request. Raises `ValueError` if its answer has not what training needs."""
+        """Send the simplest request. Raises `ValueError` if its answer lacks values that training needs."""
         api = self.dialect.api
         tokens = token_limit(Request(PROBE_IDS, Sampling(max_tokens=8)), self.context_tokens)
         api.check_probe(await self.complete(http, api.probe_body(tokens)))

@@ -1,11 +1,11 @@
 """The servers of one model: which one gets a request, and how a server joins, fails and comes back.
 
-Invariant: a server gets requests only after it has answered the simplest one correctly since it failed the last, and
-only while its answers equal those of the others, so that one that was restarted with old weights stays out. The last
-server is never ejected: its failures are for the caller to judge.
+Invariant: a server gets requests only if it has answered the simplest request correctly since its last failure, and
+only while its answers equal the other servers' answers, so a server restarted with old weights stays out. The last
+server is never ejected: the caller judges its failures.
 
-Where weights are pushed, a server gets requests only with the weights that are wanted. It is asked for their name
-before the first request after a failure or an idle time, since it may have been restarted.
+If weights are pushed, a server gets requests only with the wanted weights. It is asked for their name before the first
+request after a failure or an idle time, since it may have been restarted.
 
 A server that has been given weights, or comes back, must give the logprobs of the live weights; see `LiveWeights`.
 """
@@ -76,7 +76,7 @@ class Servers(ServerPool[Server]):
 
     @property
     def context_tokens(self) -> int:
-        """The smallest context of all servers that have been met."""
+        """The smallest context, in tokens, of all servers that have joined."""
         return min(server.context_tokens for server in self.servers)
 
     @property
@@ -114,9 +114,9 @@ class Servers(ServerPool[Server]):
     async def serve(self, weights: Weights | None, probe: Probe | None) -> None:
         """Load `weights`, if there are any to load, into all servers, and check them, while there are no requests.
 
-        Returns when the first server has them and the others have them too or have had as much time again; the others
-        join when they are ready. Raises `ValueError` when all servers refuse the weights, and `WrongWeights` when the
-        servers that took them have other logprobs than `probe`.
+        Returns when all servers have the weights, or at the latest after twice the time that the first server took;
+        late servers join when they are ready. Raises `ValueError` when all servers refuse the weights, and
+        `WrongWeights` when the servers that took them have other logprobs than `probe`.
         """
         self._live.change(weights, probe)
         for task in self._joining:
@@ -129,8 +129,8 @@ class Servers(ServerPool[Server]):
             await asyncio.wait(joining, timeout=monotonic() - started_s)
 
     async def _first_serving(self, joining: Sequence[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Wait until a server serves; returns the tasks of those that do not yet. Raises `ValueError` or `WrongWeights`
-        if all fail."""
+        """Wait until a server serves; returns the tasks of the other servers. Raises `ValueError` or `WrongWeights` if
+        all fail."""
         waiting = set(joining)
         while not self.serving:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -157,7 +157,7 @@ class Servers(ServerPool[Server]):
         async def ask_one(server: Server) -> None:
             try:
                 tokens.begin(server.url)
-                if server.in_flight == 1:  # it was idle and may have been restarted meanwhile
+                if server.in_flight == 1:  # it may have been restarted while it was idle
                     server.weights_verified = False
                 await self._live.verify(self._session(), server)
                 async for event in server.stream(self._session(), body):
@@ -185,7 +185,7 @@ class Servers(ServerPool[Server]):
         return chosen
 
     def eject(self, server: Server, error: TransientError) -> bool:
-        """Send a failed server no more requests until it has shown that it works; whether another server is there."""
+        """Stop requests to a failed server until it works again. Returns whether there is another server."""
         others = any(other is not server for other in self.serving)
         if others and server.serving:  # the last one stays: its requests have nowhere else to go
             log.warning("%s gets no requests until it works again: %s", server.url, error)
@@ -207,7 +207,7 @@ class Servers(ServerPool[Server]):
         raise EngineDead(f"{urls}: {error}; the simplest request failed too: {last}") from error
 
     def _start_joining(self, server: Server, *, judge: bool = False) -> asyncio.Task[None]:
-        """Have a server join. With `judge`, the task ends with `WrongWeights`, and another one tries on."""
+        """Have a server join. With `judge`, the task ends with `WrongWeights`, and another task keeps trying."""
         task = asyncio.create_task(self._join(server, judge=judge))
         self._joining[task] = server
 
@@ -255,7 +255,7 @@ class Servers(ServerPool[Server]):
         async with self._comparing:  # two servers that join together must not both pass as the first
             other = None if self._live.pushed is not None else next(iter(self.serving), None)
             if other is not None and not await server.has_weights_of(http, other):
-                raise TransientError(f"its answers are not those of {other.url}: it serves other weights")
+                raise TransientError(f"its answers differ from the answers of {other.url}: it serves other weights")
             server.state = ServerState.SERVING
 
     def _session(self) -> aiohttp.ClientSession:

@@ -1,4 +1,4 @@
-"""The tokens of answers that servers stream, whatever the format. Pure: plain values in and out."""
+"""The tokens of answers that servers stream, in any format. Pure: plain values in and out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Tokens:
     """The part of a completion that has arrived: ids, their logprobs in nats, and why it ended, if it has. `url` is the
-    server's, for messages; `broken`: tokens that had come were lost, because a server broke off. `added` is called
+    server's, for messages; `broken`: tokens that had arrived were lost, because a server broke off. `added` is called
     whenever tokens arrive."""
 
     url: str = "the server"
@@ -34,7 +34,7 @@ class Tokens:
     added: Callable[[], None] | None = None
 
     def begin(self, url: str) -> None:
-        """Start anew: the server at `url` is asked."""
+        """Start again with the server at `url`."""
         self.broken = self.broken or bool(self.ids)
         self.url, self.ids, self.logprobs, self.reason = url, [], [], None
 
@@ -62,13 +62,13 @@ class Tokens:
 
 
 def float32_array(numbers: Sequence[float]) -> Float32Array:
-    """An array of these numbers; those that float32 cannot hold become infinite. Raises `TypeError`, `ValueError`."""
+    """An array of these numbers; numbers too large for float32 become infinite. Raises `TypeError`, `ValueError`."""
     with np.errstate(over="ignore"):
         return np.array(numbers, dtype=np.float32)
 
 
 def join_parts(parts: Sequence[Completion], reason: FinishReason) -> Completion:
-    """Parts of one answer, each made after those before, as one that ended with `reason`."""
+    """The parts of one answer, in order, as one completion that ended with `reason`."""
     if not parts:
         return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), reason)
     return Completion(

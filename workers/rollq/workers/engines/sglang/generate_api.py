@@ -2,8 +2,8 @@
 
 SGLang has two logprobs of a sampled token. `output_token_logprobs` are of the logits after penalties, biases, guides
 and temperature, but before top_k, top_p and min_p. `output_token_sampling_logprobs` come with `return_sampling_mask`
-and are of the distribution after those filters too; SGLang gives them for requests with a top_k. So they are asked for,
-and used, exactly where a filter is set.
+and are of the distribution after those filters too; SGLang gives them for requests with a top_k. So requests ask for
+them, and use them, exactly when a filter is set.
 """
 
 from typing import Any
@@ -100,12 +100,12 @@ def status_of(event: Any) -> int | None:
 
 
 def probe_body(most_tokens: int) -> dict[str, Any]:
-    """A request whose answer shows whether logprobs are of what was sampled."""
+    """A request whose answer shows whether logprobs belong to the sampled distribution."""
     return request_body(PROBE, min(most_tokens, PROBE.sampling.max_tokens), NO_VERSION)
 
 
 def check_probe(answer: Any) -> None:
-    """Raise `ValueError` unless the answer to `probe_body` has the logprobs of what was sampled."""
+    """Raise `ValueError` unless the answer to `probe_body` has the logprobs of the sampled distribution."""
     try:
         info = answer["meta_info"]
         scaled = float32_array([logprob for logprob, *_ in info["output_token_logprobs"]])
@@ -119,7 +119,7 @@ def check_probe(answer: Any) -> None:
         raise ValueError(f"the server gave {scaled.size} and {sampled.size} logprobs where some were asked for")
     if not (np.abs(scaled - sampled) < SAME_NATS).all():
         raise ValueError(
-            f"the server's logprobs are {scaled.tolist()} where those of what was sampled are {sampled.tolist()}: "
+            f"the server's logprobs are {scaled.tolist()}, but the sampled distribution's are {sampled.tolist()}: "
             "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
         )
 

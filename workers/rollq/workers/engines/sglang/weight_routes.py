@@ -1,7 +1,8 @@
-"""Weights into an SGLang server over HTTP, by its own routes.
+"""Loads weights into an SGLang server over HTTP, by SGLang's routes.
 
 Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. While it loads,
-it has another name, which it keeps when it fails: SGLang may then hold a mixture. A restarted server has SGLang's.
+it has another name, which it keeps if the load fails: SGLang may then hold a mixture. A restarted server has SGLang's
+default name.
 """
 
 from collections.abc import Mapping
@@ -29,8 +30,8 @@ async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
     """Make a server without requests serve `weights`. False if it did already.
 
-    Raises `TransientError`, also when the server cannot load them, or `ValueError`; it is left paused then, under
-    another name.
+    Raises `TransientError`, including when the server cannot load them, or `ValueError`; the server then stays paused,
+    under another name.
     """
     info = await exchange(http, "GET", f"{root_of(url)}/model_info", None)
     if isinstance(info, dict) and info.get("weight_version") == weights.name:

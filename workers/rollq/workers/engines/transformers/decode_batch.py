@@ -1,7 +1,7 @@
 """The running batch of a causal LM: sequences join and leave between decode steps and share one key-value cache.
 
-Invariant: a sequence's logits are those of a plain forward pass over its own tokens under the weights in use, whatever
-it is batched with. Rows are padded on the left; the mask hides the padding and positions do not count it.
+Invariant: a sequence's logits equal the logits of a plain forward pass over its tokens under the weights in use, with
+any other rows in the batch. Rows are padded on the left; the mask hides the padding and positions do not count it.
 """
 
 import functools
@@ -28,10 +28,9 @@ _MAX_SEED = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class ActiveSequence:
-    """One sequence under way. `context` are the tokens given (prompt, then prefix), `prefix_tokens` how many of them
-    are response tokens; `ids` and `logprobs` what was generated; `versions` (version, index of its first token);
-    `experts` [layers, top_k] of each token that was read, of the pass that gave the next token's logprob; `images` are
-    those of the prompt."""
+    """A running sequence. `context` are the given tokens (prompt, then prefix), and `prefix_tokens` counts its response
+    tokens; `ids` and `logprobs` are generated; `versions` are (version, index of its first token); `experts` are
+    [layers, top_k] for each token read, from the pass that gave the next token's logprob; `images` are the prompt's."""
 
     context: list[int]
     prefix_tokens: int
@@ -58,12 +57,12 @@ class ActiveSequence:
     def read(self, experts: ExpertArray) -> None:
         """Record the experts of a pass over all tokens, [tokens, layers, top_k].
 
-        Tokens whose successor exists already keep those of the pass that made it.
+        A token whose successor exists keeps the experts of the pass that made the successor.
         """
         self.experts[-1:] = experts[max(len(self.experts) - 1, 0) :]
 
     def _routed_experts(self) -> ExpertArray:
-        """The experts of all tokens; those of the last are unknown until its successor is made."""
+        """The experts of all tokens; the last token's are unknown until its successor is made."""
         before_last = len(self.context) + len(self.ids) - 1
         return np.stack([*self.experts[:before_last], np.zeros_like(self.experts[0])])
 
@@ -90,7 +89,7 @@ class DecodeBatch:
         processor: Callable[[], ImageProcessor] | None = None,
     ) -> None:
         """`decode` turns response ids into text; it is called only for sequences with stop strings. `recorder` records
-        the experts of `model`, `processor` gives the one for images that it reads."""
+        the experts of `model`; `processor` gives the image processor of `model`."""
         self.sequences: list[ActiveSequence] = []
         self._model = model
         self._eos_ids = eos_ids
@@ -112,7 +111,7 @@ class DecodeBatch:
 
     @torch.no_grad()
     def step(self) -> list[ActiveSequence]:
-        """Sample one token for every sequence; the sequences that it finished leave and are returned."""
+        """Sample one token for every sequence; the finished sequences leave and are returned."""
         if self._state is None:
             return []
         draws = torch.from_numpy(uniforms(self._seeds, self._positions)).to(self._state.logits.device)
@@ -146,7 +145,7 @@ class DecodeBatch:
 
     @torch.no_grad()
     def recompute(self, version: WeightsVersion) -> None:
-        """After the weights have changed to `version`: read all tokens again; what follows is of that version."""
+        """Read all tokens again after the weights have changed to `version`; later tokens are of that version."""
         for sequence in self.sequences:
             sequence.versions.append((version, len(sequence.ids)))
         if self.sequences:
@@ -192,7 +191,7 @@ class DecodeBatch:
         """Collect what sampling needs of each row; called whenever rows join or leave."""
         self._sampling = SamplingRows.from_rows([sequence.sampling for sequence in self.sequences], self._model.device)
         self._seeds = np.array([sequence.seed & _MAX_SEED for sequence in self.sequences], dtype=np.uint64)
-        # Counted within the whole response, so that a continued one draws what it would have drawn uninterrupted.
+        # Counted within the whole response, so a continued response draws the same tokens as an uninterrupted one.
         self._positions = np.array(
             [sequence.prefix_tokens + len(sequence.ids) for sequence in self.sequences], dtype=np.uint64
         )

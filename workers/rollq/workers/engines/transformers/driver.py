@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Job(Call):
-    """A request as a sequence of the batch. A cancelled `done` means that nobody waits for it any more."""
+    """A request as a sequence of the batch. A cancelled `done` means that nobody waits for it."""
 
     sequence: ActiveSequence = field(kw_only=True)
     done: "asyncio.Future[Completion]" = field(init=False)
@@ -44,7 +44,7 @@ class _Swap:
 
 
 class DecodeDriver:
-    """Decodes jobs together, at most `max_batch` at a time, with those of the lowest priority number first."""
+    """Decodes jobs together, at most `max_batch` at a time; the lowest priority number goes first."""
 
     def __init__(self, gate: RequestGate[Job], max_batch: int) -> None:
         self.version = WeightsVersion(0, 0, "")
@@ -72,10 +72,10 @@ class DecodeDriver:
         try:
             return await job.done
         finally:
-            self._work.set()  # a cancelled job leaves at once, also when there is nothing else to do
+            self._work.set()  # a cancelled job leaves at once, even when there is nothing else to do
 
     def wake(self) -> None:
-        """Have another look for work: the gate has opened."""
+        """Look for work again: the gate has opened."""
         self._work.set()
 
     async def stop(self, jobs: Sequence[Job]) -> None:
@@ -106,7 +106,7 @@ class DecodeDriver:
         try:
             while not self._closing:
                 await self._advance()
-        except Exception as error:  # whatever breaks a step breaks the engine, and ends every request
+        except Exception as error:  # any error in a step breaks the engine, and ends every request
             log.exception("the engine died")
             self._gate.fail(f"the engine died: {error!r}")
         finally:
@@ -120,7 +120,7 @@ class DecodeDriver:
         self._end(stopping)
         if (swap := self._swap) is not None:
             await self._apply(swap)
-            if self._swap is swap:  # after a swap that was cancelled meanwhile, the next one may be here already
+            if self._swap is swap:  # if it was cancelled, the next swap may be here already
                 self._swap = None
         joining = self._take_waiting()
         if not self._running:
@@ -146,7 +146,7 @@ class DecodeDriver:
         return [job.sequence for job in jobs]
 
     def _end(self, stopping: Iterable[Job]) -> None:
-        """Answer jobs with the tokens they have, and drop all that nobody waits for any more."""
+        """Answer jobs with the tokens they have, and drop all jobs that nobody waits for."""
         for job in stopping:
             _answer(job, FinishReason.ABORT)
         ended = [sequence for sequence, job in self._running.items() if job.done.done()]

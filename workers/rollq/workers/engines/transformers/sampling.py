@@ -1,7 +1,7 @@
 """Sampling of the next tokens of a batch, each row with its own parameters and its own random numbers.
 
-Invariant: the logprob returned is that of the very distribution which was sampled: after temperature, min-p, top-k and
-top-p. A row's random number depends on its seed and position alone, never on which rows it shares a batch with.
+Invariant: the logprob returned is from the sampled distribution itself: after temperature, min-p, top-k and top-p. A
+row's random number depends only on its seed and position, never on the other rows of its batch.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class SamplingRows:
 
 
 def token_logprobs(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Log probabilities float32 [B, V], in nats, of the distributions to sample; -inf for what truncation removes.
+    """Log probabilities float32 [B, V], in nats, of the distributions to sample; -inf for tokens that are truncated.
 
     Temperature first, then min-p, then top-k, then top-p within what top-k left: the order of vLLM.
     """

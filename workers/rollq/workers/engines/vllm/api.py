@@ -16,9 +16,9 @@ from rollq.workers.engines.version_spans import version_spans
 
 
 def image_input(ids: list[int], images: PlacedImages) -> dict[str, Any]:
-    """The fields of vLLM's prompt with these ids, and the tokens of `images` among them. vLLM places these itself.
+    """The fields of vLLM's prompt with these ids, which hold the tokens of `images`. vLLM places these tokens itself.
 
-    Raises `ImageError` for ids without the images, and files that are not images.
+    Raises `ImageError` for ids without the images, and for files that are not images.
     """
     return {
         "prompt_token_ids": images.collapse(ids),
@@ -40,7 +40,7 @@ def images_problem(config: Any, *, on_cpu: bool) -> str | None:
 
 
 def check_prompt(ids: list[int], answer: Any) -> None:
-    """Raise `ImageError` unless vLLM read these ids, images placed. A trainer would read others."""
+    """Raise `ImageError` unless vLLM read these ids, images placed. Otherwise the trainer would read other ids."""
     if answer.prompt_token_ids != ids:
         raise ImageError(
             f"vLLM placed the images otherwise: its prompt has {len(answer.prompt_token_ids or ())} tokens, and "
@@ -89,7 +89,7 @@ def guide(sampling: Sampling) -> StructuredOutputsParams | None:
 
 
 def scoring_parameters() -> SamplingParams:
-    """Parameters that give the logprobs of the prompt's tokens, and one new token, which vLLM makes at least."""
+    """Parameters that give the logprobs of the prompt's tokens, and one new token, the fewest that vLLM makes."""
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
@@ -112,10 +112,10 @@ def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
 
 
 class OutputReader:
-    """Reads vLLM's `CompletionOutput`s of one request, each of which continues those before it."""
+    """Reads vLLM's `CompletionOutput`s of one request. Each output continues the previous ones."""
 
     def __init__(self, version: WeightsVersion) -> None:
-        """`version`: of all tokens, where vLLM does not report it."""
+        """`version` is the version of all tokens if vLLM does not report it."""
         self.tokens = 0
         self._version = version
         self._ids: list[Int32Array] = []

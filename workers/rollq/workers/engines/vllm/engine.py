@@ -115,14 +115,14 @@ class VllmEngine:
         return self._process
 
     async def _try_reload(self, process: VllmProcess) -> str | None:
-        """Have vLLM load the weights again that it has. Returns why it cannot load weights, or None if it can.
+        """Have vLLM load its weights again. Returns why it cannot load weights, or None if it can.
 
-        If it cannot, it has been started anew. Not tried with LoRA, whose base is not reloaded.
+        If it cannot, vLLM has been restarted. Not tried with LoRA, whose base is not reloaded.
         """
         if process.max_adapters:
             return None
         prompts = probe_prompts(self.vocabulary)
-        await self._scores.cache_error(self._served)  # has the prompt cached that later ones look at
+        await self._scores.cache_error(self._served)  # caches the prompt that later calls look at
         before = await self._scores.score(prompts, self._served)
         try:
             reload = process.llm.collective_rpc("rollq_reload", args=(str(self._settings.model), self._copies))
@@ -130,7 +130,7 @@ class VllmEngine:
             apart = difference(before, await self._scores.score(prompts, self._served))
             if apart <= tolerance_of(self.dtype):
                 return None
-            problem = f"its logprobs are {apart:.2g} nats apart in the mean"
+            problem = f"its logprobs are {apart:.2g} nats apart on average"
         except Exception as error:  # noqa: BLE001 - vLLM's loaders raise any class
             problem = f"{type(error).__name__}: {error}"
         await process.close()
@@ -140,7 +140,7 @@ class VllmEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence; see `Engine.generate`."""
-        self._gate.check_alive()  # not `_living`: while vLLM starts anew, requests wait at the gate
+        self._gate.check_alive()  # not `_living`: while vLLM restarts, requests wait at the gate
         ids = request.context.tolist()
         tokens = token_limit(request, self._context_tokens)
         check_ids(ids, self.vocabulary)
@@ -157,7 +157,7 @@ class VllmEngine:
         process = self._living()
         call.version, call.adapter = self.version, self._adapters.current
         report = call.request.report
-        # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
+        # The salt keeps out cached prompts of other weights, even where running requests keep theirs.
         salt = name_of(call.version)
         prompt = tokens_input(ids, cache_salt=salt) if images is None else {**images, "cache_salt": salt}
         reader, reported = OutputReader(call.version), 0
@@ -185,12 +185,12 @@ class VllmEngine:
         return replace(completion, arrays={ROUTED_EXPERTS: experts})
 
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
-        """Give the logprobs of prompts; see `Scorer.score`. After a swap of all weights no request comes before."""
+        """Give the logprobs of prompts; see `Scorer.score`. After a swap of all weights, this precedes all requests."""
         self._living()
         return await self._scores.score(prompts, self._served)
 
     async def bit_sums(self) -> Mapping[str, BitSums]:
-        """See `Summing.bit_sums`. None with quantized weights, which have others."""
+        """See `Summing.bit_sums`. Empty with quantized weights, whose sums differ."""
         return await self._living().bit_sums() if self.dtype in TOLERANCES else {}
 
     async def cache_error(self) -> float:
@@ -217,7 +217,7 @@ class VllmEngine:
             call.request.report(reader.so_far(starts))
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
-        """Serve other weights, or an adapter; see `Engine.swap`. New requests wait meanwhile.
+        """Serve other weights, or an adapter; see `Engine.swap`. New requests wait until it ends.
 
         Raises `ConfigError` for `keep` with a vLLM that does not report which weights made which token.
         """
@@ -267,7 +267,7 @@ class VllmEngine:
 
     def _check_mode(self, mode: SwapMode, *, adapter: bool) -> None:
         if self._no_reload and mode is not SwapMode.RESTART and not adapter:
-            raise ConfigError(f"{self._no_reload}. Set [worker] swap = 'restart', which starts vLLM anew at each swap")
+            raise ConfigError(f"{self._no_reload}. Set [worker] swap = 'restart', which restarts vLLM at each swap")
         if mode is SwapMode.KEEP and not SUPPORTS_VERSIONS:
             raise ConfigError(
                 "[worker] swap = 'keep' needs vLLM 0.32 or later, which reports which weights made which token: "
@@ -294,7 +294,7 @@ class VllmEngine:
         return monotonic() - started_s
 
     async def _restart(self, process: VllmProcess, weights: Path, version: WeightsVersion) -> float:
-        """Start vLLM anew with other weights; returns the seconds that it took. When it fails, vLLM is dead."""
+        """Restart vLLM with other weights; returns the seconds that it took. When it fails, vLLM is dead."""
         async with self._gate.closed(SwapMode.ABORT):
             started_s = monotonic()
             folder = await asyncio.to_thread(join_model, self._settings.model, weights)

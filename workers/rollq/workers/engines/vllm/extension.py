@@ -47,8 +47,8 @@ class LoadExtension:
     def rollq_bit_sums(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         """The sums of this rank's parameters, by the names that transformers has for them; see `BitSums`.
 
-        The order of values does not count, so that experts that are packed for a kernel keep theirs. What vLLM fuses
-        otherwise, has other names.
+        The order of values does not count, so experts that are packed for a kernel keep their sums. Other parameters
+        that vLLM fuses have other names.
         """
         held = bit_sums(self.get_model(), COMPARABLE)
         return {_in_transformers(name): (summed.shape, summed.sums) for name, summed in held.items()}
@@ -70,7 +70,7 @@ class LoadExtension:
     def rollq_reload(self, folder: str, copies: Mapping[str, str]) -> None:
         """Load the weights in `folder`, erase all parameters that vLLM says it has loaded, and load them again.
 
-        Some models take weights in ways that vLLM's reload loses without an error: then the erased ones stay so.
+        vLLM's reload silently loses the weights of some models: then the erased parameters stay erased.
         """
         loaded: set[str] = set()
         model = self.get_model()
@@ -95,7 +95,7 @@ class LoadExtension:
         self.init_weight_transfer_engine(init_info)
         try:
             if getattr(getattr(self.weight_transfer_engine, "model_update_group", None), "disabled", False):
-                raise RuntimeError("vLLM found no NCCL library, and would load whatever is in memory")
+                raise RuntimeError("vLLM found no NCCL library, so it would load arbitrary memory as weights")
             self.start_weight_update()
             self.update_weights(update_info)
             self.finish_weight_update()

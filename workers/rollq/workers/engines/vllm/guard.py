@@ -37,9 +37,9 @@ class ProcessGuard:
 
     @contextmanager
     def marking(self, **environment: str) -> Iterator[None]:
-        """Mark the processes that start meanwhile, in whichever thread, and all that they start later.
+        """Mark the processes that start within the block, in any thread, and all that they start later.
 
-        `environment`: variables for them alone, unless they are set already.
+        `environment`: variables for these processes only, unless they are set already.
         """
         if self._watchdog is None:
             yield

@@ -30,15 +30,15 @@ SUPPORTS_REJOINING = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
 OTHER_TRANSFERS = frozenset({"ipc", "nccl_m2n", "sharded_rdt", "sparse_nccl"})
 """Weight transfers of vLLM that the trainer does not make."""
 ORDERLY_S = "1"
-"""How long vLLM's core lets its workers end before it sends SIGTERM, s. By default as long as the core itself has."""
+"""How long vLLM's core lets its workers end before it sends SIGTERM, s. vLLM's default is the core's whole time."""
 LOOK_S = 0.1
 """How soon after its start a process of a cancelled start is ended."""
 
 
 def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
-    """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason of a failure, its error lacks it.
+    """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason of a failure; its error lacks it.
 
-    Its processes are marked by `guard`.
+    `guard` marks its processes.
 
     Raises `ConfigError` if vLLM cannot serve the model.
     """
@@ -86,7 +86,7 @@ class VllmProcess:
         starting = asyncio.create_task(asyncio.to_thread(start_vllm, settings, guard))
         try:
             process = cls(await asyncio.shield(starting), guard, died)
-            # vLLM would ask this with its first request, which would never end if vLLM died meanwhile
+            # vLLM would ask this with its first request, which would never end if vLLM died before it
             await process.change(process.llm.get_supported_tasks())
             return process
         except BaseException:
@@ -119,7 +119,7 @@ class VllmProcess:
         return 0 if lora is None else int(lora.max_loras)
 
     def check_alive(self) -> None:
-        """Report vLLM as dead if it has found itself so."""
+        """Report vLLM as dead if it reports that itself."""
         if self.llm.errored:
             self._died(f"the engine died: {self.llm.dead_error}")
 
@@ -136,14 +136,14 @@ class VllmProcess:
             raise self.failed(f"vLLM broke: {type(error).__name__}: {error}") from error
 
     async def check_folder(self, folder: str) -> None:
-        """Raise `WeightsError` unless every rank, on whatever machine, can read the weights in `folder`."""
+        """Raise `WeightsError` unless every rank, on any machine, can read the weights in `folder`."""
         try:
             await self.unless_dead(self.llm.collective_rpc("rollq_check", args=(folder,)))
         except EngineDeadError as error:
             raise self.failed(f"vLLM died: {error}") from error
         except Exception as error:
             raise WeightsError(
-                f"a rank of vLLM cannot read the weights, which all its machines must see under the same path: {error}"
+                f"a rank of vLLM cannot read the weights; all its machines must see them under the same path: {error}"
             ) from error
 
     async def bit_sums(self) -> dict[str, BitSums]:
@@ -155,8 +155,8 @@ class VllmProcess:
         return {name: BitSums(tuple(shape), tuple(sums)) for rank in ranks for name, (shape, sums) in rank.items()}
 
     async def unless_dead(self, answer: Awaitable[Any]) -> Any:
-        """Await a call that belongs to no request. When its process ends meanwhile, vLLM informs only the requests;
-        then this raises `EngineDeadError`."""
+        """Await a call that belongs to no request. Raises `EngineDeadError` when vLLM's process ends during the call:
+        vLLM informs only requests."""
         asking = asyncio.ensure_future(answer)
         try:
             await asyncio.wait([asking, self.llm.output_handler], return_when=asyncio.FIRST_COMPLETED)

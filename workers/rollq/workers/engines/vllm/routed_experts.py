@@ -14,7 +14,7 @@ ARGUMENT = "enable_return_routed_experts"
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """How a model chooses experts: in all of its `layers`, those without experts included, `top_k` of `experts`."""
+    """A model's choice of experts: `top_k` of `experts` in each of its `layers`, which include layers without any."""
 
     layers: int
     top_k: int
@@ -22,7 +22,7 @@ class ExpertShape:
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """That of the model with vLLM's `ModelConfig`."""
+        """The shape for a model with vLLM's `ModelConfig`."""
         return cls(
             config.get_total_num_hidden_layers(), int(config.get_num_experts_per_tok()), int(config.get_num_experts())
         )
@@ -32,7 +32,7 @@ class ExpertShape:
         `CompletionOutput`.
 
         vLLM returns indices from 0 of all tokens that it has read or found in its prefix cache, so not of the last one.
-        What it does not return is unknown.
+        Entries that it does not return are unknown.
         """
         experts = number_experts(np.full((tokens, self.layers, self.top_k), -1), self.experts)
         if output.routed_experts is not None:

@@ -1,4 +1,4 @@
-"""How vLLM's weights and its cache of prompts are checked: logprobs of given tokens, and of next tokens with and
+"""Checks vLLM's weights and its cache of prompts, by the logprobs of given tokens, and of next tokens with and
 without that cache."""
 
 import asyncio
@@ -27,7 +27,7 @@ from rollq.workers.engines.vllm.process import VllmProcess
 PRIORITY = -1
 """Before all requests, whose priorities are their steps."""
 SENT_S = 0.005
-"""In which requests reach vLLM's own process."""
+"""Requests reach vLLM's own process within this time."""
 CACHED_BLOCKS = 2
 """Length of the prompt that looks for a stale cache, in blocks of vLLM's cache. Only whole blocks are used again."""
 
@@ -36,7 +36,7 @@ COMPARED = 10
 
 
 class Served(NamedTuple):
-    """The weights and the adapter that requests are for. `salt`: of cached prompts, by default that of the weights."""
+    """The weights and the adapter that requests are for. `salt`: of cached prompts; default: the weights' salt."""
 
     version: WeightsVersion
     adapter: Any = None
@@ -70,12 +70,12 @@ class PromptScores:
     async def queue(self, version: WeightsVersion) -> None:
         """Queue the check's prompts before all requests, while vLLM is paused.
 
-        Later they would wait for requests to end, if vLLM runs as many as it can.
+        Queued later, they would wait for requests to end if vLLM is full.
         """
         self.cancel()
         self._queued_for = Served(version)
         self._queued = asyncio.create_task(self._check(self._queued_for))
-        self._queued.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody asks for it
+        self._queued.add_done_callback(lambda done: done.cancelled() or done.exception())  # even if nobody awaits it
         await asyncio.sleep(SENT_S)
 
     def cancel(self) -> None:
@@ -145,5 +145,5 @@ class PromptScores:
         except EngineGenerateError as error:  # the prompts are sound, so vLLM is not: it may be about to die
             raise self._process.failed(f"vLLM broke: {error.__cause__!r}") from error
         except VLLMClientError as error:
-            raise WeightsError(f"vLLM refuses the prompts by which its weights are checked: {error}") from error
+            raise WeightsError(f"vLLM refuses the prompts that check its weights: {error}") from error
         return output

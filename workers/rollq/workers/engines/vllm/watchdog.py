@@ -32,7 +32,7 @@ proc_pid_stat(5). The last two are 0 while a program starts."""
 
 
 def main(worker: int, mark: str) -> None:
-    """Wait until the parent process `worker` has died, then end what has the mark."""
+    """Wait until the parent process `worker` has died, then end all processes with the mark."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a signal to all processes of a service is for the worker
     while os.getppid() == worker:
@@ -41,10 +41,10 @@ def main(worker: int, mark: str) -> None:
 
 
 def end_marked(mark: str, memory: Iterable[str] = ()) -> set[int]:
-    """End all processes with the mark, and those that they start meanwhile; returns the pids that do not end.
+    """End all processes with the mark, including the ones they start until then; returns the pids that do not end.
 
-    Then removes their shared memory, and `memory`: that of processes which have died before. The worker itself, which
-    may have the marking file open, is spared.
+    Then removes their shared memory, and `memory`, the files of processes that had died before. Spares the worker
+    itself, which may have the marking file open.
     """
     began_s = time.monotonic()
     asked: set[int] = set()
@@ -93,7 +93,7 @@ def environment(pid: int) -> bytes:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read()
         start, end = fields[ENV_START : ENV_START + 2]
-        is_empty = start == end != b"0"  # it had none before and after, so that no program came between
+        is_empty = start == end != b"0"  # it had none before and after, so it started no program in between
         if variables or is_empty or fields[MEMORY_BYTES] == b"0" or time.monotonic() > deadline_s:
             return variables
         time.sleep(START_LOOK_S)
