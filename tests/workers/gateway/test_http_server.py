@@ -363,7 +363,7 @@ def test_a_prompt_of_token_ids_is_not_offered(tokenizer: HfTokenizer, monkeypatc
     gateway = Gateway(GatewaySettings())
     loop = outside_loop(gateway, tool_parser="")
     prompt = Prompt("", ids=(5, 6))
-    with pytest.raises(ValueError, match="the prompt has token ids, which no agent over the gateway can read"):
+    with pytest.raises(ValueError, match="the prompt has token ids, which agents over the gateway cannot read"):
         run(lambda: loop.run(rollout(Model(tokenizer, []), prompt)))
 
 

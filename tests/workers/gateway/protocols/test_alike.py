@@ -81,7 +81,7 @@ def test_a_conversation_that_ends_with_the_assistants_is_refused(
     protocol: CallProtocol, field: str, history: list[Any], last: str
 ) -> None:
     asked = [USER, {"role": "assistant", "content": "The answer is"}] if last == "words" else history[:2]
-    with pytest.raises(CallRefused, match="must not end with the assistant's: no caller can start an answer"):
+    with pytest.raises(CallRefused, match="must not end with the assistant's: callers cannot start an answer"):
         protocol.parse(body_of(field, asked), {})
 
 

@@ -1,4 +1,4 @@
-"""Calls of a harness and their answers, whatever the protocol. Pure.
+"""Calls of a harness and their answers, in any protocol. Pure.
 
 A protocol parses a request's body into a `Call` and writes an `Answer`, or a `CallRefused`, in its own form.
 """
@@ -17,7 +17,7 @@ ToolChoice = Literal["auto", "none", "required"]
 class CallRefused(Exception):
     """A call that gets no answer. Each protocol writes it as its own error.
 
-    `status` is that of HTTP; only 400 keeps every client from asking again. `code` is one of the constants below, or
+    `status` is the HTTP status; only 400 keeps every client from asking again. `code` is one of the constants below, or
     a word of rollq, such as `session_over`. `retry_after_s`: when to ask again, for 429 and 503.
     """
 
@@ -41,10 +41,10 @@ def context_full(tokens: int, most_tokens: int) -> CallRefused:
 
 
 def call_id(number: int, index: int) -> str:
-    """The id under which the caller gets tool call `index` of answer `number`, whatever id the model wrote.
+    """The caller's id for tool call `index` of answer `number`; any id that the model wrote is ignored.
 
-    It differs from the ids of all other calls of a session, and has the nine letters and digits that Mistral's
-    templates ask for as long as `number` has three and `index` has two.
+    It differs from the ids of all other calls of a session. While `number` has at most three digits and `index` two, it
+    has the nine letters and digits that Mistral's templates ask for.
     """
     return f"call{number:03}{index:02}"
 
@@ -78,11 +78,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The model's turn, as it is given to the caller.
+    """The model's turn, as the caller gets it.
 
-    `number` counts the calls of a session, from 0; ids of the answer and of its items are made from it, those of tool
-    calls by `call_id`. `content` and `reasoning` are texts without the stop text that ended them, `stop_text`. `calls`
-    are the tool calls that could be parsed. Token counts are those of the engine.
+    `number` counts the calls of a session, from 0. Ids of the answer and of its items are made from it; `call_id` makes
+    the ids of tool calls. `content` and `reasoning` are texts without the stop text that ended them, `stop_text`.
+    `calls` are the tool calls that could be parsed. Token counts are the engine's.
     """
 
     number: int

@@ -30,7 +30,7 @@ RETRY_S: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """A session that waits for a harness from outside: its token, its prompt, and the event that it was taken."""
+    """A session that waits for an outside harness: its token, its prompt, and the event of its being taken."""
 
     token: str
     prompt: Any
@@ -48,7 +48,7 @@ class Gateway:
         self._offers: deque[Offer] = deque()
 
     def want(self) -> None:
-        """Ask for a server, which starts with the worker. Raises `ConfigError` if it cannot be."""
+        """Ask for a server, which starts with the worker. Raises `ConfigError` without the package aiohttp."""
         if find_spec("aiohttp") is None:
             raise ConfigError("agent loops over the gateway need the package aiohttp: pip install 'rollq[gateway]'")
         self.is_wanted = True
@@ -66,7 +66,7 @@ class Gateway:
 
     @contextmanager
     def offering(self, token: str, prompt: Any) -> Iterator[asyncio.Event]:
-        """Offer a session to harnesses from outside; yields the event that one has taken it."""
+        """Offer a session to outside harnesses; yields the event that is set once a harness has taken it."""
         offer = Offer(token, prompt, asyncio.Event())
         self._offers.append(offer)
         try:
@@ -76,7 +76,7 @@ class Gateway:
                 self._offers.remove(offer)
 
     def take(self, key: str) -> dict[str, Any]:
-        """The oldest session that is offered, for a harness with the operator's key. Raises `CallRefused`."""
+        """The oldest offered session, for a harness with the operator's key. Raises `CallRefused`."""
         expected = os.environ.get(KEY_VARIABLE, "")
         if not expected or not hmac.compare_digest(key.encode(errors="replace"), expected.encode()):
             raise CallRefused(
@@ -98,7 +98,7 @@ class Gateway:
     def session_of(self, token_in_path: str, tokens: Sequence[str]) -> Session:
         """The session of a request with these tokens. Raises `CallRefused`.
 
-        Clients with a token in their base URL may send any other key, but not that of another session.
+        Clients with a token in their base URL may send any other key except another session's token.
         """
         in_path = self._sessions.get(_digest(token_in_path)) if token_in_path else None
         sessions = {session for token in tokens if (session := self._sessions.get(_digest(token))) is not None}
@@ -112,5 +112,5 @@ class Gateway:
 
 
 def _digest(token: str) -> bytes:
-    """Tokens are looked up by their digest, so that the time which it takes says nothing about them."""
+    """The key to look up a token by, so that the time of a lookup says nothing about the token."""
     return hashlib.sha256(token.encode(errors="replace")).digest()

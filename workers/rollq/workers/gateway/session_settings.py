@@ -14,10 +14,10 @@ class SessionSettings(Settings):
     )
     reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
     calls: str = Field(
-        default="all", description="calls that are trained: all, or the dotted path of a function that says so of each"
+        default="all", description="calls that are trained: all, or the dotted path of a function that chooses them"
     )
     max_calls: int = Field(default=256, gt=0, description="most calls in a session")
-    max_made_tokens: int = Field(default=0, ge=0, description="tokens after which a session makes no more; 0: no limit")
+    max_made_tokens: int = Field(default=0, ge=0, description="most tokens that a session makes; 0: no limit")
     parallel_calls: int = Field(default=8, gt=0, description="calls of a session at the same time; others wait")
     repeat_s: float = Field(
         default=60, ge=0, description="seconds that a call continues whose client has lost its connection"

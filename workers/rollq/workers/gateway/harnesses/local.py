@@ -40,7 +40,7 @@ class HarnessSettings(SessionSettings):
 
     command: tuple[str, ...] = Field(min_length=1, description="the program and its arguments")
     env: dict[str, str] = Field(
-        default_factory=dict, description="variables of the command, beside those of the session"
+        default_factory=dict, description="variables of the command, in addition to the session's"
     )
     workspace: Path | None = Field(
         default=None, description="folder that is copied for each sample, where the command runs; default: empty"
@@ -50,7 +50,7 @@ class HarnessSettings(SessionSettings):
         default=256,
         gt=0,
         le=1e9,
-        description="largest file that a command can write, its output among them, in megabytes",
+        description="largest file that a command can write, including its output, in megabytes",
     )
     concurrent: int = Field(default=16, gt=0, description="commands at the same time, in one worker")
 
@@ -62,8 +62,8 @@ class HarnessSettings(SessionSettings):
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """Runs a command for each sample. It is interrupted and started again like any agent, and its recorded calls are
-    answered from the record."""
+    """Runs a command for each sample. The command is interrupted and started again like any agent, and its recorded
+    calls are answered from the record."""
 
     settings: HarnessSettings
     gateway: Gateway
@@ -90,7 +90,7 @@ class Harness:
             return await self._run(rollout, session, folder, token)
 
     async def _make_folder(self, rollout: Rollout) -> HarnessFolder:
-        """A new folder. It is removed at the end, also if this is cancelled: a thread that makes one is not."""
+        """A new folder. It is removed even if this call is cancelled, because its thread still makes the folder."""
         sample = "-".join(rollout.session.split("/")[:-1])  # the same in each attempt
         making = asyncio.ensure_future(asyncio.to_thread(HarnessFolder.make, self.settings.workspace, sample))
         try:
@@ -133,7 +133,7 @@ class Harness:
                 await asyncio.wait([exiting, closing], timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED)
                 if exiting.done() or closing.done():
                     break
-            if session.closed.is_set():  # the command has no more to say, and may still clean up
+            if session.closed.is_set():  # the command makes no further calls, and may still clean up
                 await asyncio.wait([exiting], timeout=SETTLE_S)
             return exiting.result() if exiting.done() else None
         finally:
@@ -155,7 +155,7 @@ class Harness:
         return made
 
     def _too_large(self, folder: HarnessFolder, exit_code: int) -> str:
-        """Words for a command that has failed because a file of its became too large, where that can be known."""
+        """The end of the message for a command that failed because a file became too large; empty for other causes."""
         if exit_code == 128 + signal.SIGXFSZ or folder.output_bytes() >= self.settings.max_file_bytes:
             return f", since its output or another file reached max_file_mb = {self.settings.max_file_mb:g}"
         return ""
@@ -165,7 +165,7 @@ def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
     """The prompt as an agent gets it: a text or messages. Never the answer. Raises `ValueError` for token ids."""
     if prompt.ids is not None:
         raise ValueError(
-            "the prompt has token ids, which no agent over the gateway can read: name the column of a text or of "
+            "the prompt has token ids, which agents over the gateway cannot read: name the column of a text or of "
             "messages, and no ids_field"
         )
     return prompt.content if isinstance(prompt.content, str) else list(prompt.content)

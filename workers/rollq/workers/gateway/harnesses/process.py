@@ -26,14 +26,14 @@ TAIL_BYTES: Final = 2000
 END_S: Final = 5.0
 LOOK_S: Final = 0.01
 MARKER: Final = "ROLLQ_SESSION_FOLDER"
-"""The variable by which the processes of a harness are known, also without their parent."""
+"""The variable that identifies the processes of a harness, even without their parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessFolder:
-    """The folder of one session: `workspace`, where the command runs, is also its home; the rest is beside it.
+    """The folder of one session: the command runs in `workspace`, its home; the rest is beside it.
 
-    The worker holds a `lock` on the folder, an open file. One that nobody locks is left from a worker that was killed.
+    The worker holds a `lock` on the folder, an open file. An unlocked folder is left from a worker that was killed.
     """
 
     root: Path
@@ -43,8 +43,8 @@ class HarnessFolder:
     def make(cls, template: Path | None, name: str = "") -> "HarnessFolder":
         """A new folder, whose workspace is a copy of `template`, or empty. Raises `OSError`.
 
-        The path has the `name`, so that the next attempt at a sample gets the same one: agents write it into what they
-        ask. Where a folder with this name is in use, the path is another one.
+        The path has the `name`, so the next attempt at a sample gets the same path, which agents write into their
+        requests. If a folder with this name is in use, the path is another one.
         """
         new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX))  # gets its name once it is locked
         lock = os.open(new, os.O_RDONLY)
@@ -77,7 +77,7 @@ class HarnessFolder:
         return {**inherited, **own, **added, MARKER: str(self.root)}
 
     def end_processes(self) -> None:
-        """Kill the processes whose environment names this folder, until there are none, where the system shows it."""
+        """Kill the processes whose environment names this folder, until none is left, if the system shows it."""
         deadline_s = monotonic() + END_S
         while (pids := self._processes()) and monotonic() < deadline_s:
             for pid in pids:
@@ -94,7 +94,7 @@ class HarnessFolder:
         return pids
 
     def tail(self) -> str:
-        """The end of what the command has written. Empty, if the command has put something else than a file there."""
+        """The end of the command's output. Empty if the command has replaced the output file by something else."""
         try:
             with open(os.open(self.output, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
                 file.seek(max(0, self.output_bytes() - TAIL_BYTES))
@@ -117,7 +117,7 @@ class HarnessFolder:
 
 
 def _named(new: Path, name: str) -> Path:
-    """The path of a new folder, not an empty one, once it has its name."""
+    """The path of a new folder, which is not empty, after it gets its name."""
     wanted, other = new.with_name(PREFIX + name), new.with_name(new.name.replace(NEW_PREFIX, PREFIX))
     for _ in range(2 if name else 0):
         try:
@@ -140,7 +140,7 @@ def _remove_if_left(root: Path) -> None:
         folder = HarnessFolder(root, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_left = os.path.samestat(os.fstat(lock), root.lstat())  # else it was made anew
+            is_left = os.path.samestat(os.fstat(lock), root.lstat())  # otherwise it is a new folder
         except OSError:  # its worker lives
             is_left = False
         if not is_left:
@@ -151,7 +151,7 @@ def _remove_if_left(root: Path) -> None:
 
 
 class HarnessProcess:
-    """A running command. It ends with the worker, however that ends, and so does all that it has started."""
+    """A running command. It and all processes that it has started end with the worker, however the worker ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: HarnessFolder) -> None:
         self._process = process
@@ -167,8 +167,8 @@ class HarnessProcess:
         *,
         max_file_bytes: int,
     ) -> "HarnessProcess":
-        """Start a command in the workspace of a folder, with the prompt as its standard input. No file that it writes,
-        its output among them, can become larger than `max_file_bytes`."""
+        """Start a command in the workspace of a folder, with the prompt as its standard input. Files that it writes,
+        including its output, are at most `max_file_bytes` long."""
         prompt_file = folder.root / "prompt"
         prompt_file.write_bytes(prompt)
         with prompt_file.open("rb") as stdin, folder.output.open("wb") as output:

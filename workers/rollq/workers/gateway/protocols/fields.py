@@ -1,7 +1,7 @@
 """Typed access to the JSON of requests. Pure.
 
 Each function takes a value and its name as the caller wrote it, such as `messages[2].content`, and raises `CallRefused`
-with that name if the value is of another type. Values are those that orjson reads; what it writes cannot fail later.
+with that name if the value is of another type. Values are as orjson reads them, so writing them as JSON cannot fail.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -138,7 +138,7 @@ def tool_call(id: str, name: str, arguments: str) -> Message:
 
 
 def tool_result(id: str, name: str | None, content: str) -> Message:
-    """The message with a tool's result. `name` is that of the tool, None if its call is not among the messages."""
+    """The message with a tool's result. `name` is the tool's name, None if its call is not among the messages."""
     named = {} if name is None else {"name": name}
     return {"role": "tool", "content": content, "tool_call_id": id, **named}
 
@@ -148,11 +148,11 @@ def ends_with_others(messages: Sequence[Message], name: str) -> None:
     if not messages:
         raise CallRefused(f"{name} must not be empty")
     if messages[-1]["role"] == "assistant":
-        raise CallRefused(f"{name} must not end with the assistant's: no caller can start an answer")
+        raise CallRefused(f"{name} must not end with the assistant's: callers cannot start an answer")
 
 
 def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:
-    """OpenAI's choice of tools, and names of what it asks for in vain: one tool."""
+    """OpenAI's choice of tools, and names of choices that have no effect: a single tool."""
     if value is None:
         return "auto", ()
     if value in ("auto", "none", "required"):
@@ -164,7 +164,7 @@ def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:
 def answer_schema(
     form: Any, name: str, *, has_tools: bool, holder: str | None = None
 ) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
-    """The JSON schema that an answer in this form follows, None for any text; and names of what is asked for in vain.
+    """The JSON schema that an answer in this form follows, None for any text; and names of fields without an effect.
 
     `holder` is the field of the form with the schema, if it is not the form itself. An answer that follows a schema
     cannot hold a call: beside tools, a schema is refused, and `json_object` has no effect.

@@ -1,7 +1,7 @@
 """The items of a request to OpenAI's responses, as chat messages. Pure.
 
-An answer is a thought, a text and calls, each of which may be missing. Items that follow each other in this order are
-one message of the assistant.
+An answer is a thought, a text and calls; any of these may be missing. Successive items in this order are one message
+of the assistant.
 """
 
 import re
@@ -17,7 +17,7 @@ from rollq.workers.gateway.protocols.responses_tools import CUSTOM_INPUT, joined
 TEXTS: Final = ("input_text", "output_text", "text", "refusal")
 ENCRYPTED: Final = b"rollq:"
 TAGGED: Final = re.compile(r"<think>\n(.*)\n</think>", re.S)
-"""A thought that pydantic-ai sends back, as a message, for models of which it does not know that they think."""
+"""A thought that pydantic-ai sends back as a message, for models that it does not know to think."""
 
 
 class History:
@@ -86,8 +86,8 @@ class History:
         self._open().setdefault("tool_calls", []).append(fields.tool_call(id, name, written))
 
     def _open(self, *later: str) -> dict[str, Any]:
-        """The assistant's message for an item: a new one if the open one has a part of `later`, which the item precedes
-        in an answer."""
+        """The assistant's message for an item: the open one, or a new one if that has a part in `later`. An answer has
+        these parts after the item."""
         if not self._turn or any(self._turn.get(part) for part in later):
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)
@@ -95,7 +95,7 @@ class History:
 
 
 def _thought(item: Mapping[str, Any], where: str) -> str | None:
-    """The text of a reasoning item, None if it has none that can be read."""
+    """The text of a reasoning item, None if it has no readable text."""
     encrypted = item.get("encrypted_content")
     if encrypted is not None:
         try:
@@ -111,5 +111,5 @@ def _thought(item: Mapping[str, Any], where: str) -> str | None:
 
 
 def encrypted(thought: str) -> str:
-    """A thought for callers that send back nothing else of it."""
+    """The encrypted form of a thought, for callers that send back only this form."""
     return b64encode(ENCRYPTED + thought.encode(errors="replace")).decode()

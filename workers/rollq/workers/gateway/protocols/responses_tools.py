@@ -26,7 +26,7 @@ def joined(namespace: str, name: str) -> str:
 
 
 def definitions(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
-    """Definitions as in chat completions, and names of what is left out: tools of the server, and grammars."""
+    """Definitions as in chat completions, and names of omitted parts: tools of the server, and grammars."""
     definitions, left_out = [], []
     for where, namespace, tool in _tools(body.get("tools"), "tools", None):
         kind = tool.get("type")
@@ -52,7 +52,7 @@ def callers_names(body: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _tools(tools: Any, name: str, namespace: str | None) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
-    """All tools with their places, those of namespaces with the namespace."""
+    """All tools: the place of each, its namespace or None, and its definition."""
     for place, raw in enumerate(fields.items(tools, name)):
         where = f"{name}[{place}]"
         tool = fields.mapping(raw, where)

@@ -1,7 +1,7 @@
-"""How a session answers one call: it is placed, generated or taken from the record, parsed, and recorded.
+"""Answers the calls of a session. A call is placed, generated or taken from the record, parsed, and recorded.
 
-Invariant: an answer is recorded in the buffer before it is returned, so what a harness has seen is known to the next
-attempt. That one answers the same requests from the record, and samples only what differs.
+Invariant: an answer is recorded in the buffer before it is returned, so the next attempt knows all answers that a
+harness has seen. It answers the same requests from the record, and samples only answers to other requests.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from rollq.workers.gateway.sessions.call_tree import CallTree
 from rollq.workers.gateway.sessions.request_digest import shown_calls, shown_content
 
 MOST_BYTES: Final = 128
-"""Bytes of a token, at most: a request with more of them for each token that fits is not tokenised."""
+"""Most bytes of a token: a request with more bytes for each token that fits is not tokenised."""
 MOST_MESSAGES: Final = 10_000
-"""Messages in a request; more would occupy the worker's event loop."""
+"""Most messages in a request; more would block the worker's event loop."""
 THREAD_BYTES: Final = 8000
 """A larger request is rendered and tokenised in a thread: a template that rewrites it has all of it tokenised."""
 
@@ -46,10 +46,10 @@ def too_many_messages(messages: int) -> CallRefused:
 
 
 class Answering:
-    """Answers the calls of one session. `failure` is what ended it, if something did; `replayed` counts answers from
-    the record, of which there were `recorded` at the start; `forced` counts calls that demanded a tool call, which the
-    model was free to make; `guided` those whose answer follows a schema; `ignored` those with a part that has no
-    effect, by its name."""
+    """Answers the calls of one session. `failure` is the error that ended it, if any; `recorded` counts the answers in
+    the record at the start, and `replayed` the answers taken from it; `forced` counts calls that demanded a tool call,
+    which the model was free to make; `guided` counts calls whose answer follows a schema; `ignored` counts calls with a
+    part that has no effect, by its name."""
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
         """Raises `CorruptFrame` for records that cannot be read."""
@@ -75,7 +75,7 @@ class Answering:
         return self.rollout.max_prompt_tokens + self.rollout.sampling.max_tokens - 1
 
     async def count_tokens(self, call: Call) -> int:
-        """Tokens of a call's prompt, as the model would get them. Raises `CallRefused`."""
+        """The number of tokens in a call's prompt, as the model would get it. Raises `CallRefused`."""
         placement = await self._place(self.locate(call), begun=0)
         self.tree.give_up(placement)
         return len(placement.context)
@@ -96,7 +96,7 @@ class Answering:
     async def answer(self, located: Located, times: int, begun: int) -> Answer:
         """The answer to a call, which was asked `times` times before, and now at the count `begun`.
 
-        Raises `CallRefused`; afterwards, `failure` says why if the session cannot continue.
+        Raises `CallRefused`; if the session cannot continue, `failure` then says why.
         """
         call = located.call
         placement = await self._place(located, begun)
@@ -167,7 +167,7 @@ class Answering:
         return self.rollout.sampling.end_ids(self.rollout.tokenizer.eos_ids)
 
     async def _generate(self, placement: Placement, room: int, times: int) -> Completion:
-        """The model's answer. Interrupted ones continue, unless the group is being stopped."""
+        """The model's answer. An interrupted answer continues, unless the group is being stopped."""
         rollout, context, located = self.rollout, placement.context, placement.located
         sampling = replace(
             rollout.sampling,
@@ -226,7 +226,7 @@ class Answering:
         return await self._format.parse(tokenizer, text, ids, tools, prompt), stop_text
 
     async def _record(self, record: RecordedCall) -> None:
-        """Keep a call in the buffer. Raises `CallRefused` if it is not kept: then nobody may see its answer."""
+        """Keep a call in the buffer. Raises `CallRefused` if it is not kept: its answer must not be seen then."""
         self._log.append(record.segment)
         if self.rollout.record is None:
             return
@@ -234,7 +234,7 @@ class Answering:
         try:
             if await self.rollout.record(self.so_far()):
                 return
-        except Exception as error:  # noqa: BLE001 - of the buffer, also a `ConnectionError`, which the server takes for a client that left
+        except Exception as error:  # noqa: BLE001 - the server would take a `ConnectionError` for a client that left
             failure = error
         if not self.rollout.is_stopped():  # else the next attempt gets the call with the others
             self.failure = self.failure or failure
@@ -262,8 +262,8 @@ def answer_of(node: Node, completion: Completion, prompt_tokens: int, rollout: R
 
 
 def _continues(placement: Placement, delta: Int32Array) -> bool:
-    """Whether a placed call ends with the recorded `delta` int32 [D], after nothing or after its parent's tokens: which
-    of several calls continues their parent's segment may differ from attempt to attempt."""
+    """Whether a placed call ends with the recorded `delta` int32 [D], either alone or after its parent's tokens. Among
+    several calls, another one may continue the parent's segment in each attempt."""
     context, parent = placement.context, placement.located.parent
     if np.array_equal(context, delta):
         return True
@@ -281,7 +281,7 @@ def with_call_ids(turn: Turn, number: int) -> Turn:
 
 
 def call_seed(sampling: Sampling, digest: bytes, times: int) -> int | None:
-    """The seed of one call, 63 bits: by its request, and how often that was asked before. Order has no effect."""
+    """The seed of one call, 63 bits, from its request and how often it was asked before. Order has no effect."""
     if sampling.seed is None:
         return None
     name = f"{sampling.seed}/{digest.hex()}/{times}"

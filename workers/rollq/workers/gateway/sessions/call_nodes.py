@@ -11,8 +11,8 @@ from rollq.workers.gateway.calls import Call
 
 @dataclass(slots=True, eq=False)
 class Stretch:
-    """The conversation of calls that extend one segment, up to the newest of them. Earlier ones are cut out of it, so
-    that a long session does not hold a copy of its text and tokens for each call."""
+    """The conversation of calls that extend one segment, up to the newest call. Conversations of earlier calls are cut
+    out of it, so a long session holds its text and tokens once and not for each call."""
 
     newest: Conversation
 
@@ -21,10 +21,9 @@ class Stretch:
 class Node:
     """One answered call.
 
-    `history` and `digest` are those of its request, which had these `messages` and `tools`. `stretch` has its
-    conversation, and `end` says where in it its answer ends. `thread` numbers the chain of segments that it belongs to.
-    It was asked and answered between the counts `begun` and `ended`. `stop_text` ended it, if one did. `left_out` says
-    why it is not trained.
+    `history`, `digest`, `messages` and `tools` are its request's. `stretch` has its conversation, and `end` says where
+    in it the answer ends. `thread` numbers the chain of segments that it belongs to. It was asked and answered between
+    the counts `begun` and `ended`. `stop_text` ended it, if any stop text did. `left_out` says why it is not trained.
     """
 
     number: int
@@ -54,7 +53,7 @@ class Node:
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
     """A call whose history is recognised: it continues the answer of `parent`, if there is one, with the last `rest` of
-    the `messages`, which are in the form that the chat template takes. `history` and `digest` are those of the request.
+    the `messages`, which are in the form that the chat template takes. `history` and `digest` are the request's.
     """
 
     call: Call
@@ -75,7 +74,7 @@ class Located:
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
     """The tokens of a call that is `located`: the model continues the `conversation`, which extends the tokens of the
-    parent, or begins anew."""
+    parent or starts a new segment."""
 
     located: Located
     conversation: Conversation
@@ -84,8 +83,8 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Where a call belongs that was asked at the count `begun`. The model continues `context` int32 [P], all tokens of
-    the `conversation`; `delta` int32 [D] are those after the tokens of the parent's segment, or all in a new segment.
+    """The place of a call that was asked at the count `begun`. The model continues `context` int32 [P], all tokens of
+    the `conversation`; `delta` int32 [D] are the tokens after the parent's segment, or all tokens in a new segment.
     """
 
     located: Located

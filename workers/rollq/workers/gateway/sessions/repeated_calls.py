@@ -1,10 +1,10 @@
-"""Which requests of a session repeat an earlier one, because their client has no answer to it.
+"""Recognises requests of a session that repeat an earlier one, because their client has no answer to it.
 
 | a client | gets |
 |---|---|
-| lost its connection, and asks the same | the call that it had asked, which runs or has its answer |
-| says that it repeats a request | the newest call of that request that nobody has seen the answer to, else the newest |
-| was turned away, and says that it repeats the request | a new call: the one that was turned away made no answer |
+| lost its connection, and asks the same | its earlier call, which still runs or has its answer |
+| says that it repeats a request | the newest call of that request whose answer nobody has seen, else the newest |
+| was turned away, and says that it repeats the request | a new call: the refused call made no answer |
 | asks the same while others wait for it, or have it | a new call |
 | leaves, and nobody else waits | nothing: its call stops after `repeat_s`, unless it has its answer by then |
 """
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from rollq.workers.gateway.calls import Answer, CallRefused
 
 RETURN_S: Final = 60.0
-"""How long a client is expected back that was turned away."""
+"""A client that was turned away is expected back within this time."""
 
 
 class Caller(Protocol):
@@ -38,7 +38,7 @@ class Caller(Protocol):
 @dataclass(slots=True, eq=False)
 class Asked:
     """A call that was asked for at the count `begun`, once or more often, and its answer. `giving_up` stops it after a
-    while, since nobody waits for it any more."""
+    while, since nobody waits for it."""
 
     task: "asyncio.Task[Answer]"
     begun: int
@@ -56,7 +56,7 @@ class Asked:
         return any(caller.is_served for caller in self.callers)
 
     def wait(self, caller: Caller) -> None:
-        """Add one that waits for the answer."""
+        """Add a caller that waits for the answer."""
         self.callers.append(caller)
         if self.giving_up is not None:
             self.giving_up.cancel()
@@ -67,8 +67,8 @@ class RepeatedCalls:
     """The calls of a session by the digests of their requests. All methods run on the event loop."""
 
     def __init__(self, repeat_s: float, is_answered: Callable[[int], bool]) -> None:
-        """`repeat_s`: how long a call may run that nobody waits for; `is_answered`: whether the call that was asked for
-        at this count has an answer."""
+        """`repeat_s`: how long a call may run while nobody waits for it; `is_answered`: whether the call that was asked
+        for at this count has an answer."""
         self._repeat_s = repeat_s
         self._is_answered = is_answered
         self._asked: dict[bytes, list[Asked]] = {}
@@ -78,7 +78,7 @@ class RepeatedCalls:
         return (asked for calls in self._asked.values() for asked in calls)
 
     def repeated(self, digest: bytes, repeats: int) -> Asked | None:
-        """The earlier call that a request repeats. `repeats`: how often its client says that it has sent it before."""
+        """The earlier call that a request repeats. `repeats`: how often the client says it has sent this before."""
         calls = [asked for asked in self._asked.get(digest, ()) if not asked.task.cancelling()]
         for asked in reversed(calls):
             if asked.is_abandoned:  # even if the client does not say so: some have no header for it
@@ -89,18 +89,18 @@ class RepeatedCalls:
         return candidates[-1] if candidates else None
 
     def add(self, digest: bytes, asked: Asked) -> None:
-        """Add a new call. One that ends without an answer is forgotten, and those who waited may be expected back."""
+        """Add a new call. If it ends without an answer, it is forgotten, and waiting callers may be expected back."""
         self._asked.setdefault(digest, []).append(asked)
         asked.task.add_done_callback(lambda _: self._ended(digest, asked))
 
     def note_lost(self) -> None:
-        """Stop calls, after a while, that nobody waits for any more."""
+        """Stop, after a while, calls that nobody waits for."""
         for asked in self:
             if asked.is_abandoned and asked.giving_up is None and not asked.task.done():
                 asked.giving_up = asyncio.get_running_loop().call_later(self._repeat_s, self._give_up, asked)
 
     def _give_up(self, asked: Asked) -> None:
-        if not self._is_answered(asked.begun):  # a call that is being recorded has its answer, for who asks next
+        if not self._is_answered(asked.begun):  # a call that is being recorded has its answer, for the next caller
             asked.task.cancel()
 
     def _ended(self, digest: bytes, asked: Asked) -> None:
@@ -114,7 +114,7 @@ class RepeatedCalls:
             self._turned_away.setdefault(digest, []).extend([until_s] * waiting)
 
     def _comes_back(self, digest: bytes) -> bool:
-        """Whether a request is that of a client that was turned away, which is then expected no longer."""
+        """Whether a request is from a client that was turned away; the client is then no longer expected."""
         now_s = time.monotonic()
         expected = [until_s for until_s in self._turned_away.pop(digest, ()) if until_s > now_s]
         if expected[1:]:
