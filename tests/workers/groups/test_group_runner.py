@@ -160,7 +160,7 @@ def test_xp14_a_judge_that_raises_fails_the_group_and_never_rewards_0(buffer: Bu
     world.play(scene)
     judge, said = "judge 'support.worker_run.own_judge'", "RuntimeError: the judge is out"
     place = r"\(tests/support/worker_run\.py:\d+ in own_judge\)"
-    given = "it was given the prompt's own answer, as the text '0': mend the row or the judge, .*"
+    given = "it was given the prompt's own answer, as the text '0': fix the row or the judge, .*"
     assert re.fullmatch(f"{re.escape(judge)}: {said} {place}; {given}", world.error(1))
 
 

@@ -1,4 +1,4 @@
-"""The meaning of a row's answer to the judges that compare with it. Pure.
+"""The meaning of a row's answer for the judges that compare with it. Pure.
 
 answer       means
 a list       several accepted answers
@@ -25,9 +25,9 @@ from rollq.workers.judging.numbers import (
 )
 
 FINAL: Final = "####"
-"""Before the final answer, in GSM8K's references."""
+"""Precedes the final answer in GSM8K's references."""
 PLACEHOLDER: Final = "{answer}"
-"""In the form of a right text, where the answer of a row comes."""
+"""The place of a row's answer in the form of a right text."""
 SHOWN: Final = 80
 """Characters of an answer that an error shows."""
 
@@ -36,7 +36,7 @@ AnswerReader = Callable[[Any], Any]
 
 
 def accepted(answer: Any) -> tuple[Any, ...]:
-    """The answers that are right: those of a list, or the one."""
+    """The right answers: the items of a list, or the single answer."""
     if answer is None:
         raise ValueError("the prompt has no answer")
     if answer == []:
@@ -50,8 +50,8 @@ def is_number(value: Any) -> bool:
 
 
 def equals(text: str, answer: Any) -> bool:
-    """Whether a text is one of the accepted answers: a text without surrounding whitespace, a number by its value, and
-    the rest as JSON."""
+    """Whether a text is one of the accepted answers. Texts are compared without surrounding whitespace, numbers by
+    value, and the rest as JSON."""
     return any(_is_written(text, right) for right in accepted(answer))
 
 
@@ -73,7 +73,7 @@ def numbers_of(answer: Any) -> tuple[Number, ...]:
 
 
 def expressions_of(answer: Any) -> tuple[str, ...]:
-    """Each accepted answer as an expression: what comes after `####`, or all of it."""
+    """Each accepted answer as an expression: the part after `####`, or all of it."""
     return tuple(map(_expression_of, accepted(answer)))
 
 

@@ -19,8 +19,8 @@ from rollq.workers.user_code.calls import UserFunction
 
 @dataclass(frozen=True, slots=True)
 class BuiltInJudge:
-    """A built-in judge: the settings class of its options, what makes it, and what reads the answers that it compares
-    with; `reader` gives None for options with which it needs no answer."""
+    """A built-in judge: the settings class of its options, the function that makes it, and the function that gives the
+    reader of the answers that it compares with; `reader` gives None for options that need no answer."""
 
     options: Any
     make: Callable[[Any, JudgeContext], Judge]
@@ -68,7 +68,7 @@ def _environment(settings: EnvironmentOptions, context: JudgeContext) -> Judge:
 
 
 def _regex(settings: RegexOptions, context: JudgeContext) -> Judge:
-    """Runs in a process: on some texts a pattern never ends, and it holds the interpreter meanwhile."""
+    """Runs in a process: a pattern never ends on some texts, and would hold the interpreter."""
 
     async def regex(prompt: Prompt, sample: Sample) -> Answer:
         answer = accepted(prompt.answer) if settings.compare else ()

@@ -1,4 +1,4 @@
-"""A judge by its name, and what judges are made with."""
+"""A judge by its name, and the resources to make judges with."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -62,15 +62,15 @@ class Judge:
         except TimeoutError as error:
             return self._failed(str(error), raised=True)
         except CallsHang as error:
-            return self._failed(f"{error}; set isolate_judge = true: then a call that takes too long is killed")
+            return self._failed(f"{error}; set isolate_judge = true to kill calls that take too long")
         except InvalidReward as error:
             return self._failed(str(error), error)
-        except Exception as error:  # noqa: BLE001 - whatever a judge raises fails its sample alone
+        except Exception as error:  # noqa: BLE001 - any error in a judge fails only its sample
             reason = str(error) if isinstance(error, JudgeFailed) else reason_of(error)
             return self._failed(reason, error, raised=True)
         try:
             return check_answer(answer, sample)
-        except Exception as error:  # noqa: BLE001 - whatever the answer is
+        except Exception as error:  # noqa: BLE001 - the answer may be any object
             return self._failed(reason_of(error), error)
 
     def _failed(self, reason: str, cause: Exception | None = None, *, raised: bool = False) -> Verdict:

@@ -42,8 +42,8 @@ def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext) -> 
 
 
 def answer_reader(name: str, options: Mapping[str, Any]) -> AnswerReader | None:
-    """The function that reads the answers which the judge called `name` compares with; None for one that needs no
-    answer, and for a custom one. Raises `ConfigError` for unsupported options."""
+    """The function that reads the answers for the judge called `name`; None for a judge that needs no answer, and for a
+    custom one. Raises `ConfigError` for unsupported options."""
     if name not in BUILT_IN:
         return None
     return BUILT_IN[name].reader(_settings_of(name, options))
@@ -61,7 +61,7 @@ def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> U
     if _takes_pools(function):
         check_function(function, POOLS_JUDGE, path)
         if not context.pools:
-            raise ConfigError(f"judge {path!r} takes pools, and there are none: add [worker.pools.<name>]")
+            raise ConfigError(f"judge {path!r} takes pools, but none is set: add [worker.pools.<name>]")
         function = partial(function, pools=context.pools)
     if context.isolate:
         check_function(function, ISOLATED_JUDGE, path)
@@ -95,7 +95,7 @@ def call_custom(path: str, prompt: str, sample: bytes) -> Answer:
 
 
 def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
-    """The sum of other judges' rewards, each times its weight, and of what they gave to tokens."""
+    """The weighted sum of other judges' rewards, and of their rewards of tokens."""
     parts = {
         name: (part.weight, make_judge(part.judge, part.options, context)) for name, part in settings.parts.items()
     }
@@ -124,7 +124,7 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
 
 
 def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float, Verdict]]) -> Answer:
-    """The rewards with those of tokens, if a verdict has some: the other verdicts' rewards are the last token's."""
+    """The rewards, with rewards of tokens if a verdict has some; the other verdicts' rewards go to the last token."""
     if all(verdict.token_rewards is None for _, verdict in verdicts):
         return rewards
     tokens = np.zeros(sample.response_tokens)
@@ -135,7 +135,7 @@ def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float
 
 
 def _reader_of_parts(settings: WeightedOptions) -> AnswerReader | None:
-    """A function that reads an answer as every part that needs one does."""
+    """A function that reads an answer for all parts that need one."""
     readers = [answer_reader(part.judge, part.options) for part in settings.parts.values()]
     needed = [reader for reader in readers if reader is not None]
     return (lambda answer: [read(answer) for read in needed]) if needed else None

@@ -24,7 +24,7 @@ def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
 
 
 def match_math(text: str, answer: Any) -> float:
-    """1 when the text's final expression equals that of an accepted answer as mathematics; else 0.
+    """1 if the text's final expression equals the expression of an accepted answer as mathematics; else 0.
 
     The final expression is in the last `\\boxed{}`, or the library math-verify finds it. Two numbers are compared
     exactly, everything else by the library. Raises `ValueError` for an answer that is not an expression, because the

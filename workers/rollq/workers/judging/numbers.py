@@ -1,6 +1,6 @@
 r"""Numbers as people and models write them, compared exactly. Pure.
 
-what                   written                                                            read as
+kind                   written                                                            read as
 thousands separators   `1,234.5`, `12,34,567`, `1'000`, `1_000`, `1{,}000`, `1\,000`      1234.5, 1234567, 1000
 signs                  `-5`, `−5` (U+2212), `$-5`, `-$5`, `x = - 5`                       -5
 subtractions, dashes   `10-5`, `10 - 5`, `(a)-5`, `COVID-19`, `--5`                       5, 19
@@ -24,7 +24,7 @@ Number = Decimal | Fraction
 """An exact number; a `Fraction` where it was written as one."""
 
 MAX_DIGITS: Final = 5000
-"""Powers and fractions of more digits are not computed, and count as no number."""
+"""Powers and fractions with more digits are not computed, and count as no number."""
 
 _SAME: Final = str.maketrans({
     "−": "-", "–": "-", "－": "-", "﹣": "-", "＋": "+", "，": ",", "٬": ",", "．": ".", "٫": ".", "’": "'",
@@ -69,7 +69,7 @@ _WRAPPED: Final = re.compile(r"\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A number in a text; `value` is None for what looks like one and is none."""
+    """A number in a text; `value` is None for a text that only looks like a number."""
 
     start: int
     end: int
@@ -83,7 +83,7 @@ def last_number(text: str) -> Number | None:
 
 
 def only_number(text: str) -> Number | None:
-    """The number that a text is, but for whitespace and LaTeX's delimiters; None if it is something else."""
+    """The number that is the whole text, without whitespace and LaTeX's delimiters; None if there is other text."""
     text = _same(text).strip()
     if wrapped := _WRAPPED.fullmatch(text):
         text = next(part for part in wrapped.groups() if part is not None).strip()
@@ -144,7 +144,7 @@ def _last(text: str) -> Found | None:
 
 
 def _last_in_lines(text: str) -> tuple[str, Found | None]:
-    """The last line of a text that has a number, and that number: numbers do not go over lines."""
+    """The last line of a text that has a number, and that number. Numbers do not span lines."""
     for line in reversed(_same(text).splitlines()):
         if number := _last(line):
             return line, number

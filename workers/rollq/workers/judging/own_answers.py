@@ -1,8 +1,8 @@
-"""Whether a judge accepts the answers of rows that it judges. The first rows are judged before anything is generated.
+"""Checks that a judge accepts the answers of the rows that it judges. Judges the first rows before any generation.
 
-A row's answer is made a text in the forms that judges expect, until one of them is accepted. A judge that raises on all
-of them would raise on a right sample, too, and a built-in one that accepts none of them has a row that it cannot use.
-Other judges may expect another form: `answer_text` names it, and then they must accept it.
+A row's answer is written as a text in each form that judges expect, until a form is accepted. A judge that raises on
+all forms would raise on a right sample too, and a row whose forms a built-in judge all rejects is unusable. Other
+judges may expect another form: if `answer_text` names it, they must accept it.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ UNCHECKED: Final = frozenset({"environment", "http", "regex", "weighted"})
 
 
 class Judged(NamedTuple):
-    """The text in which a row's own answer was judged, its verdict, and that of a wrong text if it was needed."""
+    """The text in which a row's own answer was judged, its verdict, and a wrong text's verdict if it was needed."""
 
     text: str
     verdict: Verdict
@@ -73,7 +73,7 @@ def _was_interrupted(verdict: Verdict) -> bool:
 
 
 def text_of(answer: Any) -> str | None:
-    """A row's answer as a text, the first one of several; None where that makes no sense."""
+    """A row's answer as a text, the first of several answers; None for an answer that cannot be a text."""
     if isinstance(answer, list | tuple):
         return text_of(answer[0]) if answer and not isinstance(answer[0], list | tuple) else None
     if answer is None or isinstance(answer, dict):
@@ -98,8 +98,8 @@ def sample_of(
 async def judge_own_answer(
     judge: Judge, prompt: Prompt, as_sample: AsSample, forms: tuple[str, ...] = FORMS
 ) -> Judged | None:
-    """Judge a prompt's own answer, in the first form that is accepted; else in the first one that the judge does not
-    raise on. None for an answer that is not a text."""
+    """Judge a prompt's own answer in the first accepted form, otherwise in the first form on which the judge does not
+    raise. None for an answer that cannot be a text."""
     answer = text_of(prompt.answer)
     if answer is None:
         return None
@@ -116,14 +116,14 @@ async def judge_own_answer(
 
 
 class OwnAnswers:
-    """The first rows of one task: whether their judge accepts their own answers."""
+    """Checks that a task's judge accepts the own answers of the first rows."""
 
     def __init__(
         self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
     ) -> None:
-        """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: those that are usual.
-        `may_raise`: a sample that the judge raises for is a wrong one, so that it may do so for other forms.
-        `of_text`: samples are a text alone, and a custom judge can look at nothing else."""
+        """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: the usual forms.
+        `may_raise`: a sample on which the judge raises is a wrong one, so it may raise on other forms.
+        `of_text`: samples are only a text, so a custom judge cannot look at anything else."""
         self._judge = judge
         self._forms = FORMS if answer_text is None else (answer_text,)
         self._must_accept = answer_text is not None or judge.name in COMPARING
@@ -146,7 +146,7 @@ class OwnAnswers:
                     return await self._look(prompt, as_sample)
             except TimeoutError:
                 self._left = 0
-                log.info("judge %s takes long, so the first rows are not judged beforehand", self._judge.name)
+                log.info("judge %s is slow, so the first rows are not judged beforehand", self._judge.name)
                 return ""
 
     async def _look(self, prompt: Prompt, as_sample: AsSample) -> str:
@@ -168,8 +168,8 @@ class OwnAnswers:
     def _doubt(self, judged: Judged) -> None:
         self.doubt = (
             f"judge {self._judge.name!r} gives the own answers of the first rows no better reward than a wrong text, "
-            f"such as {judged.text!r:.{SHOWN}}: check it with `rollq try`, and name the form that it expects in "
-            "answer_text"
+            f"such as {judged.text!r:.{SHOWN}}: check it with `rollq try`, and set answer_text to the form that it "
+            "expects"
         )
         log.warning("%s", self.doubt)
 
@@ -178,10 +178,10 @@ def described(name: str, judged: Judged) -> str:
     """Why a row cannot be used whose judge does not accept its own answer."""
     if judged.verdict.error:
         return (
-            f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}: mend "
-            "the row or the judge, or name the form that it expects in answer_text"
+            f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}: fix "
+            "the row or the judge, or set answer_text to the form that it expects"
         )
     return (
         f"judge {name!r} gives {judged.verdict.reward:g} to the prompt's own answer, as the text "
-        f"{judged.text!r:.{SHOWN}}: mend the row or the judge, or name the form that it expects in answer_text"
+        f"{judged.text!r:.{SHOWN}}: fix the row or the judge, or set answer_text to the form that it expects"
     )

@@ -2,8 +2,8 @@
 
 A call comes through the standard input: `HEAD`, then JSON and bytes. Two answers go through the standard output, each
 with its length before it: an empty one when the function starts, then JSON with a reward, a credit or an error. Output
-of judges goes to the standard error. Invariant: the process ends with its parent, however that ends: Linux kills it,
-also in the middle of a call; elsewhere it ends after the call, with its input.
+of judges goes to the standard error. Invariant: the process ends with its parent, however the parent ends: Linux kills
+it, even in the middle of a call; elsewhere it ends after the call, with its input.
 """
 
 import os
@@ -32,7 +32,7 @@ MAX_TRACE = 20_000
 
 def serve() -> None:
     """Answer calls until the input ends."""
-    die_with_parent(signal.SIGKILL, os.getppid())  # one that is gone already has closed the input
+    die_with_parent(signal.SIGKILL, os.getppid())  # a parent that has ended already has closed the input
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -64,13 +64,13 @@ def _answer(answers: BinaryIO, module: str, name: str, args: list[Any]) -> bytes
         answer = function(*args)
     except BrokenPipeError:
         raise
-    except BaseException as error:  # noqa: BLE001 - a judge's failure is its sample's, SystemExit too
+    except BaseException as error:  # noqa: BLE001 - any error in a judge, even SystemExit, fails only its sample
         return _failure(error, raised=True)
     try:
         if isinstance(answer, Credit):
             return orjson.dumps(plain_credit(answer))
         return orjson.dumps({"reward": plain_verdict(check_reward(answer))})
-    except Exception as error:  # noqa: BLE001 - whatever the answer is
+    except Exception as error:  # noqa: BLE001 - the answer may be any object
         return _failure(error, raised=False)
 
 
@@ -78,7 +78,7 @@ def _failure(error: BaseException, *, raised: bool) -> bytes:
     trace = shown(traceback.format_exc(), MAX_TRACE)
     reason = reason_of(error)
     if isinstance(error, MemoryError):
-        reason += f": a judge may use half of the memory, {most_memory() >> 20} MiB; a judge server has its own"
+        reason += f": a judge may use half of the memory, {most_memory() >> 20} MiB; use a judge server for more"
     return orjson.dumps({"error": reason, "trace": trace, "raised": raised})
 
 

@@ -2,8 +2,8 @@
 
 Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
 `rollq.buffer.wire.sample_frames`; nothing is pickled, and only this process's configuration names functions. Invariant:
-whatever happens to a process (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
-one that works. No process has a secret of the worker in its environment: see `known_to_be_harmless`.
+if a process fails in any way (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
+a working process. No process has a secret of the worker in its environment: see `known_to_be_harmless`.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ class JudgePool:
     """Up to `count` processes, each started when it is needed for the first time."""
 
     def __init__(self, count: int, variables: Sequence[str] = ()) -> None:
-        """`variables`: names of environment variables that processes get besides those that are known to be harmless.
+        """`variables`: names of environment variables that processes get in addition to the harmless ones.
 
-        Raises `ConfigError` for one that this process does not have.
+        Raises `ConfigError` for a variable that this process does not have.
         """
         check_named(variables)
         self._variables = tuple(variables)

@@ -1,4 +1,4 @@
-"""Values that a judge may return, and the verdict made of them. Pure.
+"""Values that a judge may return, and the verdict made from them. Pure.
 
 returned                               reward                          kept with the sample
 a number                               itself
@@ -7,7 +7,7 @@ a mapping with the name `score`        `score`                         numbers a
                                                                        they do not count, and the rest in `extra`
 `Credit`                               its own, else the sum           rewards of tokens
 
-Only real numbers are rewards: a text or a boolean never is, whatever it looks like.
+Only real numbers are rewards. A text or a boolean never is, even `"1.0"` or `True`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,11 +33,11 @@ JUDGE_ERROR: Final = "judge_error"
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """A judge's answer that says what single tokens, or turns, of the sample earned.
+    """A judge's answer with the rewards of single tokens, or turns, of the sample.
 
-    `tokens`: one number for each response token, those of all segments one after the other; or `turns`: one for each
-    turn of the model, which its last token gets. `reward`: a number, or named parts, for what looks at whole samples,
-    such as filters and metrics; None: the sum of the others.
+    `tokens`: one number for each response token of all segments, one segment after the other; or `turns`: one number
+    for each turn of the model, which the turn's last token gets. `reward`: a number, or named parts, for functions of
+    whole samples, such as filters and metrics; None: the sum of `tokens` or `turns`.
     """
 
     reward: Reward | None = None
@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
 
 
 def failed_as_wrong(verdict: Verdict) -> Verdict:
-    """A reward of 0 for a sample that its judge has failed for, which keeps the error."""
+    """A reward of 0, which keeps the error, for a sample whose judge failed."""
     return Verdict(0.0, facts={JUDGE_ERROR: 1.0}, notes={JUDGE_ERROR: verdict.error})
 
 
@@ -128,8 +128,8 @@ def plain_verdict(verdict: Verdict) -> Reward:
 
 
 def check_answer(answer: Any, sample: Sample) -> Verdict:
-    """The verdict of a judge's answer. Raises `ValueError` unless its numbers are finite, and as many as the sample has
-    tokens, or turns."""
+    """The verdict of a judge's answer. Raises `ValueError` unless its numbers are finite, one for each token, or turn,
+    of the sample."""
     if not isinstance(answer, Credit):
         return check_reward(answer)
     given = plain_credit(answer)
@@ -148,8 +148,8 @@ def check_answer(answer: Any, sample: Sample) -> Verdict:
 
 
 def plain_credit(credit: Credit) -> dict[str, Any]:
-    """The fields of a credit as plain numbers, for JSON. Raises `ValueError` unless they are finite, and either
-    those of tokens or those of turns."""
+    """The fields of a credit as plain numbers, for JSON. Raises `ValueError` unless they are finite, and exactly one of
+    `tokens` and `turns` is set."""
     if (credit.tokens is None) is (credit.turns is None):
         given = "without tokens and turns" if credit.tokens is None else "with both tokens and turns"
         raise ValueError(f"returned Credit {given}; one of the two is needed")

@@ -1,6 +1,6 @@
-"""The named array `token_rewards` of a sample: written from a verdict, and checked where an agent loop wrote it. Pure.
+"""The named array `token_rewards` of a sample: written from a verdict, and checked if an agent loop wrote it. Pure.
 
-Invariant: all segments of a sample have it, or none.
+Invariant: either all segments of a sample have it, or none.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
 
 
 def add_on_last_token(sample: Sample, reward: float) -> Sample:
-    """The sample with `reward` added to that of its last token, if its tokens have rewards in memory."""
+    """The sample with `reward` added to its last token's reward, if its tokens have rewards in memory."""
     rewards = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
     arrays = [array for array in rewards if isinstance(array, np.ndarray)]
     if not arrays or len(arrays) < len(rewards):
@@ -40,9 +40,9 @@ def add_on_last_token(sample: Sample, reward: float) -> Sample:
 
 
 def check_token_rewards(sample: Sample) -> None:
-    """Raise `ValueError` if some segment lacks the array that others have, or one is not float32 [R] of finite numbers.
+    """Raise `ValueError` if only some segments have the array, or an array is not float32 [R] of finite numbers.
 
-    R are the tokens of the segment's response. What is stored in a file is checked when it is loaded.
+    R is the number of tokens in the segment's response. An array stored in a file is checked when it is loaded.
     """
     rewards = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
     if all(array is None for array in rewards):
