@@ -1,7 +1,8 @@
-"""Groups of a batch that is cut off: they end with the samples that are finished, if those are enough.
+"""Groups of a batch that is cut off: they end with their finished samples, if these are enough.
 
-A group with fewer keeps its finished samples and leaves its batch, to be continued later. One of an evaluation, which
-would start again as a whole, is made on until its batch has ended; so is one of which all samples have ended.
+A group with fewer keeps its finished samples and leaves its batch, to be continued later. A group of an evaluation
+would start again as a whole, so it continues until its batch has ended. A group whose samples have all ended continues
+too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from rollq.workers.wake_signals import Signals
 
 
 def without_the_rest(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group that ends with its batch: those that have not ended are failed ones."""
+    """The samples of a group that ends with its batch; unfinished samples are replaced by failed ones."""
     return [sample if sample.status in ENDED else failed("its batch was cut off") for sample in samples]
 
 

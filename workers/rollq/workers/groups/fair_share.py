@@ -1,12 +1,12 @@
-"""How many of the groups that are under way a worker may hold, beside the others of its fleet. Pure.
+"""The number of groups under way that a worker may hold, beside the other workers of its fleet. Pure.
 
-Groups are shared in proportion to what each worker can do, so that all end at about the same time. What is under way
-is the same number before and after a lease, so workers that ask at the same moment agree on it.
+Groups are shared in proportion to what each worker can do, so all workers end at about the same time. A lease does not
+change the number of groups under way, so workers that ask at the same moment agree on it.
 
-A share that is not a whole number leaves a rest. Workers take it one by one, the one with the largest fraction first.
-Groups that nobody has taken after a while are taken beyond the shares by workers that more samples make faster: no fact
-about the fleet that is out of date, and no worker without a place for its share, leaves these idle for longer. A worker
-that is fully used leaves them to the next that has a place: it would only keep them.
+Shares that are not whole numbers leave a rest. Workers take it one by one, the worker with the largest fraction first.
+After a while, workers that more samples make faster take the remaining groups beyond their shares, so outdated facts
+about the fleet, and workers without places for their shares, leave groups idle only for that while. A fully used worker
+leaves them to the next worker with a place: it would only keep them.
 """
 
 from math import ceil, floor
@@ -19,16 +19,16 @@ NOISE = 0.1
 ALIKE = 0.08
 """Workers whose measured speeds differ by less than this count as equally fast."""
 REST_S = 0.1
-"""Within this time the rest is taken: first by a worker that is nearly owed another group, last by one that is not."""
+"""Within this time the rest is taken: the larger the fraction of a group that a worker is owed, the sooner it asks."""
 MOST_DOUBLINGS = 30
 PATIENCE_S = 1.0
-"""Groups that have waited this long are for everybody: after each further time, a worker may take twice as many."""
+"""Groups that have waited this long are for every worker. After each further such time, it may take twice as many."""
 LEAST_GAIN = 0.5
-"""They are not for workers of which more samples make less; see `EngineSpeed.gain`."""
+"""Only workers with at least this gain from more samples take these groups; see `EngineSpeed.gain`."""
 
 
 def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
-    """The speed that a worker with these places counts with: that of the fleet, place by place, if it is alike."""
+    """The speed at which a worker with these places counts: the fleet's speed per place, if its speed is near that."""
     if not fleet.tokens_per_s:
         return tokens_per_s
     usual = places * fleet.tokens_per_s / fleet.measured_places
@@ -38,7 +38,7 @@ def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
 def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
     """The part of all work that is for a worker with these places and this speed (0: not known), from 0 to 1.
 
-    A worker whose speed is not known counts as fast as the others are, place by place.
+    A worker of unknown speed counts with the other workers' speed per place.
     """
     pace = fleet.tokens_per_s / fleet.measured_places if fleet.tokens_per_s else 1.0
     own_speed = tokens_per_s or places * pace
@@ -47,10 +47,10 @@ def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
 
 
 def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gain: float = 1.0) -> int:
-    """How many groups a worker that holds `held` may take now; not more than are pending. One that holds none may
+    """How many groups a worker that holds `held` may take now, at most the pending ones. A worker that holds none may
     take one.
 
-    `waited_s`: for how long groups have been pending that it was not allowed. `gain`: see `EngineSpeed.gain`.
+    `waited_s`: for how long it has been denied pending groups. `gain`: see `EngineSpeed.gain`.
     """
     owed = (under_way.pending + under_way.running) * share
     sure = floor(owed + NOISE)
@@ -73,5 +73,5 @@ def denied_for_s(under_way: UnderWay, held: int, share: float, waited_s: float) 
 
 
 def rest_s(owed: float) -> float:
-    """How long a worker that is owed this many groups waits before it takes one more than a whole number of them."""
+    """How long a worker waits to round the number of groups that it is `owed` up to a whole number."""
     return REST_S * (1 - (owed - floor(owed)))

@@ -1,6 +1,6 @@
-"""This worker's share of what its fleet has to do, from what each worker can do.
+"""This worker's share of its fleet's work, in proportion to what each worker can do.
 
-Invariant: no group is taken before the fleet knows of this worker, and a worker that takes none counts for nothing.
+Invariant: no group is taken before the fleet knows of this worker, and a worker that takes none has no share.
 """
 
 from rollq.buffer.calls.orders import Fleet
@@ -28,7 +28,7 @@ class FleetShare:
         self.share = 0.0
         """The part of all work that is for this worker; 0.0 while it takes none."""
         self.tokens_per_s = 0.0
-        """How fast this worker is with as many samples as the others have in the mean; 0.0 while it is not known."""
+        """The speed of this worker with as many samples as the others have on average; 0.0 while unknown."""
         self.fleet = Fleet()
         """The places, speed and work of all workers, as this one has last heard."""
         self.counted_tokens_per_s = 0.0
@@ -47,7 +47,7 @@ class FleetShare:
         return self._maker.speed.gain(self._places.open)
 
     async def leave(self) -> None:
-        """Take no more groups: the others share what this worker would have had."""
+        """Stop taking groups: the other workers share this worker's part."""
         self.share = 0.0
         await self._calls(self._calls.buffer.join_fleet, self._worker, 0, load=0.0, tokens_per_s=0.0)
 

@@ -1,7 +1,7 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
 Invariant: groups are leased only while a sample of them has a place, the engine serves published weights, and a task is
-open; and, while other workers want some too, no more than this worker's share. A group on its last try, because
+open. While other workers want groups too, this worker leases at most its share. A group on its last try, because
 workers died while running it, has the engine to itself.
 """
 
@@ -35,7 +35,7 @@ MAX_TAKE = 256
 """Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 
 FRESH_S = 0.05
-"""After less than this, a worker may take what it was allowed when it asked for tickets."""
+"""Within this time, a worker may take the groups that it was allowed when it asked for tickets."""
 
 
 class TicketGroups:
@@ -184,7 +184,7 @@ class Intake:
             share = held[at : at + ticket.groups]
             at += len(share)
             orders.append(TicketGroups(share))
-        # tickets of which nothing is pending are surplus: put back, they would go around among the workers
+        # tickets without pending groups are surplus: put back, they would go around among the workers
         return Taken(orders, unused=asked - wanted if self._pending and len(held) == wanted else 0)
 
     def stop(self) -> None:
@@ -209,7 +209,7 @@ class Intake:
     async def _lease(self, asked: int) -> tuple[float, int, Sequence[Lease]]:
         """Lease up to `asked` groups, waiting while draining or while weights are too old; no leases after `stop`.
 
-        Returns when it asked for how many, and what it got.
+        Returns the time of the call, how many groups it asked for, and the leases.
         """
         while not self.stopped:
             version = self._host.version
@@ -257,4 +257,4 @@ class Intake:
         self._places.of(held.lease.task).leave(held)
         self._table.remove(held)
         if self._table.idle and not self._control.open_tasks:
-            self._signals.control.set()  # a pause that waits for the last group, as sleep does, need not wait longer
+            self._signals.control.set()  # ends a pause that waits for the last group, as sleep does

@@ -21,13 +21,13 @@ GATHER_S = 0.02
 OFFER_S = 2.0
 """How long a sample is offered: when no worker has taken it by then, it is made here."""
 LEAST_REST_S, MOST_REST_S = 10.0, 600.0
-"""How long a task offers nothing more after an offer that nobody has taken: twice as long after each further one."""
+"""How long a task pauses its offers after an untaken one: twice as long after each further untaken offer."""
 
 
 @dataclass(slots=True, eq=False)
 class Away:
-    """A sample that is for others to make since `since_s` (monotonic). `back` gets it, as it is then. `parts`: how many
-    parts of its group the buffer had when it was offered; None before."""
+    """A sample that others may make since `since_s` (monotonic). `back` gets it when it returns. `parts` counts the
+    parts of its group in the buffer when it was offered; None before."""
 
     sample: Sample
     since_s: float
@@ -47,7 +47,7 @@ class Loans:
         self._rests_until_s: dict[str, float] = {}
 
     def rests(self, task: str) -> bool:
-        """Whether nothing of a task is to be offered now, since no worker has wanted it."""
+        """Whether a task pauses its offers, since no worker has taken the last one."""
         return monotonic() < self._rests_until_s.get(task, 0.0)
 
     @property
@@ -56,8 +56,8 @@ class Loans:
         return sum(not away.is_lent for samples in self._away.values() for away in samples.values())
 
     async def lend(self, held: HeldLease, index: int, sample: Sample) -> Sample:
-        """Have another worker make the rest of a sample; returns it as it is when it is this worker's again: as it was
-        when no worker wanted it, or when its group is stopped. In the latter case `held.away` still has its index."""
+        """Have another worker make the rest of a sample; returns the sample once it is this worker's again. The sample
+        is unchanged if no worker took it or its group is stopped; if stopped, `held.away` still has its index."""
         if held.finished:
             return sample
         away = Away(sample, monotonic(), asyncio.get_running_loop().create_future())
@@ -78,12 +78,12 @@ class Loans:
         return sample
 
     def let_go(self, held: HeldLease) -> None:
-        """Wait for the samples of a stopped group no longer."""
+        """Stop waiting for the samples of a stopped group."""
         for away in self._away.get(held, {}).values():
             _end(away, away.sample)
 
     async def run(self) -> None:
-        """Offer samples and fetch those that are back, until cancelled."""
+        """Offer samples and fetch returned ones, until cancelled."""
         while True:
             if self._away:
                 await asyncio.sleep(GATHER_S)
@@ -103,7 +103,7 @@ class Loans:
                 await self._fetch(held, back)
 
     def _note(self, offer: Offer, samples: Mapping[int, Away], answer: Offered) -> dict[int, Away]:
-        """Note which samples have been lent; returns those that are back."""
+        """Note which samples have been lent; returns the samples that are back."""
         task, back = offer.lease.task, {}
         for index, away in samples.items():
             if away.parts is None:
@@ -119,7 +119,7 @@ class Loans:
         return back
 
     async def _fetch(self, held: HeldLease, back: Mapping[int, Away]) -> None:
-        """Read the samples that are back; of those that were offered before they started, only later parts."""
+        """Read the samples that are back; if a sample was offered before it started, read only later parts."""
         for after, indices in groupby(sorted(back, key=lambda index: _after(back[index])), lambda i: _after(back[i])):
             samples = await self._calls(self._calls.buffer.kept, held.lease, list(indices), after)
             for index, sample in samples.items():
@@ -137,7 +137,7 @@ def _offer(held: HeldLease, samples: Mapping[int, Away], now_s: float) -> Offer:
 
 
 def _after(away: Away) -> int:
-    """After how many parts of its group those of a sample come."""
+    """How many parts of the group precede the first part of this sample."""
     return (away.parts or 0) if away.sample.status is SampleStatus.PENDING else 0
 
 

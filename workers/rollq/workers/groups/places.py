@@ -1,8 +1,8 @@
 """Places for samples in a worker: how many may be generated at the same time, and which one is next.
 
 Invariant: a sample is generated only while it has a place, and a place that is given back goes at once to the sample
-whose turn it is. Groups are leased only while a place is free, so a worker holds no group that it cannot start: what
-waits stays in the buffer, for a worker that has a place for it.
+whose turn it is. Groups are leased only while a place is free, so a worker holds no group that it cannot start: waiting
+groups stay in the buffer, for a worker with a place.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from rollq.workers.groups.sample_order import Turn, turn_of
 from rollq.workers.wake_signals import Signals
 
 JUDGED_SHARE = 4
-"""For every four places, one more sample may be with its judge. Any more would only grow stale."""
+"""For every four places, one extra sample may be with its judge. Further samples would only grow stale."""
 
 
 class Places:
     """Places of one kind, the samples that have one, and those that wait for one.
 
-    A sample is open from the lease of its group until it has been generated. Then it is behind: until it has been
-    judged, while its siblings are open, and else until the lease of its group ends.
+    A sample is open from the lease of its group until it has been generated. Then it is behind until it has been judged
+    if its siblings are still open, and otherwise until the lease of its group ends.
     """
 
     def __init__(self, capacity: Callable[[], int], signals: Signals) -> None:
@@ -45,12 +45,12 @@ class Places:
         return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
 
     def enter(self, held: HeldLease, samples: int) -> None:
-        """Expect this many samples of a new lease, or more of one, which were lent."""
+        """Expect this many samples of a new lease, or further, borrowed samples of a lease."""
         held.open += samples
         self.open += samples
 
     def leave(self, held: HeldLease) -> None:
-        """Expect no more samples of a lease, which has ended."""
+        """Stop expecting samples of a lease that has ended."""
         self.open -= held.open
         self.behind -= held.behind
         held.open = held.behind = 0
@@ -58,9 +58,9 @@ class Places:
 
     @asynccontextmanager
     async def place(self, held: HeldLease, *, stays: bool = False) -> AsyncIterator[bool]:
-        """A place for one sample of a lease. Waits for the sample's turn; False if it was given up before it came.
+        """A place for one sample of a lease. Waits for the sample's turn; False if the sample was given up before it.
 
-        One that `stays` is never given up.
+        A sample that `stays` is never given up.
         """
         if not await self._take(held, stays=stays):
             self.skip(held)
@@ -83,7 +83,7 @@ class Places:
             self.open -= 1
 
     def give_up(self, held: HeldLease, samples: int) -> int:
-        """Have up to this many samples of a lease wait for a place no longer; returns how many did."""
+        """Take up to this many waiting samples of a lease out of the queue; returns how many were taken out."""
         turns = self._waiting.get(held, deque())
         leaving = [turn for turn in turns if not turn.done() and turn not in self._staying]
         leaving = leaving[-samples:] if samples > 0 else []
@@ -124,7 +124,7 @@ class Places:
     def look(self) -> None:
         """Give free places to the samples whose turn it is. When none waits, a new group may be leased.
 
-        Samples of a group that is stopped wait no longer: they end at once.
+        Samples of a stopped group stop waiting: they end at once.
         """
         for held in [held for held in self._waiting if held.finished]:
             for turn in self._waiting.pop(held):
@@ -151,7 +151,7 @@ def _turn(held: HeldLease) -> Turn:
 
 
 class AllPlaces:
-    """The places of a worker: those of the engine, and those of each agent loop that limits its sessions.
+    """The places of a worker: the engine's places, and a separate kind for each agent loop that limits its sessions.
 
     A session takes none of the engine's places, as it is not always at the engine.
     """
@@ -172,7 +172,7 @@ class AllPlaces:
         return self._group_sizes[task]
 
     def with_room(self, tasks: Collection[str]) -> tuple[tuple[str, ...], int]:
-        """Those of `tasks` of which a group may be leased, and how many groups, of whichever of them."""
+        """The subset of `tasks` that may lease a group, and how many groups may be leased from any of these."""
         open_tasks = tuple(task for task in tasks if self.of(task).free > 0)
         groups = (-(-self.of(task).free // self._group_sizes[task]) for task in open_tasks)
         return open_tasks, min(groups, default=0)
@@ -189,5 +189,5 @@ class AllPlaces:
 
     @property
     def capacity(self) -> int:
-        """How many samples may have one: of the kinds of places that a task uses."""
+        """How many samples may have a place, over the kinds of places that a task uses."""
         return sum(places.capacity for places in self._every)

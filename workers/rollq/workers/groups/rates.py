@@ -10,7 +10,7 @@ class LastMinute:
     """The growth of totals within the last `WINDOW_S` seconds."""
 
     def __init__(self, now_s: float, totals: Mapping[str, float]) -> None:
-        """`now_s` is of a steady clock; `totals` are those of this moment."""
+        """`now_s` is from a steady clock; `totals` are the current totals."""
         self._noted: deque[tuple[float, Mapping[str, float]]] = deque([(now_s, totals)])
 
     def note(self, now_s: float, totals: Mapping[str, float]) -> None:

@@ -71,8 +71,8 @@ class Recipe:
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included.
 
-        `made_tokens`: how many tokens of it this attempt has made already. An engine draws the first token after them
-        with the same random numbers as that of a new sample, so the seed is another one then.
+        `made_tokens`: how many tokens of it this attempt has made already. An engine draws the token after them with
+        the same random numbers as the first token of a new sample, so a sample with such tokens gets another seed.
         """
         seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
         return self.settings.sampling(turn_seed(seed, made_tokens) if made_tokens else seed)

@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 GATHER_S = 0.05
 RECORD_GATHER_S = 0.0
-"""Agents wait for each record. What comes while one is sent is sent together, in any case."""
+"""Agents wait for each record. Records that arrive during a send are sent together in any case."""
 LIMIT = 64
 SHORT_TOKENS = 2 * REPORT_TOKENS
-"""Answers that cannot get longer than this are not salvaged: they are soon made again."""
+"""Answers that cannot get longer than this are not salvaged: making them again is fast."""
 
 
 class RecordsFull(RollqError):
-    """The buffer keeps no more calls of a group."""
+    """A group has as many recorded calls as the buffer keeps."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -54,8 +54,8 @@ class SampleSalvage:
     def keep(self, sample: Sample, *, tokens_again: int = 0) -> None:
         """Keep the tokens of `sample` that come after those kept before, and its other fields.
 
-        The tokens kept before, with all that belongs to them, must be the same as then. `tokens_again`: how many of the
-        others were kept too.
+        The tokens kept before, and all that belongs to them, must be unchanged. `tokens_again`: how many of the other
+        tokens were kept too.
         """
         held = self._held
         if held.finished:
@@ -90,7 +90,7 @@ class SampleSalvage:
         return self._salvage.send(held, part, recorded=self._recorded)
 
     async def hand_over(self, sample: Sample) -> bool:
-        """Keep what there is of a sample that another worker continues, or puts; returns whether it is kept."""
+        """Keep a sample, as it is, for another worker to continue or put; returns whether it is kept."""
         held = self._held
         if sample.status is SampleStatus.PENDING:
             return True
@@ -106,7 +106,7 @@ class SampleSalvage:
             return False
 
     def keep_whole(self, sample: Sample) -> None:
-        """Keep all of a finished sample, whose loss mask and arrays may have changed, instead of what was kept."""
+        """Keep all of a finished sample in place of its earlier parts: its loss mask and arrays may have changed."""
         tokens, self.tokens = self.tokens, 0
         self.keep(sample, tokens_again=tokens)
 
@@ -125,7 +125,7 @@ class Salvage:
         return SampleSalvage(self, held, index, previous, recorded=recorded)
 
     def send(self, held: HeldLease, part: SamplePart, *, recorded: bool) -> "asyncio.Future[SalvageOutcome]":
-        """Send a part with the next call. When it is not kept, no more parts of its lease are sent."""
+        """Send a part with the next call. If it is not kept, no later part of its lease is sent."""
         sent = (self._recorded if recorded else self._parts).submit(part)
         sent.add_done_callback(partial(self._sent, held))
         return sent
@@ -136,7 +136,7 @@ class Salvage:
         error = future.exception()  # asyncio logs errors that nobody looks at
         if not held.salvages:
             return
-        # no part may be missing: those after it could not be read
+        # no part may be missing: later parts could not be read
         held.salvages = error is None and future.result() is SalvageOutcome.KEPT
         held.is_full = error is None and future.result() is SalvageOutcome.FULL
         lease = held.lease

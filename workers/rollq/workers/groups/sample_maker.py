@@ -1,7 +1,7 @@
 """The samples of one group, generated and judged concurrently.
 
-Invariant: an error of a sample (in its loop, its judge) fails that sample alone. Finished samples stay, whatever
-happens to the others.
+Invariant: an error of a sample (in its loop, its judge) fails only that sample. Finished samples stay, even if the
+others fail.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 
 class SampleEnds(ExitStack):
-    """Functions that are called once a sample has been judged, or is given up: its judge may need what they remove."""
+    """Functions to call after a sample is judged or given up: the judge may need the resources that they remove."""
 
     is_empty = True
 
@@ -58,9 +58,9 @@ class SampleEnds(ExitStack):
 
 
 class SampleMaker:
-    """Makes the samples of leases. `tokens` counts generated tokens, `recomputed_tokens` those that went through the
-    engine again because the weights changed under a running request; `judge_error` says why the last sample that got no
-    reward has none."""
+    """Makes the samples of leases. `tokens` counts generated tokens; `recomputed_tokens` counts tokens that went
+    through the engine again because the weights changed under a running request; `judge_error` is the error of the last
+    sample that got no reward."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class SampleMaker:
 
     @property
     def mean_sample_s(self) -> float:
-        """How long a sample has taken to generate, in the mean; 0.0 before the first."""
+        """The mean time to generate a sample, in seconds; 0.0 before the first."""
         return self._generate_s / self._generated if self._generated else 0.0
 
     def let_go(self, held: HeldLease) -> None:
-        """Have the samples of a stopped group wait no longer, neither for their places nor for other workers."""
+        """Have the samples of a stopped group stop waiting for places and for other workers."""
         self._places.of(held.lease.task).look()
         self._loans.let_go(held)
 
@@ -108,7 +108,7 @@ class SampleMaker:
         for held, indices in chosen.items():
             held.given_up.update(indices)
             requests += [request for request, index in held.requests.items() if index in indices]
-        with suppress(EngineDead):  # it ends them, too
+        with suppress(EngineDead):  # a dead engine has ended them too
             await self._host.abort(requests)
 
     def times(self) -> Mapping[str, float]:
@@ -148,7 +148,7 @@ class SampleMaker:
     async def _make_sample(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int
     ) -> None:
-        """Make one sample, or have another worker make it; what that one leaves unfinished is made here after all."""
+        """Make one sample, or have another worker make it and finish here what that worker left unfinished."""
         while True:
             ends = SampleEnds()
             try:
@@ -222,7 +222,7 @@ class SampleMaker:
             return await self._run_loop(recipe, held, index, rollout)
 
     async def _judged_sample(self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, made: Sample) -> Sample:
-        """A sample as it is stored: judged if it is completed, with what is known about it."""
+        """A sample as it is stored: judged if it is completed, with the facts about its making."""
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge_timed(recipe, held.lease, made)
         self._places.of(held.lease.task).note_judged(held)
@@ -262,7 +262,7 @@ class SampleMaker:
             made = EMPTY_SAMPLE if held.finished else await contained(recipe.loop.run(rollout))
         except (EngineDead, PromptTooLong):
             raise
-        except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
+        except Exception as error:  # noqa: BLE001 - an error in a user's loop fails only its sample
             self._log_failure(held.lease, index, error)
             made = failed(f"agent loop: {reason_of(error)}")
         self._generated += 1
@@ -270,7 +270,7 @@ class SampleMaker:
         return made
 
     async def _judge_timed(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one; it says who judged it, and for how long."""
+        """A completed sample with its reward, or a failed one; it names its judge and how long judging took."""
         started_s, rewarded = monotonic(), made.reward is not None
         made = await self._judge(recipe, lease, made)
         judge_s = monotonic() - started_s
@@ -286,7 +286,7 @@ class SampleMaker:
         self.judge_error = error
 
     async def _keep_made(self, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
-        """Keep a sample that is made in the buffer: for the worker that has its lease, or until its group is."""
+        """Keep a finished sample in the buffer, for the worker that has its lease, or until its group is finished."""
         if salvage is None:
             return
         if held.lease.borrowed:
@@ -316,8 +316,8 @@ class SampleMaker:
         )  # fmt: skip
 
     async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one; what is too long is treated as the task wants. A sample
-        that has a reward keeps it."""
+        """A completed sample with its reward, or a failed one; the task's settings say how too long ones are treated. A
+        sample that has a reward keeps it."""
         if made.reward is None:
             verdict = await recipe.judge.judge(lease.prompt, made)
         else:
@@ -374,13 +374,13 @@ class SampleMaker:
         return completion
 
     def _report(self, report: Callable[[Completion], None], so_far: Completion) -> None:
-        """Pass unfinished tokens on, unless their weights may turn out wrong."""
+        """Pass on unfinished tokens, unless their weights have not passed their check."""
         if self._host.trusts(so_far.versions):
             report(so_far)
 
 
 def storable(made: Sample) -> Sample:
-    """The sample; in place of one that the buffer would refuse, with its whole group, one that says why."""
+    """The sample, or a failed one that says why if the buffer would refuse it and its whole group."""
     made = made if made.error is None else replace(made, error=shown(made.error))
     problem = sample_problem(made)
     return made if problem is None else failed(f"the sample cannot be stored: {shown(problem)}")
@@ -396,14 +396,14 @@ def own_verdict(made: Sample) -> Verdict:
 
 
 def made_tokens(lease: Lease, index: int, previous: Sample) -> int:
-    """How many tokens of a sample were made in this attempt, by another worker or before another one had it."""
+    """How many tokens of a sample were made in this attempt before now, by this worker or another one."""
     if lease.borrowed:
         return previous.response_tokens
     return previous.response_tokens - lease.samples[index].response_tokens
 
 
 def recomputed(request: Request, completion: Completion) -> int:
-    """Tokens that the engine had when weights changed under it: all before each later span, with prompt and prefix."""
+    """Tokens that the engine recomputed at changes of weights: all before each later span, with prompt and prefix."""
     context = len(request.context)
     ends = accumulate(span.tokens for span in completion.versions[:-1])
     return sum(context + end for end in ends)

@@ -1,9 +1,9 @@
-"""Which samples a worker leaves to others of its fleet that have less to do. Pure.
+"""Chooses the samples that a worker leaves to workers of its fleet that have less to do. Pure.
 
-Groups are shared as a whole. With fewer groups than workers, a worker gives the samples beyond its part up before it
-starts them, if it is fully used. Later, when no group waits for a worker, it gives up those for which it has no place,
-which are always better off elsewhere. One that runs costs its prompt and its tokens once more, so it is given up only
-where each token would be much faster: at the end of a batch, on a slow machine.
+Groups are shared as a whole. With fewer groups than workers, a fully used worker gives up the samples beyond its part
+before it starts them. Later, when no group waits for a worker, it gives up samples that it has no place for, which are
+always better off elsewhere. A running sample costs its prompt and its tokens a second time, so it is given up only if
+each token would be much faster elsewhere: at the end of a batch, on a slow machine.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from rollq.buffer.calls.replies import UnderWay
 from rollq.workers.engines.speed import EngineSpeed
 
 LEAST_PART = 0.2
-"""The part of its samples that a worker gives up at least before it starts them: a few less make nothing faster."""
+"""The least part of its samples that a worker gives up before it starts them: a few less make nothing faster."""
 MOST_GAIN = 0.5
-"""A worker of which more samples make more than this keeps them; see `EngineSpeed.gain`."""
+"""A worker with a larger gain from more samples keeps them; see `EngineSpeed.gain`."""
 LEAST_SAMPLE_S = 1.0
-"""Samples that take less are made before another worker would have them."""
+"""Samples that take less time are finished before another worker would have them."""
 LEAST_RATIO = 1.5
 """How much faster a running sample must be elsewhere."""
 FEW_GROUPS = 10
-"""With more groups, what is beyond a worker's part is a small part of its samples."""
+"""With more groups, the samples beyond a worker's part are a small part of all its samples."""
 MOST_KEPT_TOKENS = 250_000
-"""Of a group with more tokens than this in the buffer, running samples stay: a borrower would read them all."""
+"""Running samples of a group with more tokens than this in the buffer stay: a borrower would read all the tokens."""
 
 
 class Spare(NamedTuple):
@@ -42,9 +42,9 @@ def part_of(under_way: UnderWay, share: float, group_size: int) -> int:
 
 
 def may_pay(gain: float, sample_s: float) -> bool:
-    """Whether samples may be sooner made elsewhere, though this worker has places for them.
+    """Whether samples may be finished sooner elsewhere, although this worker has places for them.
 
-    `gain`: see `EngineSpeed.gain`. `sample_s`: how long a sample has taken in the mean, 0.0 while that is not known.
+    `gain`: see `EngineSpeed.gain`. `sample_s`: the mean time of a sample, in seconds; 0.0 while unknown.
     """
     return gain <= MOST_GAIN and sample_s >= LEAST_SAMPLE_S
 
@@ -56,8 +56,8 @@ def beforehand(open_samples: int, part: int) -> int:
 
 
 def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
-    """How many of its `open_samples` a worker with these places has beyond its part, `share`, of what all workers have
-    to generate; not more than the others have places for."""
+    """How many of its `open_samples` a worker with these places has beyond its part, `share`, of all samples to
+    generate; at most as many as the other workers have places for."""
     if fleet.workers < 2 or not share:
         return 0
     others = max(0, fleet.open - open_samples)
@@ -66,12 +66,12 @@ def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
 
 
 def borrowed_share(fleet: Fleet, share: float) -> float:
-    """The part of what one worker offers that is for another with this share of all work."""
+    """The part of one worker's offer that is for another worker with this share of all work."""
     return min(1.0, share * fleet.workers / (fleet.workers - 1)) if fleet.workers > 1 else 0.0
 
 
 def ratio_elsewhere(fleet: Fleet, own: EngineSpeed, own_tokens_per_s: float, open_samples: int) -> float:
-    """How many times as fast a sample would be on the other workers, if all had as many: 0.0 while that is not known.
+    """How many times as fast a sample would be on the other workers, if all had equally many; 0.0 while unknown.
 
     `own_tokens_per_s`: the speed of this worker that the fleet counts, with the load of a mean worker.
     """
@@ -86,5 +86,5 @@ def ratio_elsewhere(fleet: Fleet, own: EngineSpeed, own_tokens_per_s: float, ope
 
 
 def chosen(spare: Sequence[Spare], most: int) -> Sequence[Spare]:
-    """Up to `most` of them: those with the fewest tokens, which have the longest way to go and cost the least."""
+    """Up to `most` spare samples, the ones with the fewest tokens: they have the most left to do and cost the least."""
     return sorted(spare, key=lambda entry: (entry.tokens, entry.group, entry.sample))[: max(0, most)]

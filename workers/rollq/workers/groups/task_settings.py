@@ -34,7 +34,7 @@ class SamplingSettings(PromptLength):
     top_p: float = Field(default=1.0, gt=0, le=1, description="cumulative probability of the tokens drawn from")
     top_k: int = Field(default=0, ge=0, description="number of most likely tokens drawn from; 0: all")
     stop: tuple[str, ...] = Field(default=(), description="texts that end a sample")
-    stop_token_ids: tuple[TokenId, ...] = Field(default=(), description="tokens that end a sample, besides EOS")
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), description="tokens that end a sample, in addition to EOS")
     ignore_eos: bool = Field(default=False, description="whether samples continue after EOS")
     min_p: float = Field(
         default=0.0, ge=0, le=1, description="lowest probability of a token, as a fraction of the likeliest one's"
