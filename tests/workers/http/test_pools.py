@@ -329,7 +329,7 @@ def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, mon
 
 
 def test_a_judge_that_takes_pools_needs_some() -> None:
-    with pytest.raises(ConfigError, match=r"takes pools, and there are none: add \[worker.pools.<name>\]"):
+    with pytest.raises(ConfigError, match=r"takes pools, but none is set: add \[worker.pools.<name>\]"):
         make_judge(f"{__name__}.grading_judge", {}, JudgeContext(30, JudgePool(1)))
 
 

@@ -29,9 +29,9 @@ class BufferCalls:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
     async def poll(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await `function(...)`, one of the looks that are taken every second.
+        """Await `function(...)`, one of the calls that are made every second.
 
-        They take turns, and so need one connection; in a cluster they do not, since one may wait for its primary.
+        They take turns, and so need one connection. In a cluster they do not, since one may wait for its primary.
         """
         if self.buffer.servers.spread:
             return await self(function, *args, **kwargs)
@@ -39,5 +39,5 @@ class BufferCalls:
             return await self(function, *args, **kwargs)
 
     def close(self) -> None:
-        """Start no more calls; those under way are not waited for."""
+        """Stop starting calls, without waiting for running ones."""
         self.threads.shutdown(wait=False, cancel_futures=True)

@@ -71,7 +71,7 @@ def run_worker(
 ) -> None:
     """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call it in the main thread.
 
-    The caller closes `buffer` and `queue`. The worker waits out an outage of either server, however long.
+    The caller closes `buffer` and `queue`. The worker waits out an outage of either server, of any length.
     Raises `ConfigError`, `StoreLost`, `RunMismatch`, `ServerError` at the start, and `EngineDead` when the engine died
     more often than `settings.engine_restarts`.
     """
@@ -148,7 +148,7 @@ class Worker:
                 await self._end()
 
     async def _start_engine(self) -> bool:
-        """Start the engine; False, and no engine, when the worker is asked to stop meanwhile."""
+        """Start the engine; False, and no engine, if the worker is asked to stop during the start."""
         starting = asyncio.create_task(self.host.start())
         parts = [starting, asyncio.create_task(self.rq.until_stop())]
         try:
@@ -295,7 +295,7 @@ class Worker:
 def make_places(
     recipes: Mapping[str, Recipe], host: EngineHost, signals: Signals, samples_in_flight: int | None
 ) -> AllPlaces:
-    """The places for samples: those of the engine, and those of each agent loop that limits its sessions; at most
+    """The places for samples: the engine's, and a separate kind for each agent loop that limits its sessions; at most
     `samples_in_flight` of each kind."""
     engine = Places(lambda: samples_in_flight or host.max_sequences, signals)
     by_recipe: dict[int, Places] = {}  # shards share one
@@ -326,9 +326,9 @@ def load_engine(settings: WorkerSettings) -> Engine:
 
 
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
-    """The tokenizer of the settings, else that of the engine's model, else bytes.
+    """The tokenizer of the settings, otherwise the tokenizer of the engine's model, otherwise bytes.
 
-    Raises `ConfigError` when an engine whose model is elsewhere has none set.
+    Raises `ConfigError` if the settings name none and the engine's model is elsewhere.
     """
     folder = settings.tokenizer or settings.options.get("model")
     if folder is None and settings.engine in ("openai", "sglang"):

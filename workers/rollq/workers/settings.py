@@ -19,7 +19,7 @@ class PauseMode(StrEnum):
     """How running groups of a paused task end."""
 
     DRAIN = "drain"  # they finish
-    ABORT = "abort"  # they are interrupted, and keep what a partial rollout or a finished sample is worth
+    ABORT = "abort"  # they are interrupted, and keep partial rollouts and finished samples
 
 
 class GatewaySettings(Settings):
@@ -56,7 +56,7 @@ class WorkerSettings(Settings):
     swap: SwapMode = Field(
         default=SwapMode.KEEP,
         description="what running requests do at new weights: continue on them (keep), finish first (wait), or stop "
-        "(abort); restart: they stop, and vLLM starts anew, for models whose weights it cannot reload",
+        "(abort); restart: they stop, and vLLM restarts, for models whose weights it cannot reload",
     )
     weights_folder: Path | None = Field(
         default=None, description="folder for downloaded weights; default: a temporary folder"

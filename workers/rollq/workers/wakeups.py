@@ -17,7 +17,7 @@ from rollq.workers.wake_signals import Signal, Signals
 LISTEN_S = 0.25
 """How soon the listening thread notices that it should end."""
 LAST_LISTEN_S = 4 * LISTEN_S
-"""How long the end waits for that thread, which hangs while the server is away."""
+"""How long the end waits for that thread, which hangs while the server is unreachable."""
 
 
 class Wakeups:
@@ -26,7 +26,7 @@ class Wakeups:
     def __init__(
         self, calls: BufferCalls, signals: Signals, others: Mapping[str, Callable[[Any], object]] | None = None
     ) -> None:
-        """`others`: other channels by name, and what is called with each of their messages, in the listening thread."""
+        """`others`: other channels by name, with the function called for each message, in the listening thread."""
         self._calls = calls
         self._signals = signals
         self._others = dict(others or {})

@@ -1,4 +1,4 @@
-"""One exchange of JSON over HTTP, with its failures sorted into those worth a retry and the others."""
+"""One exchange of JSON over HTTP. Its errors say whether a retry may help."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -56,7 +56,7 @@ async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: 
 async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
     """The JSON values of a POST that is answered by server-sent events, until `[DONE]`.
 
-    Raises as `exchange` does, also for an event with an error, and `TransientError` if the stream breaks off.
+    Raises as `exchange` does, including for an event with an error, and `TransientError` if the stream breaks off.
     """
     async with _answer(session, "POST", url, body) as response:
         async for line in response.content:
@@ -101,7 +101,7 @@ def refusal(url: str, status: int, body: bytes, retry_after_s: float | None = No
 
 
 def _code(error: Any) -> int:
-    """The status of an error in the middle of an answer; 500, an error of the server's, if it has none."""
+    """The status of an error in the middle of an answer; 500, a server error, if it has none."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 500
 

@@ -1,7 +1,7 @@
 """Auxiliary models, such as a judge, a reference or a teacher: named pools of servers.
 
-Judges ask a pool for text. As a scorer, a pool returns logprobs per token; those of a sample's response tokens travel
-with it as the named array `<pool>_logprobs`, and with `top_k` those of the likeliest tokens as `<pool>_top_ids` and
+Judges ask a pool for text. As a scorer, a pool returns logprobs per token. A sample carries its response tokens'
+logprobs as the named array `<pool>_logprobs`, and with `top_k` the likeliest tokens as `<pool>_top_ids` and
 `<pool>_top_logprobs`.
 """
 
@@ -64,10 +64,10 @@ class ModelPool:
     async def score(self, prompt_ids: Int32Array, response_ids: Int32Array) -> dict[str, Int32Array | Float32Array]:
         """The arrays of `response_ids` [R] after `prompt_ids` [P], by name; logprobs are in nats, at temperature 1.
 
-        `<pool>_logprobs` float32 [R] are those of the tokens; with `top_k`, `<pool>_top_ids` int32 [R, k] are the
-        likeliest tokens of each position, the likeliest first, and `<pool>_top_logprobs` float32 [R, k] theirs. The
-        model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server refuses or gives fewer
-        logprobs, `TransientError` when all tries failed.
+        `<pool>_logprobs` float32 [R] are the response tokens' logprobs. With `top_k`, `<pool>_top_ids` int32 [R, k] are
+        the likeliest tokens of each position, the likeliest first, and `<pool>_top_logprobs` float32 [R, k] their
+        logprobs. The model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server refuses
+        or gives fewer logprobs, `TransientError` when all tries failed.
         """
         ids = np.concatenate([prompt_ids, response_ids])
         body = {
@@ -98,7 +98,7 @@ class ModelPool:
 
 
 def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
-    """Logprobs of `ids[start:]` in a server's answer. Raises `ValueError` when it has not one for each."""
+    """Logprobs of `ids[start:]` in a server's answer. Raises `ValueError` unless it has one for each."""
     logprobs = read_prompt_logprobs(answer, ids, start)
     if not np.isfinite(logprobs).all():
         raise ValueError("some prompt_logprobs are not finite")
@@ -106,7 +106,7 @@ def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
 
 
 def read_prompt_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
-    """As `read_logprobs`, with those that are not finite."""
+    """As `read_logprobs`, but keeps logprobs that are not finite."""
     try:
         entries = answer["choices"][0]["prompt_logprobs"]
         if len(entries) != len(ids):
@@ -122,8 +122,8 @@ def read_prompt_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Arr
 def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[Int32Array, Float32Array]:
     """The ids and logprobs [count, top_k] of the likeliest tokens at the positions from `start` on.
 
-    A server adds the position's own token to them, which may be less likely. Raises `ValueError` when a position has
-    fewer.
+    A server adds the position's token, which may be less likely. Raises `ValueError` when a position has fewer than
+    `top_k`.
     """
     ids, logprobs = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
     entries = answer["choices"][0]["prompt_logprobs"][start : start + count]

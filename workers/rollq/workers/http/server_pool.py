@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class PooledServer:
-    """One server of a pool, how many requests are at it, and when (monotonic) it was last heard of. `tries`: by which
-    requests can be called away from it."""
+    """One server of a pool, the number of requests at it, and the time (monotonic) of its last sign of life. `tries`
+    are the time limits of its requests, which can call them away."""
 
     url: str
     in_flight: int = 0
@@ -38,7 +38,7 @@ class PooledServer:
         self.heard_s = monotonic()
 
     def leave(self) -> None:
-        """Have all requests that are at the server try another one."""
+        """Have all requests at the server try another one."""
         tries, self.tries = self.tries, set()
         for limit in tries:
             limit.reschedule(0)
@@ -57,9 +57,9 @@ class ServerPool(ABC, Generic[S]):
     async def send(self, ask: Callable[[S], Awaitable[T]], session: str | None = None) -> T:
         """The result of `ask` with a server, tried as often as the policy allows.
 
-        A try that failed is repeated at once if another server may serve it, else after a pause. With one that a silent
-        server did not answer in time, all others leave that server. Requests of one `session` prefer the same server.
-        Raises what `ask` raises, and the error of `give_up` after the last try.
+        A failed try is repeated at once if another server may serve it, otherwise after a pause. If a silent server
+        does not answer a try in time, all other requests leave it too. Requests of one `session` prefer the same
+        server. Raises what `ask` raises, and the error of `give_up` after the last try.
         """
         failures, failed = 0, None
         while True:
@@ -87,7 +87,7 @@ class ServerPool(ABC, Generic[S]):
 
     @abstractmethod
     def eject(self, server: S, error: TransientError) -> bool:
-        """Leave out a server that failed; whether a retry need not wait, because another server is there."""
+        """Leave out a server that failed. Returns whether a retry need not wait, because there is another server."""
 
     @abstractmethod
     async def give_up(self, server: S, failures: int, error: TransientError) -> NoReturn:
@@ -95,7 +95,7 @@ class ServerPool(ABC, Generic[S]):
 
 
 async def _try(server: PooledServer, ask: Callable[[Any], Awaitable[T]]) -> T:
-    """The result of `ask`. Raises `TransientError` when requests leave the server meanwhile."""
+    """The result of `ask`. Raises `TransientError` when requests leave the server during the call."""
     try:
         async with asyncio.timeout(None) as limit:
             server.tries.add(limit)
@@ -129,9 +129,9 @@ class _RestingServer(PooledServer):
 class JsonCaller(ServerPool[_RestingServer]):
     """Posts JSON to servers, at most `concurrent` requests to each at the same time.
 
-    A server that failed is left out for a while, longer each time, and gets one request at a time until it has answered
-    one. A request waits before its next try only when all
-    servers are left out, and then it is sent whether they are back or not.
+    A server that failed is left out for a while, longer each time, and then gets one request at a time until it has
+    answered one. A request waits before its next try only when all servers are left out; after the wait it is sent
+    anyway.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 RQ's own workers spend some fifty commands and a dozen round trips on a job. Here a ticket's record is marked dirty when
 it starts and when it ends, and a single writer brings all dirty records up to date in one pipeline; a ticket that ended
-before its start was written is written once. What is written is what RQ's tools read: the job's hash, its execution,
-the started, finished and failed registries, the worker's counters.
+before its start was written is written once. The writer writes the data that RQ's tools read: the job's hash, its
+execution, the started, finished and failed registries, the worker's counters.
 
 Invariant: records are written by one thread at a time, in the order of their changes. Nothing here is authoritative: a
 refused or lost record costs a line in `rq info`, never a group.
@@ -83,7 +83,7 @@ class JobRecords:
             await self.flush(executor)
 
     async def flush(self, executor: Executor) -> None:
-        """Write all changes that are known now."""
+        """Write all changes so far."""
         loop = asyncio.get_running_loop()
         while self._dirty:
             ids = list(self._dirty)[:MAX_RECORDS]
@@ -98,7 +98,7 @@ class JobRecords:
             self._send(lambda pipe: self._beat(pipe, records))
 
     def _write(self, changes: Sequence[tuple[JobRecord, JobStatus]]) -> None:
-        """Write changes. A worker that stops while the server is away does not wait for it: nothing depends on them."""
+        """Write changes. A stopping worker does not wait for an unreachable server: nothing depends on the records."""
         try:
             self._write_all(changes)
         except ServerError as error:

@@ -57,7 +57,7 @@ class TicketHandler(Protocol):
         """Find work for tickets."""
 
     def stop(self) -> None:
-        """From now on `room` is 0 and `take` finds nothing."""
+        """Have `room` return 0 and `take` lease nothing from now on."""
 
 
 def incarnation_name(name: str) -> str:
@@ -75,7 +75,7 @@ class RqWorker(BaseWorker):
     ) -> None:
         """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may take to finish after a stop.
 
-        `listens`: whether to subscribe to RQ's commands; else the caller does it with `command_channels`.
+        `listens`: whether to subscribe to RQ's commands; otherwise the caller does it with `command_channels`.
         """
         super().__init__(
             [queue],
@@ -133,13 +133,13 @@ class RqWorker(BaseWorker):
             part.add_done_callback(self._part_ended)
         try:
             await self._stopping.wait()
-            await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only when a server is away
+            await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only when a server is unreachable
             await self._in_flight.finish(self._forced, self._grace_s)
         finally:
             for part in parts:
                 part.cancel()
             await asyncio.wait(parts)
-            self._closing.set()  # waits for an absent server end here
+            self._closing.set()  # ends waits for an unreachable server
             await self._say_goodbye()
         if self.fatal is not None:
             raise self.fatal
@@ -153,7 +153,7 @@ class RqWorker(BaseWorker):
         log.info("worker %s: stopping; %d tickets in flight may finish", self.name, len(self._in_flight))
         self._stopping.set()
         if not self._is_registered:
-            self._closing.set()  # waits for an absent server end here
+            self._closing.set()  # ends waits for an unreachable server
         self._work.stop()
 
     async def until_stop(self) -> None:
@@ -175,7 +175,7 @@ class RqWorker(BaseWorker):
     def install_signals(self, interrupt: Callable[[], None]) -> None:
         """Stop on SIGTERM and SIGINT. Must run on the event loop of the main thread.
 
-        `interrupt` is called at once, in the middle of what runs there, and may raise.
+        `interrupt` is called at once, in the middle of the running code, and may raise.
         """
         loop = asyncio.get_running_loop()
 
@@ -210,13 +210,13 @@ class RqWorker(BaseWorker):
     async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[JobRecord, Ticket]]:
         """Keep the tickets that fit (one at least), put back the others; record jobs that are not tickets as failed.
 
-        A job that is here already is dropped.
+        A job that this worker has already is dropped.
         """
         accepted: list[tuple[JobRecord, Ticket]] = []
         too_many: list[TicketJob] = []
         for job in jobs:
             if job.id in self._in_flight or any(job.id == record.job.id for record, _ in accepted):
-                log.info("job %s came twice: enqueuing it was repeated after a lost reply", job.id)
+                log.info("job %s arrived twice: enqueuing it was repeated after a lost reply", job.id)
                 await self._call(self._source.drop, job.id)
                 continue
             record = JobRecord(job)
@@ -266,7 +266,7 @@ class RqWorker(BaseWorker):
             enqueue_tickets(self._queue, self._run, tickets, self._groups_per_ticket, patience=self._patience)
         except ServerRefused as error:
             self._refused.warning(
-                "rest", "%s: make rollq.acl anew; the rest of large tickets waits for a producer", error
+                "rest", "%s: generate rollq.acl again; the rest of large tickets waits for a producer", error
             )
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
@@ -292,7 +292,7 @@ class RqWorker(BaseWorker):
 
     @property
     def command_channels(self) -> Mapping[str, Callable[[Any], None]]:
-        """The channel of RQ's commands for this worker, and what carries them out."""
+        """The channel of RQ's commands for this worker, and the function that carries them out."""
         return {self.pubsub_channel_name: self.handle_payload}
 
     def subscribe(self) -> None:

@@ -15,7 +15,7 @@ class ByteTokenizer:
     chat_template = None
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Those of `encode`: there is no token that starts a prompt."""
+        """The ids of `encode`: no token starts a prompt."""
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
@@ -27,7 +27,7 @@ class ByteTokenizer:
         return bytes(token for token in ids if (0 if special else 32) <= token < 256).decode(errors="ignore")
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The tools and the messages one under the other."""
+        """The tools and the messages, one per line."""
         lines = [f"tool: {tool['function']['name']}\n" for tool in tools]
         return "".join([*lines, *(f"{message['role']}: {message.get('content', '')}\n" for message in messages)])
 

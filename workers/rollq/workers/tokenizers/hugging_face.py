@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
-# What transformers writes into config.json that says nothing about the network.
+# Fields that transformers writes into config.json and that do not describe the network.
 NOT_ARCHITECTURE = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 )
@@ -75,8 +75,8 @@ class HfTokenizer:
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS; a text
-        that begins with them already gets none."""
+        """Ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS. A text
+        that already starts with them gets none."""
         ids, whole = self.encode(text), self._encode_whole(text)
         return ids if ids[:1] == whole[:1] else whole
 
@@ -141,7 +141,7 @@ class HfTokenizer:
 
     @property
     def eos_id(self) -> int:
-        """That of the tokenizer, else the first of the model's. Raises `ConfigError` without any."""
+        """The tokenizer's end-of-sequence id, otherwise the model's first one. Raises `ConfigError` without any."""
         own: int | None = self._tokenizer.eos_token_id
         if own is None and not self._eos_ids:
             raise ConfigError(f"the tokenizer in {str(self._folder)!r} has no end-of-sequence token: add one")
@@ -149,7 +149,7 @@ class HfTokenizer:
 
 
 def model_eos_ids(folder: Path) -> frozenset[int]:
-    """End-of-sequence ids that the model folder names: those of generation_config.json, else of config.json."""
+    """End-of-sequence ids that the model folder names, in generation_config.json, otherwise in config.json."""
     for name in (GENERATION_CONFIG_FILE, CONFIG_FILE):
         if (folder / name).exists():
             eos = _read(folder, name).get("eos_token_id")
@@ -159,7 +159,7 @@ def model_eos_ids(folder: Path) -> frozenset[int]:
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
-    """sha256 of the content of tokenizer.json, whatever its whitespace and order of keys."""
+    """sha256 of the content of tokenizer.json. Whitespace and the order of keys do not count."""
     return _digest(_read(folder, TOKENIZER_FILE))
 
 
@@ -170,7 +170,7 @@ def model_fingerprint(folder: Path) -> str:
 
 
 def model_vocabulary(folder: Path) -> int | None:
-    """How many token ids the model in a folder knows, by config.json; None where that does not say.
+    """How many token ids the model in a folder has, by config.json; None if it does not say.
 
     Raises `ConfigError` for a folder without a model.
     """

@@ -1,4 +1,4 @@
-"""How many calls of one user-written function may be under way: those that hang keep their slots until they end.
+"""Slots that limit the running calls of a user-written function. Calls that hang keep their slots until they end.
 
 Invariant: nobody waits for a slot while every one is taken by a call that hangs.
 """
@@ -9,7 +9,7 @@ from collections import deque
 from rollq.buffer.errors import RollqError
 
 HANGS_S = 10.0
-"""How long a call may continue after nobody waits for it any more, at least."""
+"""The least time that a call may continue when nobody waits for it."""
 
 
 class CallsHang(RollqError):
@@ -29,7 +29,7 @@ class CallSlots:
         """Wait for a slot, for a call that may take `limit_s`. Raises `CallsHang`."""
         while self._taken >= self._count:
             if self.hanging >= self._count:
-                raise CallsHang(f"{self.hanging} earlier calls hang, and no more run at the same time")
+                raise CallsHang(f"{self.hanging} earlier calls hang, the most that run at the same time")
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
@@ -50,7 +50,7 @@ class CallSlots:
         self._wake(1)
 
     def note_hanging(self) -> None:
-        """A call hangs. Those that wait for a slot learn of it when all do."""
+        """Note that a call hangs. Calls that wait for a slot fail once all slots hang."""
         self.hanging += 1
         if self.hanging >= self._count:
             self._wake(len(self._waiting))
@@ -64,7 +64,7 @@ class CallSlots:
 
 
 class CallSlot:
-    """The slot of one call. `release` when the call has ended, `leave` when nobody waits for it any more."""
+    """The slot of one call. `release` it when the call has ended, `leave` it when nobody waits for the call."""
 
     def __init__(self, slots: CallSlots, limit_s: float | None) -> None:
         self._slots = slots
@@ -78,7 +78,7 @@ class CallSlot:
         self._slots.give_back()
 
     def leave(self) -> None:
-        """Nobody waits for the call any more. If it takes as long again, and `HANGS_S` at least, it hangs."""
+        """Note that nobody waits for the call. If it takes as long again, and at least `HANGS_S`, it hangs."""
         if not self._ended:
             asyncio.get_running_loop().call_later(max(self._limit_s or 0.0, HANGS_S), self._hang)
 

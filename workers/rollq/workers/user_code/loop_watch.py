@@ -1,4 +1,4 @@
-"""A watch on the event loop from a thread: names the function that blocks it, and keeps the worker's leases meanwhile.
+"""A watch on the event loop from a thread: names the function that blocks it, and keeps the worker's leases.
 
 An `async` function that computes, or sleeps without `await`, blocks everything else that its worker does. Invariant:
 the groups in hand stay the worker's, monitors learn what blocks it, and it can be interrupted.
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 BLOCKED_S = 3.0
-"""A loop that says nothing for longer is blocked."""
+"""A loop that does not answer for longer is blocked."""
 LOOK_S = 1.0
 
 
