@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Gathers what is submitted for a moment and while calls run, then makes one call for all of it.
+    """Gathers submitted items for a moment and while calls run, then makes one call for all of them.
 
     `call` takes items and returns one answer each; it runs in a thread, up to `parallel` calls at a time, so that one
     can prepare its data while the server works on another's.

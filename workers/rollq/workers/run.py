@@ -81,7 +81,7 @@ def run_worker(
 
 
 class Worker:
-    """The parts of one worker. Must be made where an event loop may later run it once."""
+    """The parts of one worker, for a single run in an event loop."""
 
     def __init__(
         self,

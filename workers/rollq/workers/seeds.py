@@ -1,4 +1,4 @@
-"""Seeds of samples and turns: the same on every worker, so that a sample made again gets the same ones."""
+"""Seeds of samples and turns: the same on every worker, so a sample made again gets the same seeds."""
 
 from hashlib import blake2b
 

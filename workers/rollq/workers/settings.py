@@ -76,7 +76,7 @@ class WorkerSettings(Settings):
         default=2, gt=0, description="processes for judges that need the CPU, such as math, and for isolate_judge"
     )
     judge_environment: tuple[str, ...] = Field(
-        default=(), description="environment variables that these processes get beside those that libraries need"
+        default=(), description="environment variables that these processes get, in addition to those for libraries"
     )
     pools: dict[PoolName, PoolSettings] = Field(
         default_factory=dict, description="auxiliary models for scorers and judges, by name"

@@ -44,7 +44,7 @@ class TriedRow:
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Whether its samples have one reward, so that nothing can be learned from them."""
+        """Whether its samples have the same reward, so nothing can be learned from them."""
         return len({sample.verdict.reward for sample in self.samples}) == 1
 
 

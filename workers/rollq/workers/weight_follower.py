@@ -45,7 +45,7 @@ class WeightFollower:
         worker: str,
         tasks: Sequence[str] = (),
     ) -> None:
-        """`tasks`: those that the worker serves, evaluations among them."""
+        """`tasks`: the tasks that the worker serves, including evaluations."""
         self.swaps = 0
         self.swap_pause_s = 0.0
         self._host = host
@@ -137,7 +137,7 @@ class WeightFollower:
         return True
 
     async def _go_back(self) -> None:
-        """Serve the weights from before those that were refused, unless the engine does, if they are still in files."""
+        """Serve the weights before the refused ones if they are still in files, unless the engine serves them."""
         good = self._good
         if self._host.published.is_set() or good is None or round_number(good.uri) is not None:
             return

@@ -1,4 +1,4 @@
-"""Chat formats by their names in the settings: rollq's, which need nothing else, and vLLM's where it is installed."""
+"""Chat formats by their names in the settings: rollq's, which need nothing else, and vLLM's if it is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,9 +91,9 @@ NAMES: Final = ", ".join(BUILT_IN)
 
 
 def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
-    """The chat format of these parsers, by name: built-in ones, and vLLM's where it is installed; "" for none.
+    """The chat format of these parsers, by name: built-in ones, and vLLM's if it is installed; "" for none.
 
-    Raises `ConfigError` for an unknown name, and for a parser of vLLM where it is not installed.
+    Raises `ConfigError` for an unknown name, and for a parser of vLLM if it is not installed.
     """
     if reasoning_parser and (tool_parser == AUTO or (tool_parser in BUILT_IN and tool_parser != HERMES)):
         raise ConfigError(f"agent_options.tool_parser {tool_parser!r} parses thoughts too: leave out reasoning_parser")

@@ -203,7 +203,7 @@ class _Dialogue:
 def next_request(rollout: Rollout, conversation: Conversation, turn: int) -> Request:
     """The request for the model's turn number `turn`, with a separate seed.
 
-    All earlier turns are in its prompt, so that no stop string in them ends it.
+    All earlier turns are in its prompt, so a stop string in them does not end it.
     """
     sampling = replace(
         rollout.sampling,

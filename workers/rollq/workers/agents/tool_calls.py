@@ -59,7 +59,7 @@ def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "argument
 
 
 def nested(value: Any) -> Any:
-    """A value as deep as a record may have it: what is written like this can be written later."""
+    """A value as deep as a record may have it, so it can be written later."""
     for _ in range(ROOM):
         value = (value,)
     return value

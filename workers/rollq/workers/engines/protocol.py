@@ -120,7 +120,7 @@ class Completion:
 
     `versions` are empty if the engine does not report them: then all tokens count as of the version that served at the
     request's start. `arrays` hold further values per token (routed experts, top-k logprobs): each [R, ...] over the new
-    tokens, or [P + R, ...] over the P tokens of prompt and prefix too; 0 where a token has no value.
+    tokens, or [P + R, ...] over the P tokens of prompt and prefix too; 0 for a token without a value.
     """
 
     ids: Int32Array
@@ -274,7 +274,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_id(self) -> int:
-        """The one that ends a finished response."""
+        """The id that ends a finished response."""
         ...
 
 

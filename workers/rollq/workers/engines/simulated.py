@@ -59,7 +59,7 @@ class _Call(Call):
 class SimulatedEngine(Gated):
     """`Engine` over a clock: the i-th request takes the i-th length of the table, shuffled by the seed.
 
-    With `by_prompt` the prompt decides, so that a sample generated again is as long as before.
+    With `by_prompt` the prompt decides, so a sample generated again is as long as before.
     """
 
     def __init__(self, settings: SimulatedSettings) -> None:

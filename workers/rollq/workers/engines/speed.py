@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 MEMORY_TOKENS = 250_000
-"""Later tokens count for more: after this many others, tokens count for 1/e of what they did."""
+"""Later tokens count more: a token counts for 1/e of its first weight after this many others."""
 LEAST_TOKENS = 1_000
-"""With fewer tokens, the speed is not known."""
+"""With fewer tokens, the speed is unknown."""
 FARTHEST = 2.0
 """The speed is unknown beyond this many times the largest number of sequences seen."""
 LEAST_SPREAD = 0.1
@@ -59,8 +59,8 @@ class EngineSpeed:
         return sequences / (t - b * n + b * sequences)
 
     def gain(self, sequences: float) -> float:
-        """How much faster one percent more sequences make the engine, in percent: from 1 for one that reads weights
-        most of the time to 0 for one that is fully used. 1.0 while it is not known.
+        """How much faster one percent more sequences make the engine, in percent: from 1 for an engine that mostly
+        reads weights to 0 for a fully used one. 1.0 while unknown.
 
         It is a / (a + b n), the elasticity of n / (a + b n).
         """
@@ -92,7 +92,7 @@ class EngineSpeed:
 
 
 class RequestClock:
-    """Times requests, beside the number of those that run at the same time."""
+    """Times requests, with the number of requests that run at the same time."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         """`now_s` is a steady clock."""

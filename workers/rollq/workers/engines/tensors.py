@@ -14,7 +14,7 @@ from rollq.workers.tokenizers.hugging_face import CONFIG_FILE
 LM_HEAD = "lm_head.weight"
 """Optional in weights files if it is tied to the embedding."""
 EMBEDDING = "embed_tokens.weight"
-"""End of the embedding's name; the embedding is also the head where they are tied."""
+"""End of the embedding's name; a tied embedding is the head too."""
 Tensors = Mapping[str, Tensor]
 """Name -> dtype, as safetensors calls it (`BF16`), and shape."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})

@@ -19,7 +19,7 @@ Version = tuple[int, int]
 
 
 class Trials:
-    """The weights on trial, and those that failed."""
+    """The weights on trial, and the weights that failed."""
 
     def __init__(self) -> None:
         self._on_trial: dict[Version, asyncio.Event] = {}

@@ -51,7 +51,7 @@ class Borrower:
         self._running: dict[asyncio.Task[None], HeldLease] = {}
 
     async def run(self) -> None:
-        """Borrow until cancelled; then what is unfinished is given back with its tokens. Raises `StoreLost`."""
+        """Borrow until cancelled; then give unfinished samples back with their tokens. Raises `StoreLost`."""
         try:
             while True:
                 if await self._borrow():

@@ -27,9 +27,9 @@ ENDED = (SampleStatus.COMPLETED, SampleStatus.FAILED)
 
 
 def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
-    """False when all completed samples have the same reward, so that no advantage is left of them.
+    """False when all completed samples have the same reward, which gives them no advantage.
 
-    The dynamic sampling of DAPO (arXiv:2503.14476, section 3.2); the producer refills what is dropped.
+    The dynamic sampling of DAPO (arXiv:2503.14476, section 3.2); the producer replaces dropped groups.
     """
     rewards = [sample.reward for sample in samples if sample.status is SampleStatus.COMPLETED]
     return not no_advantage([reward for reward in rewards if reward is not None])

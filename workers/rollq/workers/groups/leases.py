@@ -40,17 +40,17 @@ class StopReason(StrEnum):
 class HeldLease:
     """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
-    `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
-    engine, and the index of the sample of each; `looping`: samples whose agent loop has not ended; `open`: how many are
-    to be generated, `behind`: how many have been, see `Places`; `placed`: whether a sample has had its place;
-    `expected_tokens`: how long its answers may become, 0.0 when that is not known; `parts`: how many parts of its
-    samples were salvaged; `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too
-    many; `kept`: each sample as it was last to be salvaged; `made`: all samples, as they are by now; `cut_off`: its
-    batch waits for nothing more than what is finished.
+    `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: its requests at
+    the engine, with the index of each request's sample; `looping`: samples whose agent loop has not ended; `open`: how
+    many samples are to be generated, `behind`: how many have been, see `Places`; `placed`: whether a sample has had its
+    place; `expected_tokens`: how long its answers may become, 0.0 while unknown; `parts`: how many parts of its samples
+    were salvaged; `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too many;
+    `kept`: each sample as it was last to be salvaged; `made`: all samples in their current state; `cut_off`: its batch
+    waits only for finished samples.
 
-    `given_up`: samples that are to be lent to another worker, which this one has not let go yet; `away`: those that are
-    offered or lent; `staying`: those that came back unfinished, which are not lent again; `offer_calls`: how many calls
-    have offered some, or taken some back.
+    `given_up`: samples to lend to another worker, which this worker has not let go yet; `away`: samples that are
+    offered or lent; `staying`: samples that came back unfinished and are not lent again; `offer_calls`: how many calls
+    have offered samples, or taken some back.
     """
 
     lease: Lease

@@ -17,7 +17,7 @@ from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.wake_signals import Signals
 
 GATHER_S = 0.02
-"""Samples that are given up at about the same time are offered together, so that one worker gets siblings."""
+"""Samples that are given up within this time are offered together, so one worker gets siblings."""
 OFFER_S = 2.0
 """How long a sample is offered: when no worker has taken it by then, it is made here."""
 LEAST_REST_S, MOST_REST_S = 10.0, 600.0

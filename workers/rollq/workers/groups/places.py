@@ -19,7 +19,7 @@ JUDGED_SHARE = 4
 
 
 class Places:
-    """Places of one kind, the samples that have one, and those that wait for one.
+    """Places of one kind, the samples that have a place, and the samples that wait for one.
 
     A sample is open from the lease of its group until it has been generated. Then it is behind until it has been judged
     if its siblings are still open, and otherwise until the lease of its group ends.
@@ -40,7 +40,7 @@ class Places:
 
     @property
     def free(self) -> int:
-        """How many more samples there are places for; fewer when judges are slow."""
+        """How many further samples have a place now; fewer when judges are slow."""
         capacity = self.capacity
         return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
 

@@ -50,7 +50,7 @@ class Recipe:
 
     @property
     def records(self) -> bool:
-        """Whether the agent loop waits until what it has made is in the buffer."""
+        """Whether the agent loop waits until its calls are in the buffer."""
         return records(self.loop)
 
     @property

@@ -123,7 +123,7 @@ class SampleMaker:
         }
 
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
-        """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
+        """Make the missing samples, each in its place of `samples`; completed and failed ones stay."""
         lease = held.lease
         indices = lease.borrowed or range(len(samples))
         missing = [index for index in indices if samples[index].status in UNFINISHED]

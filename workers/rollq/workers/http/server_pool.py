@@ -159,7 +159,7 @@ class JsonCaller(ServerPool[_RestingServer]):
         return await self.send(ask)
 
     def choose(self, session: str | None, failed: _RestingServer | None) -> _RestingServer:
-        """The least loaded server that is not left out, else the least loaded of all."""
+        """The least loaded server that is not left out, otherwise the least loaded of all."""
         return min(self.servers, key=lambda server: (server.out, server.tested, server.in_flight))
 
     def eject(self, server: _RestingServer, error: TransientError) -> bool:

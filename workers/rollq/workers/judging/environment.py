@@ -29,7 +29,7 @@ CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def known_to_be_harmless(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of `environment` that a judge gets: those that are known, and those in `named`. Pure."""
+    """The variables of `environment` that a judge gets: the harmless ones, and the ones in `named`. Pure."""
     return {
         name: value
         for name, value in environment.items()

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Final
 
 Number = Decimal | Fraction
-"""An exact number; a `Fraction` where it was written as one."""
+"""An exact number; a `Fraction` if it was written as one."""
 
 MAX_DIGITS: Final = 5000
 """Powers and fractions with more digits are not computed, and count as no number."""

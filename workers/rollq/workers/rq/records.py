@@ -92,7 +92,7 @@ class JobRecords:
         self._changed.clear()
 
     def beat(self) -> None:
-        """Renew RQ's record of the started tickets, so that it does not abandon them."""
+        """Renew RQ's record of the started tickets, so RQ does not abandon them."""
         records = list(self._open.values())
         if records:
             self._send(lambda pipe: self._beat(pipe, records))

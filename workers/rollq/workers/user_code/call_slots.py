@@ -45,7 +45,7 @@ class CallSlots:
         return CallSlot(self, limit_s)
 
     def give_back(self) -> None:
-        """Let another call have the slot of one that has ended."""
+        """Give the slot of an ended call to another one."""
         self._taken -= 1
         self._wake(1)
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 LET_GO_S = 1.0
 """How long cancelled work may take to end before it is abandoned."""
 MAX_THREADS = 64
-"""Calls of one blocking function under way at the same time; those that hang count until they end."""
+"""Most calls of one blocking function at the same time; hanging calls count until they end."""
 
 Calls = SimpleQueue[Callable[[], None]]
 

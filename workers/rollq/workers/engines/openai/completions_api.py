@@ -57,7 +57,7 @@ def rare_fields(sampling: Sampling, tokens: int) -> dict[str, Any]:
 
 
 def read_part(answer: Any, _: int) -> Part:
-    """The news in an answer, or in an event of one that is streamed. Raises `LookupError`, `TypeError` or `ValueError`
+    """The news in an answer, or in an event of a streamed answer. Raises `LookupError`, `TypeError` or `ValueError`
     when it lacks token ids or logprobs."""
     if not answer["choices"]:  # the event with the usage
         return Part([], [])
@@ -89,7 +89,7 @@ def probe_body(most_tokens: int) -> dict[str, Any]:
 
 
 def check_probe(answer: Any) -> None:
-    """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of what was sampled."""
+    """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of the sampled distribution."""
     check_logprobs(read_completion(answer, NO_VERSION))
 
 
@@ -141,7 +141,7 @@ def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
 
 
 def check_logprobs(probed: Completion) -> None:
-    """Raise `ValueError` unless these are logprobs of what was sampled for `PROBE`.
+    """Raise `ValueError` unless these are logprobs of the distribution sampled for `PROBE`.
 
     With top_k = 1 that is one token, of logprob 0; or m tokens of equal logits, which servers keep, of -log m each.
     """

@@ -51,7 +51,7 @@ class Api(Protocol):
         """A request for at most `tokens` new tokens, without the model's name."""
 
     def read_part(self, answer: Any, have: int, /) -> Part:
-        """The news in an answer, or in an event of one that is streamed, after `have` tokens.
+        """The news in an answer, or in an event of a streamed answer, after `have` tokens.
 
         Raises `LookupError`, `TypeError` or `ValueError` when it lacks what training needs.
         """
@@ -91,7 +91,7 @@ class WeightRoutes(Protocol):
         """Resume a server that may have been left paused."""
 
     def check(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[None]:
-        """Fail unless the server can read the folder, where it has a route for that. Nothing changes there."""
+        """Fail unless the server can read the folder, if it has a route for that. Changes nothing at the server."""
 
     def load(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[bool]:
         """Make a server without requests serve `weights`. False if it did already."""

@@ -193,7 +193,7 @@ class OpenAIEngine(Gated):
 
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`. Raises `ValueError` with the server's message for a request that it refuses (4xx),
-        `RequestFailed` for one that fails while others succeed."""
+        `RequestFailed` for a request that fails while others succeed."""
         check_supported(request.sampling, self.dialect.engine)
         call = _Call(request, tokens_left=token_limit(request, self._servers.context_tokens))
         return join_parts(call.parts, await self._finish(call))

@@ -74,7 +74,7 @@ def sampling_params(sampling: Sampling, tokens: int) -> dict[str, Any]:
 
 
 def read_part(answer: Any, have: int) -> Part:
-    """The news in an answer, or in an event of one that is streamed, after `have` tokens.
+    """The news in an answer, or in an event of a streamed answer, after `have` tokens.
 
     Raises `LookupError`, `TypeError` or `ValueError` when it lacks token ids or logprobs.
     """

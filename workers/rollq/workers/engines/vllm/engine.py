@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 NOT_CONFIG = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 """Ends of the names of files with weights."""
 ABORT_S = 1.0
-"""How long an aborted request may take to end. vLLM ignores the abort of one that it has not registered yet."""
+"""How long an aborted request may take to end. vLLM ignores the abort of a request that it has not registered yet."""
 
 
 class VllmEngine:

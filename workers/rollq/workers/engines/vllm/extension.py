@@ -16,7 +16,7 @@ EXPERTS = (
     (re.compile(r"\.experts\.(routed_experts\.)?w13_weight$"), ".experts.gate_up_proj"),
     (re.compile(r"\.experts\.(routed_experts\.)?w2_weight$"), ".experts.down_proj"),
 )
-"""The names of a layer's experts, and those that transformers has for them in memory."""
+"""vLLM's names of a layer's experts, and transformers' names of them in memory."""
 
 
 class LoadExtension:

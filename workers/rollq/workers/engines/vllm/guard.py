@@ -1,4 +1,4 @@
-"""Marks the processes that vLLM starts, so that they end with the worker, however it ends.
+"""Marks the processes that vLLM starts, so they end with the worker, however it ends.
 
 Invariant: a marked process lives at most seconds longer than the worker, and than the start or the engine that it was
 started for. The worker ends them when an engine is closed or cannot start, the watchdog when the worker has died.

@@ -182,7 +182,7 @@ class VllmProcess:
         return list(records.request_states[names[0]].weight_version_starts) if names else None
 
     async def close(self) -> None:
-        """Stop the process, and those that it leaves behind."""
+        """Stop the process, and all processes that it leaves behind."""
         broken = self.llm.errored
         if self.llm.output_handler is not None:
             self.llm.output_handler.cancel()  # it would report the end of vLLM's process as a failure

@@ -79,7 +79,7 @@ class PromptScores:
         await asyncio.sleep(SENT_S)
 
     def cancel(self) -> None:
-        """Forget what was queued."""
+        """Forget the queued prompts."""
         if self._queued is not None:
             self._queued.cancel()
         self._queued = self._queued_for = None

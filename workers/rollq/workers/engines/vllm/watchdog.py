@@ -84,7 +84,7 @@ def environment(pid: int) -> bytes:
     """The environment of a process, `NAME=value` with zero bytes between. Raises `OSError`.
 
     While a process starts a program, Linux shows no environment; this waits for it, usually for microseconds. Empty for
-    a process without memory: one that is ending, or a thread of the system.
+    a process without memory: an ending process, or a thread of the system.
     """
     deadline_s = time.monotonic() + START_S
     while True:

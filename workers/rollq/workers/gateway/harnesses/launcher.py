@@ -85,7 +85,7 @@ def end_descendants(group: int | None) -> None:
 
 
 def children() -> list[int]:
-    """The children of this process, where the system knows them."""
+    """The children of this process; empty if the system does not list them."""
     try:
         texts = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
     except OSError:

@@ -292,7 +292,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
 
 
 def _choice(raw: Any) -> tuple[ToolChoice, tuple[str, ...]]:
-    """The choice of tools, and names of what it asks for in vain."""
+    """The choice of tools, and names of choices that have no effect."""
     if raw is None:
         return "auto", ()
     choice = fields.mapping(raw, "tool_choice")

@@ -25,6 +25,6 @@ def model(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
 
 
 def model_list(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
-    """All models: the one that is served."""
+    """The list of all models, which has only the served one."""
     only = model(name, created_s, most_tokens)
     return {"object": "list", "data": [only], "has_more": False, "first_id": name, "last_id": name}

@@ -1,4 +1,4 @@
-"""The finished sample of a session: which of its calls are trained, and what is known of them. Pure."""
+"""The finished sample of a session: the calls that are trained, and the facts about them. Pure."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ Chooser = Callable[[Mapping[str, Any]], bool]
 
 
 def leave_out(tree: CallTree, seen: Collection[int], chosen: Chooser | None) -> None:
-    """Decide which calls are not trained, and why. `seen` are the numbers of those whose answer a client has got."""
+    """Decide which calls are not trained, and why. `seen` are the numbers of calls whose answer a client has got."""
     for node in tree.nodes:
         if node.number not in seen and not node.children:
             node.left_out = "unseen"

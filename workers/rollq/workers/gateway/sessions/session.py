@@ -64,7 +64,7 @@ class Session:
         """Ask for the answer to a call. Raises `CallRefused`, and so does the answer.
 
         Several callers may wait for the same one, so none of them may cancel it; `lose` notes that a caller has left.
-        It is cancelled when the session stops, or nobody waits for it any more.
+        It is cancelled when the session stops, or when nobody waits for it.
         """
         self.used_s = time.monotonic()
         if self.is_over:
