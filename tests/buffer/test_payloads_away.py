@@ -510,7 +510,7 @@ def test_a_lease_of_a_group_whose_payload_is_gone_begins_again(world: World, cap
     world.buffer.recycle("math", epoch=world.held.epoch, target=100, limit=100, statuses=[Status.EXPIRED])
     (again,) = [each for each in world.lease(10) if each.group_id == lease.group_id]
     assert {sample.status for sample in again.samples} == {SampleStatus.PENDING}
-    assert "what its samples have in one frame is not in the store any more" in caplog.text
+    assert "the frame of its samples is no longer in the store" in caplog.text
 
 
 def test_many_workers_and_a_collector_at_once_lose_nothing(

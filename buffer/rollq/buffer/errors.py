@@ -45,7 +45,7 @@ RollqError
  |   |- Unanswered          a server did not answer in time
  |   |- WrongWeights        a server gives other logprobs than its weights should
  |- RequestFailed        a request to the engine's servers failed at every try
- |- RecordsFull          the buffer keeps no more calls of a group that agents over HTTP have made
+ |- RecordsFull          the buffer has no room for another call of a group by an agent over HTTP
  |- JudgeFailed          a judge in a separate process ended without a reward
  |- CallsHang            all calls of a user's function that may run at the same time hang
  |- FilterError          a filter failed; names it and the reason
@@ -133,7 +133,7 @@ class VersionFalls(FencedError):
 
 
 class TaskBehind(RollqError):
-    """A task was registered while the trainer's epoch started, and has not heard of it. The trainer's calls mend it."""
+    """A task that was registered while the trainer's epoch started lacks that epoch. The trainer's calls correct it."""
 
 
 class EpochMoved(RollqError):

@@ -92,7 +92,7 @@ class TicketJob(Job):
 
     @property
     def func(self) -> Callable[..., Ticket]:
-        """The function that the job names. Raises `TicketRefused` for all but those of the table."""
+        """The function that the job names. Raises `TicketRefused` for a function that the table lacks."""
         try:
             name, instance = self.func_name, self.instance
         except DeserializationError as error:
@@ -131,8 +131,8 @@ NOT_ON_A_CLUSTER = "RQ does not work on a cluster: set [redis] queue_url, or ROL
 def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
     """The queue of tickets of a run (of one named pool of its workers) on the Redis server at `url`.
 
-    Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Waits for a server
-    that is away for `ASK_TIMEOUT_S` at most.
+    Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Waits for an
+    unavailable server for `ASK_TIMEOUT_S` at most.
     """
     if len(node_urls(url)) > 1:
         raise ConfigError(f"the queue's server {mask_url(url)!r} is a cluster; {NOT_ON_A_CLUSTER}")

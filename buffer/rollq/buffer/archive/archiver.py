@@ -108,7 +108,7 @@ class Archiver:
     def archive_once(self, stop: threading.Event) -> int:
         """Archive a portion of each task that has one; returns the number of groups.
 
-        While the server, or the folder or bucket, is away or full, it waits, and says so.
+        Waits, and logs it, while the server, the folder or the bucket is unavailable or full.
         """
         try:
             return sum(self._archive_portion(task, stop) for task in self._buffer.tasks())

@@ -16,7 +16,7 @@ from rollq.buffer.errors import ConfigError
 
 
 def groups_in(buffer: Buffer, query: Any) -> Iterator[list[Row]]:
-    """The rows of each group in the buffer for which `query` holds. One that leaves meanwhile is left out."""
+    """The rows of each group in the buffer that matches `query`. A group that leaves during the export is left out."""
     for task, records in groupby(buffer.query(query), key=lambda record: record.task):
         for stored in buffer.read_stored(task, [record.uid for record in records]):
             step = int(stored.fields.get("trained_step") or stored.fields["step"])

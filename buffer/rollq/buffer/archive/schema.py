@@ -1,6 +1,6 @@
 """The columns of the archive's files. docs/guide/archive.md describes them; a test compares the two.
 
-A row is a sample. What has several values per sample is a list with an item for each segment of the conversation.
+A row is a sample. A column with several values per sample is a list with an item for each segment of the conversation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -54,8 +54,8 @@ class Admission(Sweeping):
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
         """Statistics of the prompts in these rows; rows that were never tried are left out.
 
-        They are kept only for tasks with `prompt_stats`. Those of one prompt take 54 bytes of the server's memory on
-        Valkey 9, and 83 on Redis 7.0.
+        They are kept only for tasks with `prompt_stats`. One prompt's statistics take 54 bytes of the server's memory
+        on Valkey 9, and 83 on Redis 7.0.
         """
         key = task_keys(self.run, task).prompts
         chunks = [rows[at : at + MAX_IDS_PER_CALL] for at in range(0, len(rows), MAX_IDS_PER_CALL)]
@@ -71,8 +71,8 @@ class Admission(Sweeping):
     def account_rows(self, task: str, account: str, *, rows: int, passed: int, unusable: Sequence[UnusableRow]) -> None:
         """Count the rows of a task's prompts: all `rows`, those read up to the cursor `passed`, and `unusable` ones.
 
-        Each row counts once, also when several producers report it. `account` names the file and the way it is read; a
-        different one starts the counts again.
+        Each row counts once, even if several producers report it. `account` names the file and the way it is read; a
+        different account starts the counts again.
         """
         for start in range(0, max(1, len(unusable)), MAX_IDS_PER_CALL):
             portion = chain.from_iterable(unusable[start : start + MAX_IDS_PER_CALL])

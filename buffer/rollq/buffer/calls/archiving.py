@@ -37,7 +37,7 @@ class StoredGroup:
 
 
 class Archiving(BufferCore):
-    """Calls of archivers. All are harmless to repeat, also by several archivers."""
+    """Calls of archivers. All are harmless to repeat, even by several archivers."""
 
     def take_to_archive(
         self, task: str, archiver: str, *, most: int, wait_s: float, trouble: str = ""

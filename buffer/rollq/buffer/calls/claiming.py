@@ -71,10 +71,10 @@ class Claiming(Sweeping):
             asked = asked._replace(known=None)  # another batch than the known one
 
     def divide(self, held: TrainerEpoch, claimed: Claimed) -> bool:
-        """Fix the groups of a batch that are in no part yet as the next one, for every rank and trainer.
+        """Fix the groups of a batch that are in no part yet as its next part, for every rank and trainer.
 
         The first caller decides: the next claim has the part, which another rank may have made smaller or larger.
-        Returns False when the batch was released meanwhile. Raises `FencedError`.
+        Returns False if the batch has been released. Raises `FencedError`.
         """
         groups = dict.fromkeys(claimed.planned, 0)
         for group in claimed.groups:
@@ -114,7 +114,7 @@ class Claiming(Sweeping):
     def _claim_together(
         self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], asked: Asked
     ) -> Claimed | Shortfall | None:
-        """Claim a step of several tasks; None when another rank undid or delivered the claim meanwhile."""
+        """Claim a step of several tasks; None if another rank undoes or delivers the claim first."""
         plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
         if asked.so_far:
             return self._claim_so_far(held, step, plan, asked)
@@ -134,7 +134,7 @@ class Claiming(Sweeping):
         # a rank that undoes and a rank that delivers ask for the same plan: only one of them succeeds
         if not plan.delivered:
             plan = self._settle(held, step, plan.sizes, "deliver", plan.claim_round)
-        # what another rank has delivered may be of a later round, of which this rank has seen a part or nothing
+        # another rank may have delivered a later round, and this rank may have seen only a part of it or nothing
         is_whole = all(reply[2] == plan.claim_round for reply in replies.values())
         return decode_claimed(step, replies, plan, None) if plan.delivered and is_whole else None
 
@@ -174,7 +174,7 @@ class Claiming(Sweeping):
     def plan_anew(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> bool:
         """Let the next claim of `step` take `sizes`, if its plan has others for a task and nothing of it is claimed.
 
-        For rank 0, whose claim waits for groups while rules change. Returns whether the step is planned anew. Raises
+        For rank 0, whose claim waits for groups while rules change. Returns whether the step has a new plan. Raises
         `FencedError`.
         """
         plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
@@ -184,8 +184,8 @@ class Claiming(Sweeping):
         if len(plan.sizes) == 1:  # it is claimed with the sizes of the call
             return False
         if self._replan(held, step, plan.claim_round, released=False) <= plan.claim_round:
-            return False  # another rank has delivered it meanwhile
-        self._release(held, plan.sizes, step, "return", plan.claim_round, {})  # what another rank has claimed meanwhile
+            return False  # another rank has delivered it
+        self._release(held, plan.sizes, step, "return", plan.claim_round, {})  # groups that another rank has claimed
         return True
 
     def _planned(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], plan: Plan) -> Plan:
@@ -241,10 +241,10 @@ class Claiming(Sweeping):
     ) -> int:
         """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns its number of groups.
 
-        `claim_round` is that of the `Claimed`, so that a late copy of this call leaves the step's next batch alone.
+        `claim_round`: the round of the `Claimed`; a late copy of this call leaves the step's next batch alone.
         `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
         """
-        if step <= held.replayed_through:  # the step is trained anew, with another batch than older trainers had
+        if step <= held.replayed_through:  # the step is trained again, with another batch than older trainers had
             self._forget_plans(held, step, step, spared=held.epoch)
         count = self._release(held, self.train_tasks(), step, mode, claim_round, bad or {})
         self._replan(held, step, claim_round, released=True)
@@ -263,12 +263,12 @@ class Claiming(Sweeping):
         return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
     def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> int:
-        """Have a step planned anew; returns its round, that of the plan where it was delivered and not released."""
+        """Have a step planned again. Returns its new round, or its current one if it was delivered and not released."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
         return int(self.call("replan", *fence, step, claim_round, int(released)))
 
     def _forget_plans(self, held: TrainerEpoch, first: int, last: int, *, spared: int | None = None) -> None:
-        """Drop the plans of steps that a checkpoint covers, or of steps that the epoch `spared` trains anew."""
+        """Drop the plans of steps that a checkpoint covers, or of steps that the epoch `spared` trains again."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
         for start in range(first, last + 1, MAX_IDS_PER_CALL):
             end = min(last, start + MAX_IDS_PER_CALL - 1)

@@ -19,7 +19,7 @@ class Coordination(Evaluations, Fetching, Sweeping):
     def cut_off(self, task: str, handle: str) -> int:
         """Ask workers for what they have finished of a batch; returns how many of its groups are still to come.
 
-        Groups of which enough samples are finished are put, and the others leave the batch. Does nothing where groups
+        Workers put the groups that have enough finished samples; the others leave the batch. Does nothing if groups
         need all their samples. Harmless to repeat.
         """
         return int(self.call_task("cut_off", task, handle))
@@ -36,9 +36,9 @@ class Coordination(Evaluations, Fetching, Sweeping):
     def end_finalize(
         self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, PipelineOutput | str]
     ) -> Finalizing:
-        """File the groups of a batch: by id, what the pipeline gave it, or why it is filtered. `result` is kept.
+        """File the groups of a batch: by id, the pipeline's output, or why the group is filtered. `result` is kept.
 
-        Unfinished groups become aborted. Returns the outcome, which may be that of another process.
+        Unfinished groups become aborted. Returns the outcome, which another process may have decided.
         """
         args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
         state, stored = self.call_task("end_finalize", task, handle, nonce, result, *args)

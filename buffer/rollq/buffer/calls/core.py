@@ -172,7 +172,7 @@ class BufferCore(RunStore):
         A name that no task can have, since somebody else has written it, is left out, so that it hides no other task.
         """
         expected = self.incarnation
-        # in this order: names that were read before an incarnation that still lives are those of that incarnation
+        # names first: if the incarnation is still the same afterwards, the names belong to it
         names, incarnation = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
         if incarnation is None or incarnation.decode() != expected:
             raise StoreLost(f"run {self.run!r} is no longer in this store, or another incarnation of it is")
@@ -243,8 +243,11 @@ class BufferCore(RunStore):
     def events(
         self, *kinds: EventKind, task: str | None = None, others: Mapping[str, Callable[[Any], object]] | None = None
     ) -> Events:
-        """A subscription to the run's wake-ups, or only to those of some kinds, or only to those of one task and of the
-        run as a whole. `others`: other channels by name, and what is called with each of their messages."""
+        """A subscription to the run's wake-ups.
+
+        `kinds`: only wake-ups of these kinds. `task`: only wake-ups of this task and of the run as a whole. `others`:
+        other channels by name, with the function that is called with each of their messages.
+        """
         prefix = None if task is None else task_keys(self.run, task).prefix
         return Events(self.servers, self.keys.events, self._patience, kinds, prefix, others or {})
 
@@ -257,11 +260,11 @@ class BufferCore(RunStore):
         return [address(client)] == [address(server) for server in self.servers.primaries()]
 
     def memory(self) -> Fullness:
-        """How full the server's memory is. On a cluster, that of the fullest primary, since all have payloads.
+        """How full the server's memory is; on a cluster, the memory of the fullest primary, since all have payloads.
 
-        Raises `ServerRefused` when one evicts keys by now: its policy may change at run time.
+        Raises `ServerRefused` when a server has started to evict keys: its policy may change at run time.
 
-        Primaries that are away are waited for only if they have keys of the run or of the tasks that this role knows.
+        Waits for an unavailable primary only if it has keys of the run or of the tasks that this role knows.
         """
         keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
 

@@ -21,8 +21,8 @@ GROUPS_PER_TRIP = 500
 class EvaluatedGroup(NamedTuple):
     """The result of one prompt of an evaluation.
 
-    `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`; `tokens` are
-    the response tokens of its `samples`, those that completed. `numbers`: those of single samples, see
+    `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`. `samples`
+    counts the samples that completed, and `tokens` their response tokens. `numbers`: numbers of single samples, see
     `rollq.buffer.values.sample_numbers`.
     """
 
@@ -34,7 +34,7 @@ class EvaluatedGroup(NamedTuple):
 
 
 class Evaluations(Batches):
-    """Calls that open, read and close batches of groups: those of trainers and coordinators."""
+    """Calls of trainers and coordinators that open, read and close batches of groups."""
 
     def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
         """Open a batch, or return the open one with this id and the same `digest` of its content.

@@ -85,7 +85,7 @@ class Fetching(BufferCore):
 
 
 def _by_place(groups: Sequence[ClaimedGroup]) -> tuple[list[int], dict[int, PayloadName]]:
-    """The indices of the groups whose frames are in their task's slot, and those of the others with their payloads."""
+    """The indices of the groups whose frames are in their task's slot; and of the others, by index, the payloads."""
     names = [PayloadName.parse(group.task, group.payload) for group in groups]
     here = [index for index, name in enumerate(names) if name is None]
     return here, {index: name for index, name in enumerate(names) if name is not None}

@@ -1,4 +1,4 @@
-"""One group as a whole, for people: its life so far and its samples, whatever its status."""
+"""One group as a whole, in any status, for people: its life so far and its samples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +115,7 @@ class Looking(BufferCore):
         return groups
 
     def _read_away(self, task: str, group_id: int, name: str, stored: dict[str, bytes]) -> str:
-        """Add the payload of a group that is away to its frames; returns why that is not possible."""
+        """Add the external payload of a group to its frames. Returns why that is not possible, or ""."""
         if not name or WHOLE in stored:
             return ""
         if PayloadName.parse(task, name) is None:

@@ -29,7 +29,7 @@ class Insertion(Inspection):
 
         `task` is offline. `after`: how many groups of the source come before these; see `inserted`. Every sample has
         completed, has a reward, and is `unversioned`; its logprobs may be `absent_logprobs`. All groups are checked
-        before the first is inserted. Harmless to repeat, also after a crash half way.
+        before the first is inserted. Harmless to repeat, even after a crash halfway.
 
         Raises `ConfigError` for a task that is not offline and for groups of the source that are missing before these,
         `InvalidGroup` naming the group, sample and field, and `ServerRefused` when the buffer is full: what was
@@ -79,8 +79,10 @@ def _encode_at(index: int, group: FinishedGroup, rules: TaskRules) -> GroupArgs:
 
 
 def encode_finished(group: FinishedGroup, rules: TaskRules, vocab_size: int | None = None) -> GroupArgs:
-    """A group as arguments of `insert`, in the order of `insert.lua`. Raises `InvalidPrompt` and `InvalidGroup`, also
-    for token ids from `vocab_size` on."""
+    """A group as arguments of `insert`, in the order of `insert.lua`.
+
+    Raises `InvalidPrompt` and `InvalidGroup`, including for token ids of `vocab_size` and above.
+    """
     prompt, samples = encode_prompt(group.prompt), group.samples
     whole = encode_whole(
         samples, group_size=rules.group_size, vocab_size=vocab_size, max_bytes=MAX_GROUP_BYTES, inserted=True

@@ -42,7 +42,7 @@ class Inspection(BufferCore):
         )
 
     def overview(self, task: str, rows: int = 8) -> Overview:
-        """Facts of a task that monitors show besides its counts, with the newest `rows` of its history.
+        """Facts of a task that monitors show beside its counts, with the newest `rows` of its history.
 
         The work does not grow with the number of groups. Raises `StoreLost`.
         """

@@ -149,7 +149,7 @@ class Leasing(BufferCore):
         return self._keep("salvage", parts)
 
     def record(self, calls: Sequence[SamplePart]) -> list[SalvageOutcome]:
-        """Keep calls of agents before they are answered, as `salvage` keeps parts; also on a full server."""
+        """Keep calls of agents before they are answered, as `salvage` keeps parts, even on a full server."""
         return self._keep("record", calls)
 
     def _keep(self, function: str, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
@@ -169,7 +169,7 @@ class Leasing(BufferCore):
         """File results, in order. The only way in which generated tokens enter the buffer.
 
         A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat:
-        what was filed before answers `DUPLICATE`, also when this call had to try again itself.
+        a result that was filed before answers `DUPLICATE`, even if it was this call that filed it and tried again.
         """
         outcomes: dict[int, PutOutcome] = {}
         for task, indices in _indices_by_task(results).items():
@@ -197,12 +197,12 @@ class Leasing(BufferCore):
             return (self._encode(task, result, epoch, floors, all_inline=all_inline) for result in results)
 
         groups: Callable[[], Iterable[GroupArgs]] = arguments
-        if self.payloads:  # those that are away are safe before a group names them
+        if self.payloads:  # external payloads are stored before a group names them
             encoded: list[GroupArgs] = []
             with self.payloads.writing() as write:
                 for result, group in zip(results, arguments(), strict=True):
                     encoded.append(group)
-                    if group.away:  # a run that was deleted meanwhile raises: nothing would ever remove its payloads
+                    if group.away:  # raises if the run was deleted: nothing would ever remove its payloads
                         self.renew([result.lease])
                     for name, payload in group.away.items():
                         write(name, payload)
@@ -254,11 +254,11 @@ class Leasing(BufferCore):
         return Order(reply.decode())
 
     def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float, open_samples: int = 0) -> Fleet:
-        """Note what a worker can do; returns what all can do together that have noted it within 10 s.
+        """Note what a worker can do; returns the capacity of all workers that have noted theirs within 10 s.
 
-        `places`: samples that it generates at a time, 0 for a worker that takes no groups; `load`: how many it has in
-        flight, in the mean. `tokens_per_s`: with the load of a mean worker, 0.0 when it is not known. `open_samples`:
-        those that it has to generate now.
+        `places`: samples that it generates at a time, 0 for a worker that takes no groups. `load`: how many it has in
+        flight on average. `tokens_per_s`: its speed under the load of an average worker, 0.0 if it is not known.
+        `open_samples`: samples that it has to generate now.
         """
         numbers = (places, round(load), round(tokens_per_s), open_samples)
         return Fleet(*self.call("join_fleet", self.keys.info, self.incarnation, worker, *numbers))
@@ -285,7 +285,7 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
     if payload is not None:
         stored[WHOLE] = payload
     elif large:
-        log.error("%s: what its samples have in one frame is not in the store any more, and is generated again", name)
+        log.error("%s: the frame of its samples is no longer in the store; the samples are generated again", name)
     return Lease(
         task=task,
         group_id=group_id,

@@ -15,8 +15,8 @@ from rollq.buffer.wire.group_fields import decode_kept
 class Lending(Leasing):
     """Samples of a leased group, made by another worker than the one that has the lease.
 
-    What is made of them is salvaged like that of other samples. The result of the group is put by the worker that has
-    its lease, and fenced by it.
+    The borrower salvages its parts as it does for its other samples. The worker that has the lease puts the result of
+    the group, and the lease fences it.
     """
 
     def offer(self, offers: Sequence[Offer]) -> list[Offered | None]:

@@ -25,9 +25,9 @@ class Order(StrEnum):
 class Fleet:
     """The places and the speed of all workers that take groups.
 
-    `measured_places`: samples that workers whose speed is known can generate at a time, `tokens_per_s` in all;
-    `new_places`: those of the others. `load`: the samples that each has in flight in the mean, added up. `open`: the
-    samples that they have to generate now.
+    `measured_places`: samples that workers with a known speed can generate at a time, `tokens_per_s` in all.
+    `new_places`: samples that the other workers can generate at a time. `load`: the sum of the samples that each worker
+    has in flight on average. `open`: the samples that they have to generate now.
     """
 
     workers: int = 0
@@ -39,7 +39,7 @@ class Fleet:
 
     @property
     def mean_load(self) -> float:
-        """How many samples a worker has in flight, in the mean; 0.0 without a worker."""
+        """How many samples a worker has in flight on average; 0.0 without a worker."""
         return self.load / self.workers if self.workers else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Removing payloads that are away and that nobody needs: what groups have dropped, and what no group has ever named."""
+"""Removes external payloads that nobody needs: those that groups have dropped, or that no group has ever named."""
 
 import math
 from collections.abc import Iterator, Sequence

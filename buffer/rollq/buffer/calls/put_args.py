@@ -55,9 +55,11 @@ RESULT_ARGS = (
 def encode_result(
     result: GroupResult, pieces_from: int | None = None
 ) -> tuple[GroupResult, Mapping[str, bytes | Pieces]]:
-    """The result, or a failed one when it cannot be trained on, and its frames (see
-    `rollq.buffer.wire.group_fields`): one of the whole group, or those of its new samples. A frame of `pieces_from`
-    bytes and more is in pieces."""
+    """The result and its frames; a failed result if it cannot be trained on.
+
+    The frames (see `rollq.buffer.wire.group_fields`): one for the whole group, or one for each new sample. A frame of
+    `pieces_from` bytes or more is in pieces.
+    """
     lease, samples = result.lease, result.samples
     try:
         if pieces_from is not None and is_whole(samples):
@@ -73,7 +75,7 @@ def encode_result(
 
 
 def _new_samples(result: GroupResult) -> list[int]:
-    """The samples whose frames the buffer lacks. What it has in parts, it drops when the group is put."""
+    """The samples whose frames the buffer lacks. It drops stored parts of samples when the group is put."""
     lease = result.lease
     return [
         index
@@ -180,8 +182,11 @@ def encoded_rows(samples: Sequence[Sample]) -> bytes:
 
 
 def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -> dict[str, str | int]:
-    """The version that each sample counts as, and that of its oldest token; the oldest of the first, and the newest
-    version of any token."""
+    """The arguments of a put that hold versions.
+
+    They are the version that each sample counts as, the oldest of these, the version of each sample's oldest token, and
+    the newest version of any token.
+    """
     counted = [version_of(sample, floors, rules) for sample in samples]
     versioned = [version for version in counted if version is not None]
     made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
@@ -239,7 +244,7 @@ def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
 
 
 def _versions_in_loss(sample: Sample, floors: Floors) -> list[int]:
-    """The versions of the spans of which the loss counts a token."""
+    """The versions of the spans with a token that the loss counts."""
     versions: list[int] = []
     for segment in sample.segments:
         mask, start = segment.loss_mask, 0

@@ -61,18 +61,20 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of a task. `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes`
-    finished groups were worth training (the others were filtered or failed); at most `keep_window` are remembered.
-    `last_error`: None before the first one.
+    """The counts of a task.
+
+    `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes` finished groups were
+    worth training (the others were filtered or failed); at most `keep_window` are remembered. `last_error`: None before
+    the first one.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
     expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left; leased, groups
-    that were leased for the first time, and queued_ms, how long these had waited since they were admitted; worked_ms,
-    how long the attempts that were put took; staleness, the sum of that of the groups that were trained, of each one's
+    that were leased for the first time, and queued_ms, their total wait since they were admitted; worked_ms, the total
+    time of the attempts that were put; staleness, the sum over the trained groups of the staleness of each group's
     oldest token when it was claimed; outlived, deaths of workers with groups that were finished later; quarantined,
-    groups that a worker died of alone; lent, samples that workers have borrowed. Two of them fall, too:
-    failed_in_a_row, and bytes, what the frames of its groups take now. Of the prompts there are rows, rows_read,
-    rows_unusable and rows_too_long, which start again when the prompts or the way they are read change.
+    groups that killed a worker that had no other group; lent, samples that workers have borrowed. Two numbers may fall:
+    failed_in_a_row, and bytes, the size of the frames of its groups now. The numbers of the prompts, rows, rows_read,
+    rows_unusable and rows_too_long, start again when the prompts or the way they are read change.
     """
 
     task: str
@@ -174,8 +176,8 @@ class Admitted:
 class BatchState:
     """A batch of groups that is gathered as a whole; `handle` names this incarnation of `batch_id`.
 
-    `state`: running, finalizing, finalized or aborted. `size`: its groups so far; with `closed` there come no more.
-    `gathered`, `filtered`, `failed`: its groups that are finished; `left`: those that left it unfinished when it was
+    `state`: running, finalizing, finalized or aborted. `size`: its groups so far; with `closed`, its final number.
+    `gathered`, `filtered`, `failed`: its groups that are finished; `left`: groups that left it unfinished when it was
     cut off. `epoch`, `version`: the live weights when it began.
     """
 
@@ -202,9 +204,9 @@ class BatchState:
 class PromptStats(NamedTuple):
     """Statistics of one prompt: its tries, and its samples that have a reward.
 
-    `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries, of which the
-    newest weighs a quarter or more: the policy that is asked changes. A try is a group that was finished and judged,
-    whatever its outcome; one that is interrupted or expires counts when it is finished again.
+    `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries. The newest try
+    weighs a quarter or more, because the policy changes. A try is a group that was finished and judged, with any
+    outcome; a group that is interrupted or expires counts when it is finished again.
     """
 
     tries: int
@@ -262,7 +264,7 @@ class ArchiveState(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """The leases a worker got. `drain`: take no more until idle, then lease again, since a suspect must run alone."""
+    """The leases a worker got. `drain`: finish the groups in hand, then lease again, since a suspect must run alone."""
 
     leases: tuple[Lease, ...]
     drain: bool
@@ -373,8 +375,10 @@ class Finalizing(NamedTuple):
 
 
 class Counting(NamedTuple):
-    """How old the tokens of a claimed group are: those of dead epochs count as `floors` says, and those with a
-    staleness of `token_threshold` or more are masked."""
+    """How old the tokens of a claimed group are.
+
+    Tokens of dead epochs count as `floors` says. Tokens with a staleness of `token_threshold` or more are masked.
+    """
 
     floors: Floors
     token_threshold: int

@@ -34,9 +34,9 @@ Report = Callable[[int], None]
 class RunSummary:
     """A run on a server.
 
-    `groups` are those in the buffer, and `unarchived` those of them that wait for an archive; `size_bytes`: of their
-    frames, wherever they are; `keys`: on the servers. `roles` says which roles are alive. `state`: "" for a run that
-    roles can use, or why they cannot.
+    `groups`: groups in the buffer; `unarchived`: how many of them wait for an archive; `size_bytes`: the size of their
+    frames, in any store; `keys`: keys on the servers; `roles`: which roles are alive. `state`: "" for a run that roles
+    can use, or why they cannot.
     """
 
     run: str
@@ -141,7 +141,7 @@ class Deletion(BufferCore):
                 "its roles did, so that they are deleted too"
             )
         if outside and incarnation:
-            self._incarnation = self._checked_incarnation(incarnation)  # whatever its schema
+            self._incarnation = self._checked_incarnation(incarnation)  # of any schema
             outside.check_marker()
         ended = self.call("begin_delete", self.keys.info, incarnation or b"")
         self._remove_keys(report)
@@ -153,7 +153,7 @@ class Deletion(BufferCore):
     def _remove_keys(self, report: Report) -> None:
         """All keys but the one by which the run is known."""
         tasks = self.send("SMEMBERS", self.keys.tasks)
-        # first, so that a role that wakes up meanwhile finds no clock, and makes nothing behind the search
+        # first, so that a role that wakes up during the search finds no clock and creates no key that the search misses
         self.send_all([("UNLINK", TaskKeys(self.run, task.decode()).clock) for task in tasks if is_name(task)])
         removed = 0
         for pattern in (f"rollq:{{{self.run}}}:*", f"rollq:{{{self.run}:*"):

@@ -28,10 +28,10 @@ class Registry(BufferCore):
     def register_task(self, task: str, rules: TaskRules) -> None:
         """Create the task with the rules of a settings file, or bring what was edited in that file into its rules.
 
-        A rule that was not edited keeps the value that it has now, also when `change_rules` has set it. Rules that the
-        run had from a file before, and no longer has, are those of a file that is out of date: the run keeps its own,
-        and a warning says so. Raises `RunMismatch` naming a rule that cannot change, and `StoreLost` for a task that is
-        known to the run and gone, as when one server of a cluster came back empty.
+        A rule that was not edited keeps its current value, even if `change_rules` has set it. A file is out of date if
+        the run once had its rules and has others now: the run keeps its rules, and a warning says so. Raises
+        `RunMismatch` naming a rule that cannot change, and `StoreLost` for a task that the run names and the server
+        lacks, as when one server of a cluster came back empty.
 
         The task is listed only once it has a clock: a role that dies in between leaves nothing that others miss.
         """
@@ -75,7 +75,7 @@ class Registry(BufferCore):
         batch_step: int | None = None,
         batch: Mapping[str, int] | None = None,
     ) -> Revision | None:
-        """Change rules of a task (name -> value, also as text) for every claim from now on; None if they are so.
+        """Change rules of a task (name -> value or its text) for every claim from now on; None if nothing changes.
 
         `batch_groups` changes from train step `batch_step` on, by default `first_open_step`. It may be the step whose
         batch the trainer waits for: that gets the new size while nothing of it is claimed. All roles follow without a
@@ -106,7 +106,7 @@ class Registry(BufferCore):
         return step + 1 if self._live_epoch().epoch else step
 
     def _claimed_step(self) -> int:
-        """The last step of which something is claimed; 0 before the first."""
+        """The last step with a claimed group; 0 before the first."""
         return max((clock.claimed_step for clock in self.clocks(self.tasks()).values()), default=0)
 
     def _follow_file(self, task: str, file: TaskRules) -> None:
@@ -120,8 +120,8 @@ class Registry(BufferCore):
             if f"seen:{digest_of_rules(file)}".encode() in records:
                 newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
                 log.warning(
-                    "task %s: this settings file is older than that of other roles, which has %s: the run keeps its "
-                    "rules; copy the newer file here, or change a rule back by `rollq set`",
+                    "task %s: this settings file is older than the file of other roles, which has %s: the run keeps "
+                    "its rules; copy the newer file here, or change a rule back with `rollq set`",
                     task,
                     newer,
                 )

@@ -51,9 +51,9 @@ class Training(Fetching, Claiming):
         sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
         Other launches are refused while a trainer holds the run, unless its process is known to have ended or
         `takeover` is set; `trainer_id` names it to them.
-        `lineage` is that of the trainer which saved the checkpoint (see `lineage_of`); with it, a checkpoint of steps
-        that were undone is refused, and so is one of another store, unless `accept_new_store`. So is one of a step that
-        the run has not reached.
+        `lineage`: the lineage of the trainer that saved the checkpoint (see `lineage_of`). With it, a checkpoint is
+        refused if its steps were undone, if the run has not reached its step, or, unless `accept_new_store`, if it
+        belongs to another store.
         Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the steps to resume from,
         StoreLost.
         """
@@ -141,9 +141,9 @@ class Training(Fetching, Claiming):
             if accept_new_store:
                 return ""
             raise StoreLost(
-                f"the checkpoint of step {from_step} belongs to another store than that of run {self.run!r}, which was "
-                "emptied since, or is a new one: its prompts begin with the first. Restore a snapshot (`rollq "
-                "restore`), or give the run another name; to train on with this store, set accept_new_store = true"
+                f"the checkpoint of step {from_step} belongs to another store: the store of run {self.run!r} is new or "
+                "was emptied, and its prompts begin with the first. Restore a snapshot (`rollq restore`), or give the "
+                "run another name; to continue with this store, set accept_new_store = true"
             )
         last_step, last_epoch = ancestors[incarnation]
         if from_step > last_step or epoch > last_epoch:
@@ -266,7 +266,7 @@ class Training(Fetching, Claiming):
             self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part), ids)
 
     def _unfilled(self, step: int, tasks: Sequence[str]) -> set[str]:
-        """Those of the tasks whose groups in the batch of a step are not all there."""
+        """The tasks that still lack groups in the batch of a step."""
         found = self.send_all([("HMGET", task_keys(self.run, task).manifest(step), "ids", "open") for task in tasks])
         return {task for task, (ids, fills) in zip(tasks, found, strict=True) if fills or not ids}
 
@@ -287,7 +287,7 @@ class Training(Fetching, Claiming):
             before = self.clock(task).first_manifest
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass
-            # not those of batches that stay while a copy of the buffer is taken
+            # plans of batches that stay while a copy of the buffer is taken are kept
             self._forget_plans(held, before + 1, self.clock(task).first_manifest)
 
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:

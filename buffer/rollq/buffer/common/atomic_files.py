@@ -95,7 +95,7 @@ def _empty(folder: Path) -> None:
 
 
 def _put_in_place(hidden: Path, folder: Path) -> None:
-    """Rename `hidden`. An existing folder is set aside meanwhile, so that one of the two is whole at every instant."""
+    """Rename `hidden`. An existing folder is set aside first, so that one of the two is whole at every instant."""
     former = former_folder(folder)
     if folder.exists():
         shutil.rmtree(former, ignore_errors=True)

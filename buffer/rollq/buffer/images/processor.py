@@ -77,8 +77,8 @@ class PlacedImages:
         collapsed += ids[place:]
         if sum(map(self.reserved.__contains__, collapsed)) != len(self.tokens):
             raise ImageError(
-                "the prompt, or what followed it, has tokens that mean an image beside those of its images: all images "
-                "come with the prompt, and texts must not name such tokens"
+                "the prompt, or a later message, has image tokens that belong to none of its images: put all images "
+                "into the prompt, and remove image tokens from texts"
             )
         return collapsed
 
@@ -119,7 +119,7 @@ class ImageProcessor:
             self._placeholder = str(getattr(self._processor, "boi_token", None) or self._processor.image_token)
             self._placeholder_id = int(self._processor.tokenizer.convert_tokens_to_ids(self._placeholder))
             self.image_token_id = int(self._processor.image_token_id)
-            """The id of an image's tokens among those of a prompt, or of most of them."""
+            """The token id by which a prompt represents an image, or most of the image."""
         except (OSError, ValueError, ImportError, AttributeError, TypeError) as error:
             raise ConfigError(f"the image processor in {str(folder)!r} cannot be used: {error}") from error
         self.name = type(images).__name__

@@ -1,7 +1,7 @@
 """The connections of a server: how many an address or a token may have, for how long, and which one makes room.
 
 Invariant: a connection that has shown a valid token is closed for another only while its token has more than
-`most_of_token`. Those that have not make room for each other: first those of the address that holds most.
+`most_of_token`. Connections without a token make room for each other; the address that holds most gives way first.
 """
 
 import asyncio
@@ -168,7 +168,7 @@ _current: ContextVar[tuple[Connections, Connection] | None] = ContextVar("curren
 
 
 def enter_connection(connections: Connections, connection: Connection) -> None:
-    """Make a connection that of the current context."""
+    """Make a connection the current one of this context."""
     _current.set((connections, connection))
 
 
@@ -180,7 +180,7 @@ def note(state: State) -> None:
 
 
 def identify(token: Hashable | None) -> None:
-    """Count the current connection as that of a token that was found valid; None: as a stranger's."""
+    """Count the current connection for a valid token, or, with None, for its address."""
     if (current := _current.get()) is not None:
         connections, connection = current
         party = Party(connection.address, has_token=False) if token is None else Party(token, has_token=True)

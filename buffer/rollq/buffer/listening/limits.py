@@ -32,7 +32,7 @@ def limits_here() -> ConnectionLimits:
 
 
 def address_of(peer: Any) -> str:
-    """Whose connection it is: the IPv4 address, or the /64 network of an IPv6 address, of which one host has all. Pure.
+    """The owner of a connection: the IPv4 address, or the /64 network of an IPv6 address, which one host owns. Pure.
 
     `peer`: the other end, as `socket.accept` returns it.
     """

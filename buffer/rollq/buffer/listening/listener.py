@@ -54,7 +54,7 @@ class Listener:
         self._sweep()
 
     async def close(self) -> None:
-        """Accept no more, and close the socket; connections stay open."""
+        """Stop accepting, and close the socket; connections stay open."""
         asyncio.get_running_loop().remove_reader(self._socket)
         for timer in self._timers.values():
             timer.cancel()
@@ -103,7 +103,7 @@ class Listener:
 
 
 class _Limited(asyncio.Protocol):
-    """Passes everything on to a protocol, for which its connection is that of the current context."""
+    """Passes everything to a protocol, with its connection as the current one of the context."""
 
     def __init__(self, inner: asyncio.Protocol, connections: Connections, connection: Connection) -> None:
         self._inner, self._connections, self._connection = inner, connections, connection

@@ -15,11 +15,11 @@ from rollq.buffer.wire.joined_frame import Pieces
 PLACE = "cluster"
 KEYS_PER_PAGE = 1000
 NOTICE_S = 1.0
-"""Enough for a primary that was away to learn that it was replaced. Until then it lacks what was written meanwhile."""
+"""Enough for a primary that was down to learn that it was replaced. Until then it lacks the writes of that time."""
 
 
 class ClusterPayloads:
-    """A `PayloadStore`. What `writing` has stored is on a replica too when its block ends."""
+    """A `PayloadStore`. When a block of `writing` ends, the payloads that it stored are on a replica too."""
 
     def __init__(self, run: RunStore) -> None:
         self._run = run
@@ -54,7 +54,7 @@ class ClusterPayloads:
         return found
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 where it is gone, also when asked a second time."""
+        """The size of each; 0 for a payload that two requests in turn have not found."""
         found = self._run.send_all([("STRLEN", self._key(name)) for name in names])
         for index, reply in self._ask_again("STRLEN", names, [i for i, size in enumerate(found) if not size]):
             found[index] = reply
@@ -75,7 +75,7 @@ class ClusterPayloads:
         pattern = f"rollq:{{{self._run.run}:*}}:payload:*"
         for client in self._run.servers.primaries():
             cursor = -1
-            with suppress(RedisError):  # one that is away is scanned the next time
+            with suppress(RedisError):  # an unavailable primary is scanned the next time
                 while cursor != 0:
                     page: Any = client.scan(max(cursor, 0), match=pattern, count=KEYS_PER_PAGE)
                     cursor, keys = page

@@ -34,7 +34,7 @@ class NotMounted(OSError):
 
 
 class Objects(Protocol):
-    """Named values; names have slashes. `failure` is the error of those that may be away."""
+    """Named values; names have slashes. `failure` is the error that a store raises when it may be unavailable."""
 
     failure: type[Exception]
 
@@ -60,7 +60,7 @@ class Objects(Protocol):
         """Remove all values whose names begin with `folder/`."""
 
     def check_mounted(self, marker: str) -> None:
-        """Raise a failure if the values are away and look gone; `marker` is the name of one that is always there."""
+        """Raise a failure if the store is unavailable but looks empty; `marker` names a value that is always there."""
 
     def explain(self, error: Exception) -> Trouble | None:
         """The meaning of a failure; None for an object that is not there."""
@@ -205,10 +205,10 @@ class Bucket:
             obstore.delete(self._store, [entry["path"] for entry in page])
 
     def check_mounted(self, marker: str) -> None:
-        """A bucket that does not answer says so."""
+        """Do nothing: a bucket that does not answer raises an error."""
 
     def explain(self, error: Exception) -> Trouble | None:
-        """The meaning of an error of obstore; that of an object that is not there is another one."""
+        """The meaning of an error of obstore. An object that is not there raises a different error."""
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
         return NO_RIGHT if isinstance(error, PermissionDeniedError | UnauthenticatedError) else AWAY

@@ -1,11 +1,11 @@
-"""Payloads that are away: large frames that are neither in their task's slot nor pass through its functions.
+"""External payloads: large frames that are neither in their task's slot nor pass through its functions.
 
 Nothing holds such a payload and the group that names it together, so every moment in between is safe instead:
 
 - A worker writes the payload under a new name, which has the nonce of its lease, and then puts the group, which names
   the payload. The lease is the note that such a payload may exist.
-- What a group names no longer is added to its task's garbage by the function that drops it. Any role removes the
-  payload, and then its name from the garbage. Both may be repeated, because names are never used again.
+- The function that drops a payload from a group adds its name to the task's garbage. Any role removes the payload, and
+  then its name from the garbage. Both may be repeated, because names are never used again.
 - A worker that dies, or whose lease runs out, leaves payloads that no group has ever named. An audit finds them: see
   `rollq.buffer.calls.payload_removal`.
 """
@@ -56,8 +56,8 @@ Write = Callable[[PayloadName, bytes | Pieces], None]
 class PayloadStore(Protocol):
     """Where payloads are. Thread-safe.
 
-    Every method waits for a store that is away, and raises `ServerUnavailable` or `ServerRefused` when that does not
-    help. Each may be repeated.
+    Every method waits for a store that is unavailable, and raises `ServerUnavailable` or `ServerRefused` when waiting
+    does not help. Each may be repeated.
     """
 
     def writing(self) -> AbstractContextManager[Write]:
@@ -73,4 +73,4 @@ class PayloadStore(Protocol):
         """Remove payloads; those that are gone do not matter."""
 
     def pages(self) -> Iterator[list[PayloadName]]:
-        """All payloads of the run, a page at a time. Those that come or go meanwhile may be missed."""
+        """All payloads of the run, a page at a time. Payloads that come or go during the listing may be missed."""

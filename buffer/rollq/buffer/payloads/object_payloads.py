@@ -1,7 +1,7 @@
 """Payloads in a folder that all roles share, or in an S3-compatible object store.
 
-An object is named `<run>/<incarnation>/<task>/<group>.<leaf>`. Beside them is a marker, by which a role sees that the
-folder or the bucket is the one in which the run was created. What a folder without the marker lacks is not gone: its
+An object is named `<run>/<incarnation>/<task>/<group>.<leaf>`. Beside the objects is a marker, by which a role sees
+that the folder or the bucket is the one in which the run was created. A folder without the marker has lost nothing: its
 file system is not mounted.
 """
 
@@ -26,7 +26,7 @@ PROBE = b"rollq doctor"
 class ObjectPayloads:
     """A `PayloadStore`. It keeps what the file system or the object store keeps.
 
-    `folder()` is that of the run's objects; it is asked for when it is first needed.
+    `folder()` returns the folder of the run's objects; it is called when that is first needed.
     """
 
     def __init__(self, url: str, folder: Callable[[], str], patience: Callable[[], Patience]) -> None:
@@ -112,7 +112,7 @@ class ObjectPayloads:
         return f"{self._folder()}/{MARKER}"
 
     def _write(self, path: str, payload: bytes | Pieces) -> None:
-        """Store a payload where the run is. A folder takes files also where nothing is mounted, or no longer."""
+        """Store a payload in the run's folder. A folder accepts files even if its file system is not mounted."""
 
         def do() -> None:
             self._check_mounted()
@@ -170,7 +170,7 @@ class ObjectPayloads:
             self._wait_out(lambda: self._objects.remove(path))
 
     def _wait_out(self, do: Callable[[], T]) -> T:
-        """`do()`, repeated while the store is away. Raises `FileNotFoundError` for an object that is not there."""
+        """`do()`, repeated while the store is unavailable. Raises `FileNotFoundError` if the object does not exist."""
         objects = self._objects
         return wait_out(do, self._patience(), name=self._name, fails=objects.failure, explain=objects.explain)
 

@@ -1,4 +1,4 @@
-"""The stores that a run has for payloads that are away: which one takes a payload, and which one has it."""
+"""The stores that a run has for external payloads: which one takes a payload, and which one has it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from rollq.buffer.wire.group_fields import is_large
 
 
 class Payloads:
-    """The payloads of one run that are away. Thread-safe."""
+    """The external payloads of one run. Thread-safe."""
 
     def __init__(self, run: RunStore, settings: PayloadSettings, patience: Callable[[], Patience]) -> None:
         """Raises `ConfigError` for a URL that names neither a folder that exists nor a bucket."""
@@ -47,7 +47,7 @@ class Payloads:
         return self._min_bytes if self.outside else None
 
     def place_for(self, size_bytes: int) -> str | None:
-        """The place of a new payload of this size; None if it is not to be away."""
+        """The place of a new payload of this size; None if it stays in its task's slot."""
         if self.outside and size_bytes >= self._min_bytes:
             return object_payloads.PLACE
         if cluster.PLACE in self._stores and is_large(size_bytes):

@@ -42,9 +42,9 @@ class Querying(Looking):
         """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival.
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
-        instant, and then a few numbers of each group: one that moves in between is reported with its new
-        status, and one that leaves is left out. With `limit`, at most that many. Raises `QueryError`, also when the run
-        does not have the task, and `StoreLost`.
+        instant, and then a few numbers of each group: a group that moves in between is reported with its new status,
+        and a group that leaves is left out. `limit`: the most groups to return. Raises `QueryError`, including for a
+        task that the run does not have, and `StoreLost`.
 
         A search in prompts or texts reads the samples of every group for which the rest of the query may hold, until
         the limit is reached; `on_searched` is called with the number of groups that were read. Groups whose samples
@@ -82,7 +82,7 @@ class Querying(Looking):
             for record in some:
                 group = groups.get((record.task, record.uid))
                 if group is None:
-                    continue  # it left meanwhile
+                    continue  # it has left
                 if group.problem:
                     log.warning("group %d of task %r is not searched: %s", record.uid, record.task, group.problem)
                 if condition.holds(record, texts_of(group.prompt.content, group.samples)):
@@ -113,7 +113,7 @@ class Querying(Looking):
         records = []
         for group_id, reply in zip(ids, replies, strict=True):
             status, *texts = ((value or b"").decode() for value in reply)
-            if status:  # else it left meanwhile, or never came
+            if status:  # otherwise it has left, or was never there
                 records.append(_record(task, group_id, clock, status, *texts))
         claimed = [record for record in records if record.status in _CLAIMED]
         scores = self.send_all([("ZSCORE", keys.status(Status(member.status)), member.uid) for member in claimed])

@@ -28,12 +28,12 @@ class GroupRecord:
     """One group, as queries see it.
 
     `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
-    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. Of an
-    expired group, that with which it expired.
-    `reward`: mean over its samples when it was last put, None when none that was finished is left. `tries`: its
-    attempts, counted anew after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
-    earlier try; else "". `step`: the train step that has claimed it, or, while it is pending or running, the one that
-    it was admitted for; None in every other status, in which no step has it.
+    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. For an
+    expired group, its staleness when it expired.
+    `reward`: mean over its samples when it was last put, None if no finished sample is left. `tries`: its attempts,
+    counted from 0 again after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
+    earlier try; else "". `step`: the train step that has claimed it, or, while it is pending or running, the step that
+    it was admitted for; None in every other status.
     """
 
     uid: int

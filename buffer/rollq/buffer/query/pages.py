@@ -69,8 +69,8 @@ class Paging(Querying):
         """Up to `limit` groups of a selection, those with the highest score of each set first.
 
         `after`: of the page before; "" for the first one. A search reads at most `MOST_READ` groups, fewer if they are
-        large, so a page may be empty and yet have a next one. Groups that move meanwhile may be missing or come twice.
-        Raises `QueryError`, `StoreLost`.
+        large, so a page may be empty and yet have a next one. Groups that move between pages may be missing or come
+        twice. Raises `QueryError`, `StoreLost`.
         """
         place, rank = parse_after(after)
         limit = max(1, min(limit, MOST_ROWS))
@@ -143,7 +143,7 @@ class Paging(Querying):
 
 
 class _Set(NamedTuple):
-    """The groups of a task with a status, or `ids`, those of a batch."""
+    """The groups of a task with a status, or the groups `ids` of a batch."""
 
     task: str
     status: Status | None

@@ -5,7 +5,7 @@ A plan covers every group for which the condition holds, and may cover more: the
 status                                 what its sorted set is scored by
 completed, aborted                     version that it counts as, then arrival; arrival where order = "fifo"
 gathered, expired, filtered, failed    arrival
-the others                             step or deadline, of which queries know nothing
+the others                             step or deadline, which queries do not use
 """
 
 import math
@@ -19,7 +19,7 @@ from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 from rollq.buffer.values.rollouts import Status
 
 BY_VERSION: Final = "by_version"
-"""The index of completed and aborted groups by version, whatever the order of their task."""
+"""The index of completed and aborted groups by version, for every order of a task."""
 
 _IN_VERSION_INDEX: Final = frozenset({Status.COMPLETED, Status.ABORTED})
 _BY_ARRIVAL: Final = frozenset({Status.GATHERED, Status.EXPIRED, Status.FILTERED, Status.FAILED})
@@ -147,7 +147,7 @@ class ReadPlan:
 def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int, token_shift: int = 0) -> ReadPlan:
     """Plan the reads for a task of `order` whose next step is `step`. Up to `most_ids` ids are read without any set.
 
-    `token_shift`: how much the version that a group counts as may be below that of its oldest token, 0 or less (see
+    `token_shift`: how far the version that a group counts as may be below its oldest token's version, 0 or less (see
     `counted_version`).
     """
     low = max(1, reach.arrivals.low)

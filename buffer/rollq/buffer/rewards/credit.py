@@ -70,10 +70,10 @@ def token_advantages(
     `groups` int [N], the group of each sample, from 0. A step's reward is the sum of its tokens', and its return is
     G_k = reward_k + `discount` G_(k+1). The advantage of all its tokens is (G_k - baseline) / scale.
 
-    Baseline and scale are those of `settings`: mean and deviation of the returns in the group, in which each sample has
-    the same weight, however many steps it has. So a reward that comes with the last token, without a discount, gives
-    every token the advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch are
-    not supported. Raises `ConfigError` for them.
+    `settings` chooses baseline and scale: mean and deviation of the returns in the group. Each sample has the same
+    weight there, with any number of steps. So a reward that comes with the last token, without a discount, gives every
+    token the advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch are not
+    supported. Raises `ConfigError` for them.
     """
     if "batch" in (settings.baseline, settings.scale):
         raise ConfigError('baseline and scale "batch": returns of tokens and turns are compared within a group only')

@@ -24,7 +24,7 @@ def groups_through(batch_groups: int, schedule: Schedule, step: int) -> int:
 
 
 def is_retired(batch_groups: int, schedule: Schedule, step: int) -> bool:
-    """Whether no batch takes groups of a task any more, from that of `step` on."""
+    """Whether no batch takes groups of a task any more, from the batch of `step` on."""
     later = [groups for first, groups in schedule if first > step]
     return not any([groups_at(batch_groups, schedule, step), *later])
 

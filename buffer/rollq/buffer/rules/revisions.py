@@ -22,8 +22,8 @@ class Revision:
 
     `step`: the first train step that was claimed, or can be, under these rules. `changes`: name of a rule -> its value
     before and after, as text. `by`: the host and the process that asked for it. `batch`: the groups of every task that
-    was to change with it, where a weight shared the whole batch anew. `first_groups`: the groups in batches before any
-    schedule.
+    was to change with it, if a new weight divided the whole batch again. `first_groups`: the groups in batches before
+    any schedule.
     """
 
     number: int
@@ -92,7 +92,7 @@ def shown(value: Any) -> str:
 
 
 def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> TaskRules:
-    """The rules with `changes` (name -> value, also as text). Batches have the new `batch_groups` from `step` on.
+    """The rules with `changes` (name -> value or its text). Batches have the new `batch_groups` from `step` on.
 
     Raises `ConfigError` naming the rule that is unknown, stays as it is, or would be invalid.
     """
@@ -116,8 +116,10 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
 
 
 def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: int) -> TaskRules:
-    """The rules with what was edited in a settings file, from `former` to `file`. What the file left as it was keeps
-    its value, also when it was changed by hand meanwhile. Batches have the sizes of the file from `step` on.
+    """The rules with the edits of a settings file, from `former` to `file`.
+
+    A rule that the file did not change keeps its value, even if it was changed by hand. Batches have the sizes of the
+    file from `step` on.
 
     Raises `ConfigError` naming the rule that stays as it is.
     """
@@ -190,7 +192,7 @@ def unfinished_batch(
 
 
 def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The changes of a task as those of its `count` shards, which share its numbers of groups.
+    """Divide the changes of a task among its `count` shards, which share its numbers of groups.
 
     Raises `ConfigError` for a number of groups that is not one.
     """

@@ -36,7 +36,7 @@ def shard_names(task: str, count: int) -> list[str]:
 
 
 def shard_of(name: str) -> Shard:
-    """Which shard of which task a task of the buffer is: the only one, unless its name says otherwise."""
+    """The shard of a task that a task of the buffer is, by its name; the only one, if the name has no shard."""
     matched = _SHARD.fullmatch(name)
     if matched is None:
         return Shard(name, 1, 1)
@@ -58,7 +58,7 @@ def check_task_name(name: str) -> str:
     """Return the name of a task of `rollq.toml`, or raise `ConfigError` if keys cannot have it, or shards may."""
     check_name("task", name)
     if task_of(name) != name:
-        raise ConfigError(f"task name {name!r}: names of this form are those of shards; choose another")
+        raise ConfigError(f"task name {name!r}: names of this form belong to shards; choose another")
     return name
 
 
@@ -89,13 +89,13 @@ SHARED: Final[Mapping[str, Callable[[Any, int], Sequence[Any]]]] = {
 
 
 def split_rules(rules: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Some rules of a task (name -> value) as those of its `count` shards."""
+    """Divide some rules of a task (name -> value) among its `count` shards."""
     parts = {name: SHARED[name](value, count) if name in SHARED else [value] * count for name, value in rules.items()}
     return [{name: values[index] for name, values in parts.items()} for index in range(count)]
 
 
 def add_up(shards: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
-    """Numbers by name, each that of all shards together."""
+    """Numbers by name, each the sum over all shards."""
     total: dict[str, Number] = {}
     for shard in shards:
         for name, number in shard.items():
@@ -104,7 +104,7 @@ def add_up(shards: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
 
 
 def check_shards(known: Iterable[str], wanted: Iterable[str]) -> None:
-    """Compare the tasks that a run or a snapshot has, `known`, with those of the settings, `wanted`.
+    """Compare the tasks of a run or a snapshot, `known`, with the tasks of the settings, `wanted`.
 
     Raises `RunMismatch` naming the setting when a task has another number of shards.
     """

@@ -4,9 +4,8 @@
     task-<name>/groups-00000.jsonl      one group per line, without its payload
     task-<name>/frames-00000.safetensors  the frames of those groups: "<group id>/<field>" -> uint8 [bytes]
 
-Fields and frames are those of `rollq.buffer.wire.group_fields`. Invariant: the folder appears under its name complete
-and synced, or not at all; `check` passes only for exactly the bytes that were written. No pickle, nothing that names
-code.
+See `rollq.buffer.wire.group_fields` for fields and frames. Invariant: the folder appears under its name complete and
+synced, or not at all; `check` passes only for exactly the bytes that were written. No pickle, nothing that names code.
 """
 
 import fcntl

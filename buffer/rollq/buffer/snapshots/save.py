@@ -1,8 +1,8 @@
 """Saves a run's buffer to a folder while all roles keep working.
 
-The state of one instant per task is saved: its index. Payloads are read later, in chunks. Meanwhile the buffer keeps
-them (`hold_for_saving`), and since a payload never changes once written, the later read returns what the index saw.
-Groups without a result may get one meanwhile; they are saved as pending, so that counters and groups agree.
+It saves the state of each task at one instant: its index. Payloads are read later, in chunks. Until then the buffer
+keeps them (`hold_for_saving`), and since a payload never changes once written, the later read returns what the index
+saw. Groups without a result may get one before that; they are saved as pending, so that counters and groups agree.
 """
 
 import secrets
@@ -32,9 +32,9 @@ CHUNK_BYTES = 64 << 20
 TRIES = 5
 
 UNFINISHED = (Status.RUNNING, Status.PENDING, Status.ABORTED, Status.EXPIRED)
-"""Statuses out of which a worker may change a group's samples."""
+"""Statuses in which a worker may change a group's samples, or from which it may lease the group."""
 POOLS = (Status.ABORTED, Status.EXPIRED)
-"""Those of them that are saved as they are."""
+"""The unfinished statuses that are saved as they are."""
 AUDITED = (Status.FILTERED, Status.FAILED)
 """Statuses that the oldest groups leave when there are too many."""
 IN_MANIFESTS = (Status.CLAIMED, Status.ARCHIVED)
@@ -90,8 +90,8 @@ class Saving(BufferCore):
         """Save the whole run to the folder `directory`, which appears complete or not at all. No role has to wait.
 
         `replace`: a snapshot in `directory` is replaced once the new one is complete. Raises `ConfigError` for a folder
-        that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` when it cannot be
-        written or trainers keep taking over the run meanwhile, and `StoreLost`.
+        that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` if the folder cannot be
+        written, or if trainers keep taking over the run; and `StoreLost`.
         """
         if self._has_payloads_outside():
             self.check_payloads()
@@ -203,7 +203,7 @@ class Saving(BufferCore):
                 return {"prompts": texts} if texts else {}
 
     def _read_groups(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[Sequence[SavedGroup]]:
-        """The groups, in portions that are read in a moment: payloads that are away may be large, and come slowly."""
+        """The groups, in portions that are read in a moment: external payloads may be large and slow to read."""
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
         batch_of = index.batch_of
@@ -273,7 +273,7 @@ def _trips(members: Sequence[_Member]) -> Iterator[Sequence[_Member]]:
 
 
 def _outside_bytes(task: str, group: SavedGroup) -> int:
-    """The bytes of a payload that is away."""
+    """The bytes of an external payload; 0 for any other."""
     return int(group.fields["payload_bytes"]) if _is_away(task, group) else 0
 
 

@@ -1,4 +1,4 @@
-"""How rollq reaches a Redis server, and how it waits for one that is away.
+"""How rollq reaches a Redis server, and how it waits for one that is unavailable.
 
 `connect` returns only clients of servers that are recent enough, have Functions and evict nothing. `patiently` runs a
 command and waits out what passes by itself (a restart, a failover, a full disk), with one log line. Errors of rollq's
@@ -61,7 +61,7 @@ class Patience:
 
 
 def patiently(client: redis.Redis, do: Callable[[], T], patience: Patience | None = None) -> T:
-    """Return `do()`, which sends commands through `client`; call it again while the server is away or not ready.
+    """Return `do()`, which sends commands through `client`; call it again while the server is down or not ready.
 
     `do` must be harmless to repeat, since a reply may be lost after the command ran. Raises `ServerUnavailable` or
     `ServerRefused` when waiting does not help or `patience` has run out.
@@ -199,9 +199,9 @@ def check_policy(client: redis.Redis, info: Mapping[str, Any]) -> None:
 
 
 def unfit(info: Mapping[str, Any], *, in_cluster: bool = False) -> str:
-    """Why a server with this INFO cannot serve rollq, whatever its settings; empty when it can.
+    """Why a server with this INFO cannot serve rollq under any settings; empty if it can.
 
-    A node of a cluster can only with `in_cluster`.
+    A node of a cluster can serve it only with `in_cluster`.
     """
     name, oldest = ("valkey", OLDEST_VALKEY) if "valkey_version" in info else ("redis", OLDEST_REDIS)
     version = str(info.get(f"{name}_version", ""))

@@ -28,8 +28,8 @@ LEAST_PRIMARIES = 3
 class EmbeddedCluster:
     """`primaries` Valkey servers that share the slots, each with `replicas`, in folders below `directory`.
 
-    port: the first of their TCP ports, with those after it; None for free ones, kept over restarts. node_timeout_ms:
-    how long a node may be silent before a replica takes its place. The other arguments are those of `EmbeddedServer`.
+    port: the first of their TCP ports, which are consecutive; None for free ports, kept over restarts. node_timeout_ms:
+    how long a node may be silent before a replica takes its place. See `EmbeddedServer` for the other arguments.
 
     Raises `ConfigError` for invalid arguments.
     """
@@ -54,7 +54,7 @@ class EmbeddedCluster:
         if port is not None and port + BUS_OFFSET + nodes > LAST_PORT:
             raise ConfigError(f"port {port!r}: the {nodes} nodes also need those from {port + BUS_OFFSET} on")
         if bind in ("0.0.0.0", "::"):
-            raise ConfigError(f"bind address {bind!r}: nodes name it to clients, so it must be that of this machine")
+            raise ConfigError(f"bind address {bind!r}: nodes name it to clients, so give an address of this machine")
         self.directory = Path(directory).absolute()
         self._primaries = primaries
         self._chooses_ports = port is None
@@ -167,7 +167,7 @@ def _directives(node: EmbeddedServer, bus: int, node_timeout_ms: int) -> dict[st
         "cluster-port": str(bus),
         "cluster-config-file": "nodes.conf",
         "cluster-node-timeout": str(node_timeout_ms),
-        "cluster-require-full-coverage": "no",  # the others serve on while one is away
+        "cluster-require-full-coverage": "no",  # the other nodes keep serving while one is down
         "repl-diskless-sync-delay": "0",
         **login,
         **({"tls-cluster": "yes", "tls-replication": "yes"} if node.certificates else {}),

@@ -354,6 +354,6 @@ def free_port(bind: str) -> int:
 
 
 def config_word(value: str) -> str:
-    """`value` quoted for the server's configuration, whatever it holds."""
+    """`value` quoted for the server's configuration, with any bytes."""
     plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-:"
     return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(value)) + '"'

@@ -47,9 +47,13 @@ class Events:
         task_prefix: str | None,
         others: Mapping[str, Callable[[Any], object]],
     ) -> None:
-        """`channels`: their names without the kind. `kinds`: what to be woken by; empty for everything. `task_prefix`:
-        that of the keys of the only task whose events count, beside those of the run as a whole; None for all.
-        `others`: other channels by name, and what is called with each of their messages, which wakes nobody."""
+        """Subscribe to the channels of a run.
+
+        `channels`: their names without the kind. `kinds`: the kinds that wake; empty for all. `task_prefix`: the prefix
+        of the keys of the only task whose events count, beside the events of the run as a whole; None for all tasks.
+        `others`: other channels by name, with the function that is called with each of their messages; these messages
+        wake nobody.
+        """
         self._servers = servers
         self._channels = [channel_of(channels, kind) for kind in kinds or EventKind]
         self._origins = None if task_prefix is None else (task_prefix.encode(), OF_THE_RUN)

@@ -57,7 +57,7 @@ ERRORS: Mapping[str, type[RollqError]] = {
 
 
 def load_library(servers: Servers, patience: Patience | None = None, *, key: str | None = None) -> None:
-    """Load the library into every server that lacks it, or only into that of `key`.
+    """Load the library into every server that lacks it, or only into the server of `key`.
 
     Raises `ServerRefused` when the library is missing and may not be loaded, `ServerUnavailable`.
     """
@@ -124,9 +124,11 @@ Call = Command | Beside
 
 
 def call_all(servers: Servers, patience: Patience, load: Load, calls: Callable[[], Iterable[Call]]) -> list[Any]:
-    """Call several functions in one trip (see `pipeline`). Returns their replies; that of one that failed is its
-    error. Every function is harmless to repeat, so outages are waited out, and those calls are repeated, after `load`,
-    for which a server lacked the function."""
+    """Call several functions in one trip (see `pipeline`), and return their replies, or the error of a failed call.
+
+    Every function is harmless to repeat, so outages are waited out, and calls whose server lacked the function are
+    repeated after `load`.
+    """
 
     def send(chosen: Callable[[], Iterable[Call]]) -> list[Any]:
         return pipeline(servers, patience, lambda: map(_command, chosen()), lambda _, reply: reply)

@@ -32,7 +32,7 @@ rollq:{run:task}:<status>        zset    group ids                              
 rollq:{run:task}:by_version      zset    completed + aborted by oldest version, arrival functions  run
 rollq:{run:task}:suspects        zset    pending groups that workers died with         functions  run
 rollq:{run:task}:generating      zset    running groups by the version they began with   functions  run
-rollq:{run:task}:offers          zset    running groups of which samples are offered to other workers functions run
+rollq:{run:task}:offers          zset    running groups that offer samples to workers  functions  run
 rollq:{run:task}:outcomes        list    1 kept, 0 not: the last finished groups       functions  run
 rollq:{run:task}:last_error      hash    text and time of the newest error             functions  run
 rollq:{run:task}:window          hash    sums since they were last taken               functions  run
@@ -51,9 +51,9 @@ rollq:{run:task}:batch:<handle>:groups list its group ids                       
 rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt, history   functions  until dropped
 rollq:{run:task}:rollout:<id>    hash    "all" -> frame; or sample index, parts       functions  until dropped
 rollq:{run:task}:payload:<id>:<nonce> string a frame that is too large for a function functions until dropped
-rollq:{run:task:<id>}:payload:<name> string likewise, away, on a cluster            workers    until collected
-rollq:{run:task}:garbage         set     payloads that are away and of no more use     functions  until collected
-rollq:{run:task}:shared          hash    payload that is away -> how many groups name it functions until dropped
+rollq:{run:task:<id>}:payload:<name> string likewise, external, on a cluster           workers    until collected
+rollq:{run:task}:garbage         set     external payloads that no group needs         functions  until collected
+rollq:{run:task}:shared          hash    external payload -> how many groups name it   functions  until dropped
 rollq:{run:task}:archive         hash    who archives, the open portion, groups so far functions  run
 rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease
 rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counters      functions  until checkpoint

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Transaction(NamedTuple):
-    """Commands that run together, or not at all when the server refuses one of them. Its reply is that of the last."""
+    """Commands that run together, or not at all if the server refuses one. Its reply is the last command's reply."""
 
     commands: Sequence[Command]
 
@@ -48,8 +48,9 @@ def pipeline(
     commands: Callable[[], Iterable[Command | Transaction]],
     read: Callable[[int, Any], T],
 ) -> list[T]:
-    """Send each of `commands()` to the server that has its key, and return `read(i, reply)` of each one's reply; that
-    of a refused command is its error.
+    """Send each of `commands()` to the server that has its key, and return `read(i, reply)` for each reply.
+
+    The reply to a refused command is its error.
 
     Must be harmless to repeat: after an outage all starts again. Nothing holds the commands together: others may come
     between, and later ones run when an earlier one is refused. Where servers have replicas, it returns when all that
@@ -73,10 +74,9 @@ def pipeline(
 
 
 class _Connection:
-    """One connection: what is to be sent is gathered, so that few system calls are needed.
+    """One connection, which gathers what it sends, so that few system calls are needed.
 
-    `written` is the key of the last command that may have written, None without one, and `mark` that of the last
-    function.
+    `written`: the key of the last command that may have written, or None. `mark`: the key of the last function.
     """
 
     def __init__(self, client: redis.Redis, connection: Any) -> None:
@@ -127,7 +127,7 @@ class _Connections:
         for connection in self._by_server.values():
             if connection.written and self._servers.replicas:
                 # WAIT counts writes of this connection alone, and a function that is repeated may write nothing. A
-                # function writes also where memory is full
+                # function writes even if memory is full
                 if connection.mark:
                     connection.send(("FCALL", function_name("mark"), 1, connection.mark))
                 timeout_ms = 1 if self._servers.was_alone(connection.client) else REPLICA_TIMEOUT_MS
@@ -141,9 +141,9 @@ class _Connections:
         """
         for connection in self._by_server.values():
             if connection.written and self._servers.replicas:
-                if connection.mark:  # without the functions, the reply is an error, as those of the calls are
+                if connection.mark:  # without the functions, the reply is an error, as are the replies to the calls
                     _read(connection.raw)
-                count = _read(connection.raw)  # an error when the server has become a replica meanwhile
+                count = _read(connection.raw)  # an error if the server has become a replica
                 if isinstance(count, int) and count >= self._servers.replicas:
                     continue
                 has_replicas = _has_replicas(connection.raw)
@@ -212,7 +212,7 @@ def _pack(connection: Any, command: Command) -> Iterable[bytes]:
 
 
 def _reply(connection: Any, queued: int) -> Any:
-    """The reply of a command; that of a transaction comes after its `queued` commands were taken."""
+    """The reply to a command; a transaction replies after the server has queued its `queued` commands."""
     replies = [_read(connection) for _ in range(queued + 1)]
     refused = [reply for reply in replies if isinstance(reply, Exception)]
     if refused or not queued:

@@ -1,6 +1,6 @@
 """One run in the store: its connection, keys and incarnation, and the ways to send it commands.
 
-Every part of the buffer sends its commands through `RunStore`. It waits for a server that is away, and reports a store
+Every part of the buffer sends its commands through `RunStore`. It waits for an unavailable server, and reports a store
 that has lost the run, so that no other module needs to handle either.
 """
 
@@ -72,7 +72,7 @@ class RunStore:
 
     @property
     def patience(self) -> Patience:
-        """How long calls wait for a server that is away."""
+        """How long calls wait for an unavailable server."""
         return self._patience
 
     @property
@@ -81,7 +81,7 @@ class RunStore:
         return self._patience.closed
 
     def wait_out_outages(self) -> None:
-        """From now on, wait for a server that is away until the buffer is closed, instead of raising after a while."""
+        """From now on, wait for an unavailable server until the buffer is closed, instead of raising after a while."""
         self._patience = replace(self._patience, unanswered_s=inf, unready_s=inf)
 
     @property
@@ -144,7 +144,7 @@ class RunStore:
         return [_good(index, reply) for index, reply in enumerate(self.call_each(lambda: calls))]
 
     def send(self, *command: Any) -> Any:
-        """Send a plain command, which must be harmless to repeat, and wait for a server that is away."""
+        """Send a plain command, which must be harmless to repeat, and wait for an unavailable server."""
 
         def do() -> Any:
             return self.servers.of(key_of(command)).execute_command(*command)  # type: ignore[no-untyped-call]

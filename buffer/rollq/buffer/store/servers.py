@@ -1,7 +1,7 @@
 """The servers that hold a buffer: one, or the primaries of a cluster. Finds the one that has a key.
 
 Everything that a function touches has one hash tag, so it is on one server, and a plain client of that server is
-enough: a cluster only adds the table of which server has which slot.
+enough: a cluster only adds the table that gives the server of each slot.
 """
 
 import logging
@@ -59,7 +59,7 @@ class Servers(Protocol):
         """A client of every server that takes writes."""
 
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
-        """`do()`, repeated while a server is away; see `connection.patiently`."""
+        """`do()`, repeated while a server is unavailable; see `connection.patiently`."""
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
         """Whether no replica follows the server of `client`, and others say that it has `key`, and that no replica may
@@ -73,7 +73,7 @@ class Servers(Protocol):
 
 
 class OneServer:
-    """`Servers` that are one. What it acknowledges after a failover is for its own configuration to decide."""
+    """`Servers` with a single server. Its configuration decides which writes survive a failover."""
 
     replicas = 0
     spread = False
@@ -91,7 +91,7 @@ class OneServer:
         return (self._client,)
 
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
-        """`do()`, repeated while the server is away."""
+        """`do()`, repeated while the server is unavailable."""
         return patiently(self._client, do, patience)
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
@@ -148,7 +148,7 @@ def _host(announced: str, asked: str) -> str:
 
 
 class Cluster:
-    """The primaries of a Redis or Valkey Cluster, some nodes of which a URL names. Begins with `refresh`."""
+    """The primaries of a Redis or Valkey Cluster. A URL names some of its nodes. Begins with `refresh`."""
 
     replicas = 1
     spread = True
@@ -177,7 +177,7 @@ class Cluster:
         return list(dict.fromkeys(client for client in self._slots.nodes if client is not None))
 
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
-        """`do()`, repeated while nodes are away, slots move, or a replica takes the place of a primary."""
+        """`do()`, repeated while nodes are unavailable, slots move, or a replica takes the place of a primary."""
         return wait_out(do, patience, name=self.address, before_next=self._try_refresh)
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class Cluster:
         """Whether no replica follows the server of `client`, and another node says that it has `key`, and that no
         replica may take its place.
 
-        A replica that was away for longer than `GONE_MS` may not: no primary elects one whose data is that old.
+        A replica that was down for longer than `GONE_MS` may not: no primary elects one whose data is that old.
         """
         now_s = time.monotonic()
         if not has_replicas and now_s - self._alone_s.get(client, -math.inf) < ASK_AGAIN_S:
@@ -278,8 +278,10 @@ def connect_servers(url: str, password: str | None = None, name: str | None = No
 
 
 def open_servers(url: str, password: str | None = None) -> Servers:
-    """Return the servers at `url`, whatever their state. Raises `ConfigError`, and of a cluster `ServerUnavailable` and
-    `ServerRefused`."""
+    """Return the servers at `url`, in any state.
+
+    Raises `ConfigError`, and for a cluster `ServerUnavailable` and `ServerRefused`.
+    """
     if len(node_urls(url)) == 1:
         return OneServer(open_client(url, password))
     cluster = Cluster(url, password)

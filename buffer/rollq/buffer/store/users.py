@@ -183,7 +183,7 @@ def functions_of(role: Role) -> frozenset[str]:
 
 
 def callers(name: str, source: str) -> set[Role]:
-    """The roles that call the function `name`, as the head of its source says. What only reads, a monitor may call."""
+    """The roles that call the function `name`, as the head of its source says. Monitors may call all that only read."""
     matched = re.search(r"^-- Caller: [^;]*; (.*(?:\n--   .*)*)", source, re.MULTILINE)
     words = matched[1] if matched else ""
     roles = {role for pattern, roles in CALLERS.items() if re.search(rf"\b({pattern})\b", words) for role in roles}
@@ -222,7 +222,7 @@ def _extras(role: Role) -> str:
     """Commands without a key that not every role has. `publish` reaches only the channel of the run."""
     if role is Role.OPERATOR:
         return f"publish wait {TRANSACTIONS} function|load function|delete client|list acl|load"
-    if role is Role.PRODUCER:  # its audit of payloads on a cluster lists keys, of which it can read only its run's
+    if role is Role.PRODUCER:  # its audit of payloads on a cluster lists all keys, but it can read only its run's
         return f"publish wait scan {TRANSACTIONS}"
     return "" if role is Role.MONITOR else f"publish wait {TRANSACTIONS}"
 

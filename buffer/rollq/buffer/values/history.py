@@ -50,7 +50,7 @@ class HistoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Facts of a task that monitors show besides its counts.
+    """Facts of a task that monitors show beside its counts.
 
     `silent_s`: seconds since a producer looked at the task; None when none ever has. `rows`: the newest ones of its
     history. `by_staleness`: ready groups by the staleness that they would be trained with. The ages are in seconds, of

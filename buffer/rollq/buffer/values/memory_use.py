@@ -22,14 +22,14 @@ class Fullness(NamedTuple):
 
     @classmethod
     def of_memory(cls, used_bytes: int, limit_bytes: int) -> "Fullness":
-        """That of a server, whose `maxmemory` is `limit_bytes`; 0: it has no limit."""
+        """The fullness of a server whose `maxmemory` is `limit_bytes`; 0: it has no limit."""
         if not limit_bytes:
             return cls()
         return cls(used_bytes / limit_bytes, used_bytes=used_bytes, limit_bytes=limit_bytes)
 
     @classmethod
     def of_groups(cls, expected_bytes: float, mean_bytes: float, limit_bytes: int, limit: str) -> "Fullness":
-        """That of groups which take `expected_bytes` with those on their way, and `mean_bytes` each; 0: not known."""
+        """The fullness by groups of `mean_bytes` each (0: not known) that take `expected_bytes` once all have come."""
         room = max(0.0, FULL * limit_bytes - expected_bytes) / mean_bytes if mean_bytes else math.inf
         return cls(expected_bytes / limit_bytes, limit, room, round(expected_bytes), limit_bytes)
 

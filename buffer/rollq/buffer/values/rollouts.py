@@ -100,7 +100,7 @@ def unversioned(tokens: int) -> tuple[VersionSpan, ...]:
 
 
 def absent_logprobs(tokens: int) -> Float32Array:
-    """The logprobs of `tokens` response tokens of which none are known: NaN, float32 [tokens]."""
+    """The logprobs of `tokens` response tokens without known logprobs: NaN, float32 [tokens]."""
     return np.full(tokens, np.nan, np.float32)
 
 
@@ -212,7 +212,7 @@ EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
 class PipelineOutput:
     """The output of an experience pipeline for one group: rewards that replace the judge's, and optional advantages.
 
-    One number per sample each; those of samples that did not complete mean nothing.
+    Each has one number per sample; a number for a sample that did not complete has no meaning.
     """
 
     rewards: tuple[float, ...]

@@ -11,7 +11,7 @@ Numbers = Mapping[str, tuple[float | None, ...]]
 
 MOST_NAMES: Final = 16
 MOST_CHARACTERS: Final = 64
-"""More names, those of reward parts first, and longer ones are left out: all numbers of a group travel with a claim."""
+"""A group keeps at most this many names, reward parts first, and no longer ones: a claim carries all its numbers."""
 MOST: Final = 1e300
 """Larger numbers, which a sum might not hold, are left out."""
 OWN: Final = frozenset({"judge_s"})
@@ -27,7 +27,7 @@ def sample_numbers(samples: Sequence[Sample]) -> Numbers:
 
 
 def together(groups: Iterable[Numbers]) -> dict[str, tuple[float | None, ...]]:
-    """The numbers of several groups as those of one; samples of groups without a name are left out of it."""
+    """The numbers of several groups, joined as if they were one; a group without a name adds no samples to it."""
     joined: dict[str, tuple[float | None, ...]] = {}
     for numbers in groups:
         for name, values in numbers.items():

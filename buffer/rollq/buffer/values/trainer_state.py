@@ -24,7 +24,7 @@ class TrainerPhase(StrEnum):
 
 
 ENDED = (TrainerPhase.FINISHED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
-"""Phases after which a trainer says no more."""
+"""Phases after which a trainer makes no further report."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The chain that leads to a version published as a delta: a complete copy, and the deltas from there on, in order.
 
-Invariant: the URI of such a version holds the SHA-256 of its chain, and the chain that of every delta, so what a worker
-applies is what the trainer stored.
+Invariant: the URI of such a version holds the SHA-256 of its chain, and the chain holds the SHA-256 of every delta, so
+a worker applies exactly the bytes that the trainer stored.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ bytes of its numbers sorted by significance, compressed with zstd. Both versions
 by file, so that names, dtypes, shapes and offsets are the same.
 
 Invariant: `apply_delta` changes nothing outside the tensors of the files it is given, and allocates no more than a few
-times `PART_BYTES` and the index, whatever the delta holds. It raises `WeightsError` for a delta of another base.
+times `PART_BYTES` and the index, for any delta. It raises `WeightsError` for a delta of another base.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ def can_encode(base: Sequence[Bytes], result: Sequence[Bytes]) -> bool:
 
 
 def encode_delta(base: Sequence[Bytes], result: Sequence[Bytes], digests: tuple[str, str], file: BinaryIO) -> None:
-    """Write the delta between safetensors files with the same headers; `digests` are those of base and result."""
+    """Write the delta between safetensors files with the same headers; `digests`: of the base, and of the result."""
     tensors = {}
     for before, after in zip(base, result, strict=True):
         old, new = np.frombuffer(before, np.uint8), np.frombuffer(after, np.uint8)

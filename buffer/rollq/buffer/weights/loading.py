@@ -1,7 +1,7 @@
 """Weights on a worker: found in a shared folder, or fetched into a local one, whole or as deltas.
 
 Invariant: `load_weights` has compared the weights with their manifest, and the manifest with the digest that the
-trainer published. Whatever a delta does, no other weights than those are returned.
+trainer published. It returns no other weights, even after a faulty delta.
 """
 
 import hashlib

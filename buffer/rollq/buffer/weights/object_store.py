@@ -98,7 +98,7 @@ class _Progress:
 
 @contextmanager
 def _explained(uri: str) -> Iterator[None]:
-    """Turn the errors of obstore into a `WeightsError` of one line; those of this machine's disk stay `OSError`."""
+    """Turn errors of obstore into a `WeightsError` of one line; errors of this machine's disk stay `OSError`."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     try:

@@ -85,7 +85,7 @@ def probe_prompts(vocabulary: int) -> list[Int32Array]:
 
 
 def tolerance_of(*dtypes: str) -> float:
-    """How far two forward passes of the same weights may be apart in the mean, in nats, with these dtypes."""
+    """How far two forward passes of the same weights may differ on average, in nats, with these dtypes."""
     return max(TOLERANCES.get(dtype, QUANTIZED_TOLERANCE) for dtype in dtypes)
 
 

@@ -77,7 +77,7 @@ class _Prompts:
     def __init__(self) -> None:
         self.found: list[Int32Array] = []
         self.tokens = 0
-        self._by_object: dict[int, int] = {}  # all arrays stay alive meanwhile
+        self._by_object: dict[int, int] = {}  # by id(), since all arrays stay alive until the frame is made
         self._by_content: dict[tuple[int, int], int] = {}
 
     def add(self, ids: Int32Array) -> int:
@@ -133,7 +133,7 @@ def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], 
 
 
 def _encode_details(samples: Sequence[Sample]) -> bytes:
-    """The other fields: `shared` ones have one value for all samples, those of `each` a list."""
+    """The other fields: a field in `shared` has one value for all samples, a field in `each` has a list."""
     shared, each = dict[str, orjson.Fragment](), dict[str, list[orjson.Fragment]]()
     for name in DETAILS:
         values = [getattr(sample, name) for sample in samples]

@@ -1,4 +1,4 @@
-"""The layout of a frame, which holds samples: those of a whole group, or a single one.
+"""The layout of a frame, which holds the samples of a whole group, or a single sample.
 
 A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX.size:])` reads it.
 
@@ -9,11 +9,11 @@ A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX
     logprobs       float32  of every response id
     loss_mask      bool     of every response id; absent when no segment has a mask
     s<i>/<name>    any      the named arrays of segment i, counted over all samples
-    layout         uint8    JSON: what training needs besides arrays; lengths, version spans, rewards, references
+    layout         uint8    JSON: what training needs beside the arrays; lengths, version spans, rewards, references
     details        uint8    JSON: all else, by field; what all samples have in common is written once
 
-Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: whatever bytes
-arrive, `decode_samples` returns samples or raises `CorruptFrame`. `Sample` objects are made when they are asked for.
+Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: for any bytes,
+`decode_samples` returns samples or raises `CorruptFrame`. `Sample` objects are made on first use.
 """
 
 import struct

@@ -38,7 +38,7 @@ def encode_payload(
     """Check a group (see `check_group`), and return the fields to be stored: of the whole group if all samples have
     ended, otherwise of the `new` ones.
 
-    Raises `InvalidGroup` also when the frames together exceed `max_bytes`.
+    Raises `InvalidGroup`, including for frames that together exceed `max_bytes`.
     """
     check_group(samples, group_size=group_size, vocab_size=vocab_size)
     if is_whole(samples):
@@ -112,7 +112,7 @@ def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:
 def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[Sample, ...]:
     """The samples that earlier attempts left of a group, by its `letters`; `EMPTY_SAMPLE` where there is none.
 
-    What cannot be read is generated again: it is logged, and left out. `name` is that of the group.
+    A sample that cannot be read is logged and left out, so that it is generated again. `name`: the group, for the log.
     """
     single, whole = frames_by_index(stored), _readable(stored, len(letters), name)
     samples = [EMPTY_SAMPLE] * len(letters)

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Pieces:
-    """A frame that was not joined. Its parts are the arrays that it was made of, which must not change meanwhile."""
+    """A frame that was not joined. Its parts are the arrays it was made of, which must not change while it exists."""
 
     def __init__(self, parts: Iterable[Any]) -> None:
         """`parts`: arrays that are contiguous, and bytes."""

@@ -1,9 +1,9 @@
 """Samples that are stored part by part while they are made.
 
-A part is a sample that holds only the tokens after those of the parts before it. Its first segment has no prompt where
-it continues the last segment before it; its other fields are those of the whole sample so far. In Redis, a part is a
-frame behind 12 bytes, little endian: the index of its sample, the response tokens before it (0: it replaces all parts
-before it), and how many of its response tokens are new.
+A part is a sample that holds only the tokens that earlier parts lack. Its first segment has no prompt if it continues
+the last segment before it; its other fields describe the whole sample so far. In Redis, a part is a frame behind 12
+bytes, little endian: the index of its sample, the response tokens before it (0: it replaces all parts before it), and
+how many of its response tokens are new.
 """
 
 import struct
@@ -30,7 +30,7 @@ def encode_part(part: SamplePart) -> bytes:
 def decode_parts(index: int, stored: Mapping[int, bytes], *, group_size: int) -> Sample | None:
     """Sample number `index` from what is `stored` of its group: frames by index, and from `group_size` on parts.
 
-    None if nothing is stored of it. Raises `CorruptFrame`, also when a part is missing.
+    None if nothing is stored of it. Raises `CorruptFrame`, including for a missing part.
     """
     frames = [(0, stored[index])] if index in stored else []
     for owner, tokens_before, _, frame in _parts(stored, group_size):

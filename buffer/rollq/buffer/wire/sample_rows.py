@@ -31,9 +31,9 @@ class SampleRows:
     """The rows of a group. Each field has an entry per sample.
 
     `rewards`: the judge's reward; None for a sample that is not trained, because it failed. `lengths`: tokens of prompt
-    and response, for each segment that has any. `loss_tokens`: of the weights (epoch, version) that made them, tokens
-    that the loss may count; those of an insertion are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings
-    its own labels, and its tokens count at any age. `numbers`: see `rollq.buffer.values.sample_numbers`.
+    and response, for each segment that has any. `loss_tokens`: tokens that the loss may count, by the weights (epoch,
+    version) that made them; inserted tokens are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings its own
+    labels, and its tokens count at any age. `numbers`: see `rollq.buffer.values.sample_numbers`.
     """
 
     rewards: tuple[float | None, ...]

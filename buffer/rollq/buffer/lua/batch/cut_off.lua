@@ -1,6 +1,6 @@
--- Asks workers for what they have finished of a batch, before it is finalized. They put the groups of which enough
--- samples are finished, and stop the others, which leave the batch.
--- Moves: pending -> aborted, for groups of a batch that is trained which have not enough finished samples
+-- Asks workers for what they have finished of a batch, before it is finalized. They put the groups that have enough
+-- finished samples, and stop the others, which leave the batch.
+-- Moves: pending -> aborted, for groups of a training batch that have too few finished samples
 -- KEYS: clock
 -- ARGV: incarnation, handle
 -- Returns: how many groups of it workers have, or are to put; 0 for a batch that is not running, or whose groups need

@@ -3,8 +3,8 @@
 -- KEYS[1] of a task function is the task's clock. KEYS[1] of a run function is the run's `run` hash. All other keys
 -- share the hash tag of KEYS[1], and are built from its prefix.
 --
--- Every function reads the whole clock. The server keeps the clocks that it has read, between calls too, and reads one
--- anew when its `revision` has changed. So every write of a clock gives it a new revision.
+-- Every function reads the whole clock. The server keeps clocks in memory between calls, and reads one again when its
+-- `revision` has changed. So every write of a clock gives it a new revision.
 
 local MOST_CLOCKS = 1000
 -- stylua: ignore
@@ -110,12 +110,12 @@ local function record_rules(prefix, revision, step, record, file, digest)
   if file ~= '' then redis.call('HSET', rules, 'file', file, 'seen:' .. digest, revision) end
 end
 
--- Like read_clock, for the trainer: `epoch` and `nonce` must be those of the live one.
+-- Like read_clock, for the trainer: `epoch` and `nonce` must belong to the live epoch.
 local function read_clock_as_trainer(key, incarnation, epoch, nonce)
   local clock, err = read_clock(key, incarnation)
   if err then return nil, err end
   if clock.epoch < tonumber(epoch) then
-    return nil, fail('TASK_BEHIND', '%s is still of epoch %s: the task was registered meanwhile', key, clock.epoch)
+    return nil, fail('TASK_BEHIND', '%s is in epoch %s: it was registered as the next one started', key, clock.epoch)
   end
   if clock.epoch ~= tonumber(epoch) or clock.nonce ~= nonce then return nil, epoch_replaced(epoch, clock.epoch) end
   return clock
@@ -133,7 +133,7 @@ local function read_run(key, incarnation)
   return run_prefix(key)
 end
 
--- Like read_run, for the trainer: `epoch` and `nonce` must be those of the live one.
+-- Like read_run, for the trainer: `epoch` and `nonce` must belong to the live epoch.
 local function read_run_as_trainer(key, incarnation, epoch, nonce)
   local prefix, err = read_run(key, incarnation)
   if err then return nil, err end

@@ -91,9 +91,9 @@ local function is_gone(status)
   return not status or status == 'leaving'
 end
 
--- any status -> leaving, for the archive, or gone without one. The caller has withdrawn the group. The samples of a
--- copy that is not trained again (`reused`) are in the archive as those of the group that was trained. `step`: at which
--- it was trained; by default the one that is next.
+-- any status -> leaving, for the archive, or gone without one. The caller has withdrawn the group. A copy that is not
+-- trained again (`reused`) is not archived: the archive has its samples from the group that was trained. `step`: the
+-- step that trained it; by default the next step.
 local function drop_group(clock, id, reason, step)
   if clock.archive ~= 1 or reason == 'reused' then return remove_group(clock, id, reason) end
   local key, now = group_key(clock.prefix, id), now_ms()

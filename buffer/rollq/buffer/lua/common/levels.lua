@@ -1,5 +1,5 @@
--- Limits by epoch, as text: 'epoch:level,...' in ascending order. An entry holds for its epoch, and for those before it
--- that no earlier entry covers. Each new epoch lowers the levels of all epochs before it, and only those of the last
+-- Limits by epoch, as text: 'epoch:level,...' in ascending order. An entry holds for its epoch, and for earlier epochs
+-- that no earlier entry covers. Each new epoch lowers the levels of all earlier epochs, and only the levels of the last
 -- epochs rise again, so levels never fall from an entry to the next.
 
 local EPOCH_LEVEL = '(%d+):(%d+)'

@@ -3,7 +3,7 @@
 --
 -- The group's field `offered` has the indices of the samples that are offered, and `loans` a line for each loan: its
 -- nonce, until when it holds (ms), how many parts were salvaged with it, and the indices of its samples. `loan_parts`
--- has how many parts were salvaged with any loan. The sorted set `offers` has the groups of which samples are offered.
+-- has how many parts were salvaged with any loan. The sorted set `offers` has the groups that offer samples.
 local loans = {}
 
 -- The loans of a group by its field `loans`.

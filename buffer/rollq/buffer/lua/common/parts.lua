@@ -1,4 +1,4 @@
--- Parts of samples that are still being made: fields of a group's rollout, after those of whole samples.
+-- Parts of samples that are still being made: fields of a group's rollout, after the fields of whole samples.
 --
 -- Versions count as they did when the worker learned of the epoch. Until `put` counts them again, they decide only what
 -- the next lease leaves out as too old, and which batches wait for the group.
@@ -18,7 +18,7 @@ do
     check_choice(begins, '0', '1')
   end
 
-  -- The comma-separated `versions` with that of sample `index` replaced by `version`, unless it continues an older one.
+  -- The comma-separated `versions` with `version` for sample `index`, unless the part continues an older sample.
   local function note_version(versions, index, version, begins)
     local kept = split(versions)
     local known = kept[index + 1]
@@ -27,8 +27,8 @@ do
     return table.concat(kept, ',')
   end
 
-  -- The versions of a group's samples, and those of their oldest tokens, as they count in the live epoch. So all are
-  -- counted in one, those of its parts too.
+  -- The versions of a group's samples, and the versions of their oldest tokens, as they count in the live epoch. So all
+  -- samples and parts of a group are counted in one epoch.
   local function count_anew(clock, key, versions, token_versions)
     local cap = cap_of(clock, redis.call('HGET', key, 'counted_in'))
     redis.call('HSET', key, 'counted_in', clock.epoch)

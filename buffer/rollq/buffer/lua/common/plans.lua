@@ -6,7 +6,7 @@ end
 
 -- Makes a plan one of the live epoch. Returns its key, whether its batch was delivered, its round, and how often its
 -- batch was released; or nil and an error reply. A batch that is replayed keeps its sizes; the numbers begin again at
--- 0, like those of `claim_numbers`.
+-- 0, as in `claim_numbers`.
 local function read_plan(prefix, epoch, step)
   local covered = redis.call('HGET', prefix .. 'trainer', 'covered') or '0'
   if tonumber(step) <= tonumber(covered) then

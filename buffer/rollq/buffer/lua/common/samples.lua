@@ -4,10 +4,10 @@
 -- large frame of all samples is not a field, but a separate value, its payload. It is named after the lease that made
 -- it, and the group's field `payload` holds that name: a payload that no group names is nobody's.
 --
--- The payload is a key in the task's slot, whose name is the nonce of the lease, or it is away: in another slot, or in
--- another store. The name of one that is away is `place:id:nonce-suffix`. Functions cannot remove it, so they add its
--- name to the task's garbage, which roles collect. It is alive while its group names it, while the lease with its nonce
--- is held, and while copies of its group share it; a name that has ceased to be alive never is again.
+-- The payload is a key in the task's slot, whose name is the nonce of the lease, or it is external: in another slot, or
+-- in another store. The name of an external payload is `place:id:nonce-suffix`. Functions cannot remove it, so they add
+-- its name to the task's garbage, which roles collect. It is alive while its group names it, while the lease with its
+-- nonce is held, and while copies of its group share it; a name that has ceased to be alive is never alive again.
 
 local NO_VERSION = '-'
 local EVERY_VERSION = '[^,]+'
@@ -33,7 +33,7 @@ local function is_away(payload)
 end
 
 local function shared_key(clock)
-  return clock.prefix .. 'shared' -- payload that is away -> how many groups name it, if they are several
+  return clock.prefix .. 'shared' -- external payload -> how many groups name it, if several do
 end
 
 local function group_fields(clock, id, ...)
@@ -83,7 +83,7 @@ local function oldest_kept(letters, versions)
   return oldest
 end
 
--- Removes the salvaged parts of a group's samples: the fields of its rollout after those of whole samples.
+-- Removes the salvaged parts of a group's samples: the fields of its rollout after the fields of whole samples.
 local function drop_parts(clock, id, parts)
   local last = clock.group_size + parts - 1
   for first = clock.group_size, last, FIELDS_PER_CALL do
@@ -135,14 +135,14 @@ local function measure_frames(clock, id)
   note_bytes(clock, id, bytes, before)
 end
 
--- Whether a payload that is away may be read yet, or be named by a group that is put.
+-- Whether an external payload may still be read, or be named by a group that is put.
 local function is_alive(clock, payload)
   local id, nonce = string.match(payload, AWAY_NAME)
   local lease, named = group_fields(clock, id, 'nonce', 'payload')
   return lease == nonce or named == payload or redis.call('HEXISTS', shared_key(clock), payload) == 1
 end
 
--- Gives up a payload that is away, for one group that names it no longer.
+-- Gives up an external payload, for one group that no longer names it.
 local function discard_payload(clock, payload)
   local shared = shared_key(clock)
   if redis.call('HEXISTS', shared, payload) == 1 then
@@ -171,8 +171,8 @@ local function drop_frames(clock, id)
   note_bytes(clock, id, 0, bytes)
 end
 
--- The function `run`, whose calls come with payloads that were set in the same transaction, and that expire where this
--- never runs: those that a group names after the call last, and the others are removed, also when it is refused.
+-- Wraps the function `run`, whose calls come with payloads that were set in the same transaction. Payloads that a group
+-- names after the call last; the others are removed, even if the call is refused. All expire if this never runs.
 local function with_payloads(run)
   return function(keys, args)
     local is_done, reply = pcall(run, keys, args)
@@ -207,7 +207,7 @@ local function drop_whole_if_unused(clock, id, letters)
   end
 end
 
--- Removes the frames of the samples `reset`, of which `letters` knows no more.
+-- Removes the frames of the samples `reset`, which `letters` no longer has.
 local function drop_samples(clock, id, letters, reset)
   if not has_samples(letters) then
     drop_frames(clock, id)
@@ -218,8 +218,8 @@ local function drop_samples(clock, id, letters, reset)
   end
 end
 
--- Whether samples may count as older than their oldest token, because tokens are masked by age. Then a group's hash has
--- `token_versions`, too: those of the oldest tokens themselves.
+-- Whether samples may count as older than their oldest token, because tokens are masked by age. If so, a group's hash
+-- has `token_versions` too: the versions of the oldest tokens themselves.
 local function counts_masked(clock)
   return clock.token_shift ~= 0
 end
@@ -229,8 +229,8 @@ local function newest_of(clock, epoch)
   return level_of(clock.floors, epoch) or NO_TOKENS
 end
 
--- The newest version that a group may count as, by these floors, whose versions were counted in epoch `counted_in`.
--- What is stored of them stays as it was then; whatever compares them takes this into account.
+-- The newest version that a group may count as by these floors, if its versions were counted in epoch `counted_in`.
+-- The stored versions stay as they were counted; code that compares them applies this cap.
 local function cap_by(clock, counted_in, floors)
   counted_in = tonumber(counted_in or '') -- another text only where somebody has changed it
   local newest = counted_in and level_of(floors, counted_in)
@@ -270,7 +270,7 @@ local function cap_versions(versions, cap)
 end
 
 -- The fields of a group's hash (flat) with its versions as they count in the live epoch, for people, archives and
--- copies of the buffer. Those of a batch stay as they were when it was claimed.
+-- copies of the buffer. The versions of a batch stay as they were when it was claimed.
 local function fields_as_counted(clock, id)
   local found, at = redis.call('HGETALL', group_key(clock.prefix, id)), {}
   for i = 1, #found, 2 do

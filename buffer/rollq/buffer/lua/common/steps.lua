@@ -40,9 +40,9 @@ local function first_fresh(clock, lowest, want, old)
   return ids
 end
 
--- How many groups wait for the archive, once those of the oldest step have waited for too long; else 0. As many steps
--- may wait for it as for a checkpoint, or the claim after a checkpoint that covers all of these would find that the
--- archiver has had no time yet.
+-- How many groups wait for the archive if the groups of the oldest step have waited too long; else 0. As many steps may
+-- wait for the archive as for a checkpoint: a checkpoint may cover all of them at once, and the claim after it must
+-- leave the archiver time.
 local function count_unarchived(clock, step)
   if clock.archive ~= 1 then return 0 end
   local leaving = clock.prefix .. 'leaving'
@@ -109,8 +109,8 @@ local function clone_for_reuse(clock, id, step)
   redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
 end
 
--- cooling -> completed, for groups that may be trained again from `step` on; those that are too old by now are dropped
--- as `reused`. What is beyond IDS_PER_CALL waits for the next step.
+-- cooling -> completed, for groups that may be trained again from `step` on; groups that are too old by then are
+-- dropped as `reused`. Groups beyond IDS_PER_CALL wait for the next step.
 local function end_cooling(clock, step)
   local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'cooling', '-inf', step, 'LIMIT', 0, IDS_PER_CALL)
   call_many('ZREM', clock.prefix .. 'cooling', ids)
@@ -146,7 +146,7 @@ local function forget_counters(clock, step)
 end
 
 -- The token threshold and the floors of a batch's groups from index `first` (from 0) on, as a line of its manifest's
--- `later`. A batch that has filled over a restart has such lines; before the first one, those of the manifest count.
+-- `later`. A batch that has filled over a restart has such lines; groups before the first line use the manifest's own.
 local LATER = '(%d+) (%d+) ([^\n]*)'
 
 local function later_line(first, threshold, floors)

@@ -32,7 +32,7 @@ local function lend_samples(clock, id, request, most)
   return #taken
 end
 
--- The groups of which this worker may take samples: ids, and how many samples of them all are offered.
+-- The groups whose samples this worker may take: their ids, and how many samples they offer in all.
 local function find_offers(clock, request)
   local ids, count = {}, 0
   for _, id in ipairs(redis.call('ZRANGE', clock.prefix .. 'offers', 0, LOOKED_AT - 1)) do

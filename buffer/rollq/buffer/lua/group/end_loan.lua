@@ -1,4 +1,4 @@
--- Ends loans of samples: they are made, or their worker stops. What was salvaged of them is their group's.
+-- Ends loans of samples: they are made, or their worker stops. Their salvaged parts stay with their group.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then per loan: id, attempt, nonce

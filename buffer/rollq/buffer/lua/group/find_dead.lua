@@ -1,4 +1,4 @@
--- Which payloads that are away are of no use: no group names them, and no lease may yet put them.
+-- Finds external payloads that are of no use: no group names them, and no lease may yet put them.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then names of payloads

@@ -1,4 +1,4 @@
--- Payloads that are away, and that no group names any longer.
+-- Returns external payloads that no group names any longer.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, limit

@@ -1,4 +1,4 @@
--- Payloads that were removed are garbage no more.
+-- Removes the names of payloads that are gone from the garbage.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then names of payloads

@@ -29,8 +29,8 @@ local function describe_lease(now, version, worker)
   return exact(now) .. ' ' .. exact(version) .. ' ' .. worker
 end
 
--- Up to which version samples are too old to be kept by a group that is leased now, for weights of `version`: its next
--- batch must find it young enough. Samples are not made anew that would be no younger.
+-- The newest version that counts as too old to keep. A group that is leased now, for weights of `version`, keeps only
+-- newer samples, so that its next batch finds it young enough. Samples that would come out no younger are kept.
 local function too_old_to_keep(clock, version)
   local step, manifest = clock.step, manifest_key(clock, clock.step)
   if has_batch(manifest) and not open_target(manifest) then step = step + 1 end
@@ -103,8 +103,8 @@ local function pick_suspects(clock, request, suspect_count)
   return redis.call('ZRANGEBYSCORE', suspects, '-inf', alone_from - 1, 'LIMIT', 0, share), 0, false
 end
 
--- The groups of `scored`, ids and scores in order, with the longest answers first among those of one step: a long
--- answer that begins last ends alone. Groups of which nothing is known keep their place before shorter ones.
+-- The groups of `scored`, ids and scores in order, with the longest answers first within a step: a long answer that
+-- begins last ends alone. Groups with an unknown length keep their place before shorter ones.
 local function longest_first(clock, scored)
   local ids, steps, lengths, places = {}, {}, {}, {}
   for i = 1, #scored, 2 do

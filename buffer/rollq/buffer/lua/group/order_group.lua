@@ -1,4 +1,4 @@
--- Moves one group as an operator says: drops it, has it sampled anew, or puts it aside, with its samples, as failed.
+-- Moves one group as an operator says: drops it, has it sampled again, or files it, with its samples, as failed.
 -- Moves: pending|running|completed|cooling|aborted|expired|filtered|failed -> dropped; completed|filtered|failed ->
 --   pending; running|completed -> failed
 -- KEYS: clock
@@ -9,7 +9,7 @@
 --   `saving` of the buffer; `unsampled`, a requeue where nobody would sample it: in a task that is offline, or after an
 --   evaluation; or `ordered` by somebody else since the caller read `seen`. Then the status that it had
 -- Caller: Steering.order_group; operators
--- Repeat: finds its mark, or that of a later order, and moves nothing
+-- Repeat: finds its mark, or a later order's, and moves nothing
 local OF_A_BATCH = { running = true, finalizing = true } -- states of one that has not ended
 local FROM = {
   drop = {

@@ -7,7 +7,7 @@
 --   rewarded_tokens, bytes, rows, counted_in, unjudged
 --   epoch, floors: by which versions were counted   letters: one per sample
 --   versions: the one that each sample counts as, comma separated, '-' without tokens
---   token_versions: likewise, those of the oldest token of each sample
+--   token_versions: likewise, the version of the oldest token of each sample
 --   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
 --   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
@@ -16,11 +16,11 @@
 --   counted_in: the epoch; or a dead one that made all tokens, whose versions are then as they were in it
 --   unjudged: indices of samples that are whole and were interrupted while they were judged, comma separated
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
---   others, or those of its new samples by index. In place of a large frame of the WHOLE group, the field is BESIDE
---   and the frame '': its payload is one of the keys; or the field is AWAY, and the frame the name of the payload
+--   others, or one of each new sample by index. In place of a large frame of the WHOLE group, the field is BESIDE
+--   and the frame '': its payload is one of the keys; or the field AWAY comes with the name of an external payload
 -- Returns: one word per group: the status it was filed under, `dropped`, `restarted` when it went back to pending,
 --   `duplicate` when this nonce filed it already, or `refused`. Payloads that no group names afterwards are removed,
---   and those that are away become garbage
+--   and external ones become garbage
 -- Caller: Leasing._put_with; workers
 -- Repeat: answers duplicate
 local WINDOW_TIMINGS = 1000
@@ -249,8 +249,8 @@ local function file(clock, group, result, status, totals)
   return status
 end
 
--- Updates what is known of a prompt: "tries,samples,pass rate,mean reward,mean tokens". The averages are over tries, of
--- which the newest weighs a quarter or more, because the policy changes.
+-- Updates the statistics of a prompt: "tries,samples,pass rate,mean reward,mean tokens". The averages are over tries;
+-- the newest try weighs a quarter or more, because the policy changes.
 local function note_prompt(clock, row, result)
   local prompts = clock.prefix .. 'prompts'
   local known = redis.call('HGET', prompts, row) or '0,0,0,0,0'
@@ -336,7 +336,7 @@ local function new_totals()
     reward_sum = 0,
     reward_count = 0,
     left = {}, -- ids that leave running
-    offered = {}, -- ids of those of which samples are offered
+    offered = {}, -- ids of groups that offer samples
     by_version = {}, -- scores and ids
     filed = { completed = {}, aborted = {}, gathered = {} }, -- scores and ids by status
     window = {}, -- groups by status

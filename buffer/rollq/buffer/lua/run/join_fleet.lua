@@ -2,8 +2,8 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, worker, places, load, tokens_per_s, open
---   places: samples that it can generate at a time, 0 when it takes no groups   load: those that it has in flight, in
---   the mean   tokens_per_s: 0 when it is not known   open: samples that it has to generate now
+--   places: samples that it can generate at a time, 0 when it takes no groups   load: samples in flight on average
+--   tokens_per_s: 0 when it is not known   open: samples that it has to generate now
 -- Returns: how many workers take groups, the places of those whose speed is known, their speed, the places of the
 --   others, the load of all, the open samples of all
 -- Caller: Leasing.join_fleet; workers, every second

@@ -2,12 +2,13 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, version, uri, digest
---   digest: the sha256 of their manifest, in hex; weights with another text are never taken for those of before
+--   digest: the sha256 of their manifest, in hex; weights with another digest count as other weights
 -- Returns: the first epoch since which every epoch that published this version had these weights
 -- Caller: Training.publish; the trainer, rank 0
 -- Repeat: changes nothing
 
--- Remembers whether replays publish the same weights again. Those that do not are awaited no more, nor in the next one.
+-- Remembers whether replays publish the same weights again. After other weights, neither this replay nor the next waits
+-- for the same ones.
 local function note_replay(prefix, is_same, is_other)
   local awaited = redis.call('HGET', prefix .. 'model', 'awaited')
   if is_same then

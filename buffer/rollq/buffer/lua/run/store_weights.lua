@@ -1,4 +1,4 @@
--- Stores one chunk of weights; the first chunk, their manifest, also lists them as the newest ones held here.
+-- Stores one chunk of weights. The first chunk, their manifest, lists them as the newest weights on this server.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, digest, chunks, number, ttl_s, chunk

@@ -5,7 +5,7 @@
 --   incarnation: to be   digest: of the snapshot   payloads: as in create_run
 -- Returns: the incarnation of the run
 -- Caller: Restoring.restore; a restore
--- Repeat: returns the same incarnation, also to another process after the first one died
+-- Repeat: returns the same incarnation, even to another process after the first one died
 local function restore_run(keys, args)
   local incarnation, digest, payloads = unpack(args)
   check_choice(payloads, '', 'store')

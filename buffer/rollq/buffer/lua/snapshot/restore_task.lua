@@ -16,7 +16,7 @@ local function restore_task(keys, args)
   write_parts(task_prefix(clock_key), args, 3)
   if last == '1' then
     redis.call('HDEL', clock_key, 'restoring')
-    redis.call('HSET', clock_key, 'revision', new_revision()) -- not that of the snapshot
+    redis.call('HSET', clock_key, 'revision', new_revision()) -- not the snapshot's revision
   end
   return 1
 end

@@ -14,8 +14,8 @@
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
--- A batch that is replayed keeps the floors and the masking of its first claim, whatever rules hold now: its tokens are
--- as old as they were then. One that was open fills further.
+-- A batch that is replayed keeps the floors and the masking of its first claim under any later rules: its tokens are as
+-- old as they were then. A batch that was open fills further.
 
 local FIRST_OF_BATCH = 10 -- where the groups of a batch begin in a reply
 

@@ -1,4 +1,4 @@
--- Forgets the sizes of a step: its next claim plans it anew, in a new round.
+-- Forgets the sizes of a step: its next claim plans it again, in a new round.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, step, claim_round, released

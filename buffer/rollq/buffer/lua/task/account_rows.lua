@@ -1,4 +1,4 @@
--- Counts the rows of a task's prompts that have been read, and those of them that are unusable, each row once.
+-- Counts the rows of a task's prompts that have been read, and how many of them are unusable, each row once.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, account, rows, passed, then per unusable row: row, reason, place

@@ -1,4 +1,4 @@
--- What monitors show of a task besides its counts. The work does not depend on the number of groups.
+-- Returns facts of a task that monitors show beside its counts. The work does not depend on the number of groups.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, rows

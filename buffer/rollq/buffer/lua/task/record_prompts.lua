@@ -1,4 +1,4 @@
--- Records which prompts a task has, or returns what is recorded. What is known of other prompts is dropped.
+-- Records which prompts a task has, or returns the record. Facts about other prompts are dropped.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, revision, digest, rows, seeds, path

@@ -4,7 +4,7 @@
 -- ARGV: incarnation, epoch, nonce, from_step
 -- Returns: more 0|1 (1: call again), and the last and the first step that may have a manifest: call rewind for the
 --   last, and down to the first or from_step + 1
--- Caller: BufferCore._carry_epoch; the trainer, rank 0, and roles that register a task meanwhile
+-- Caller: BufferCore._carry_epoch; the trainer, rank 0, and roles that register a task during the epoch
 -- Repeat: changes nothing
 
 -- The trainer's checkpoint wins: the steps that it covers are trained, committed or not. Files the first that is not
