@@ -105,7 +105,7 @@ def test_extras_and_modules_that_commands_name_exist() -> None:
 NOT_RUN = {
     "containers": 3, "kubernetes": 4, "metrics": 1, "slurm-and-systemd": 2,  # need containers, or another machine
     "machines": 2, "gpus": 1, "trainer": 2, "trl": 1,  # other machines, GPUs, an installation, minutes
-    "dashboard": 2, "operations": 1, "watching": 1,  # a tunnel, an archive, minutes, a terminal
+    "dashboard": 2, "watching": 1,  # a tunnel, an archive, a terminal
     "README": 2,  # the whole demo, and an environment of its own
 }  # fmt: skip
 """Blocks that are marked `elsewhere`, by page: no other test of a page runs them as they are."""

@@ -1,4 +1,4 @@
-"""docs/guide/operations.md: its commands run, its configuration is well, and what it says of losses is so."""
+"""docs/guide/operations.md and when-it-breaks.md: commands run, the configuration is well, losses are as listed."""
 
 import math
 import re
@@ -32,14 +32,15 @@ from support.documented_commands import ROOT, Desk, blocks, files
 from support.other_release import OtherRelease, OtherRole
 from support.waiting import wait_until
 
-PAGE = ROOT / "docs" / "guide" / "operations.md"
-TEXT = PAGE.read_text("utf-8")
+SETUP, BREAKS = (ROOT / "docs" / "guide" / name for name in ("operations.md", "when-it-breaks.md"))
+TEXT = SETUP.read_text("utf-8")
 
 
 def command(words: str) -> str:
-    """The block of commands of the page that is `words`, or the first that contains them."""
-    found = [block.code for block in blocks(PAGE) if block.language == "bash" and words in block.code]
-    return next((code for code in found if code.strip() == words), None) or found[0]
+    """The block of commands of the pages that is `words`, or the first that contains them."""
+    shown = [block.code for page in (SETUP, BREAKS) for block in blocks(page) if block.language == "bash"]
+    matching = [code for code in shown if words in code]
+    return next((code for code in matching if code.strip() == words), matching[0])
 
 
 # -- runbooks ---------------------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("users")
     (folder / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     (folder / "rollq.toml").write_text(
-        'run = "sums"\n[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\ngroup_size = 2\nmax_tries = 1\n'
+        'run = "sums"\n[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\ngroup_size = 2\nlimits.max_tries = 1\n'
     )
     Desk(folder, 6379).run(command("rollq acl"))
     return folder
@@ -189,7 +190,7 @@ def test_roles_are_upgraded_one_by_one(binary: Path, users: Path, tmp_path: Path
     shutil.copytree(users, tmp_path / "store")
     desk, old = Desk(tmp_path / "store", free_port("127.0.0.1")), OtherRelease(tmp_path / "old")
     settings, acl, url = desk.folder / "rollq.toml", desk.folder / "rollq.acl", f"redis://127.0.0.1:{desk.port}"
-    config = files(PAGE)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("/etc/redis/rollq.acl", str(acl))
+    config = files(SETUP)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("/etc/redis/rollq.acl", str(acl))
     (desk.folder / "server.conf").write_text(config.replace("8gb", "100mb"))
     acl.write_text(old.rollq("acl", settings, "--passwords", desk.folder / "passwords"))
 
@@ -231,7 +232,7 @@ def test_roles_are_upgraded_one_by_one(binary: Path, users: Path, tmp_path: Path
 
 @BOTH_KINDS
 def test_a_replica_takes_over(room: Room) -> None:
-    lines = dict(line.split(" ", 1) for line in files(PAGE)["replica.conf"].splitlines())
+    lines = dict(line.split(" ", 1) for line in files(SETUP)["replica.conf"].splitlines())
     assert lines.keys() == {"replicaof", "masteruser", "masterauth"}
     with room.admin(on_spare=True) as replica:
         replica.config_set("masteruser", lines["masteruser"])
@@ -342,7 +343,7 @@ def test_the_configuration_of_the_page_is_well(
     monkeypatch.setattr(checks, "LONGEST_MEDIAN_S", math.inf)
     monkeypatch.setattr(checks, "LONGEST_PING_S", math.inf)
     config, port = tmp_path / "server.conf", free_port("127.0.0.1")
-    lines = files(PAGE)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("8gb", "100mb")
+    lines = files(SETUP)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("8gb", "100mb")
     config.write_text(lines.replace("/etc/redis/rollq.acl", str(users / "rollq.acl")))
     login = {"ROLLQ_REDIS_USER": "sums-admin", "ROLLQ_REDIS_PASSWORD_FILE": str(users / "passwords" / "admin")}
     with configured_server(binary, config, port):
@@ -376,6 +377,7 @@ def test_the_messages_on_the_page_are_those_of_rollq() -> None:
         for pattern in ("*.py", "*.lua")
         for path in (ROOT / "buffer").rglob(pattern)
     ) + (ROOT / "producer" / "rollq" / "producer" / "strategy.py").read_text("utf-8")
-    quoted = [" ".join(quote.split()) for quote in re.findall(r"`([a-z][^`\n]*?\n?[^`\n]*?\.\.\.%?)`", TEXT)]
+    text = BREAKS.read_text("utf-8")
+    quoted = [" ".join(quote.split()) for quote in re.findall(r"`([a-z][^`\n]*?\n?[^`\n]*?\.\.\.%?)`", text)]
     assert len(quoted) == 3
     assert [quote for quote in quoted if quote.rstrip(".%") not in sources] == []

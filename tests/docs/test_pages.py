@@ -28,6 +28,7 @@ RUN = [
     GUIDE / "watching.md",
     GUIDE / "containers.md",
     GUIDE / "operations.md",
+    GUIDE / "when-it-breaks.md",
     GUIDE / "security.md",
     *(DOCS / "concepts").glob("*.md"),
 ]
