@@ -1,32 +1,28 @@
 """docs/guide/first-run.md: its files and commands, and the messages that it quotes."""
 
 import re
-import shutil
-from pathlib import Path
 
 from rollq.monitor.report.records import METRICS_FILE
-from support.demo_folder import PREPARE
-from support.documented_commands import ROOT, Desk, code_with, files, steps_trained, terminals
+from support.documented_commands import ROOT, Desk, code_with, files, steps_trained
 
 PAGE = ROOT / "docs" / "guide" / "first-run.md"
 
 
-def test_the_first_run_trains(desk: Desk, prepared_demo: Path) -> None:
-    desk.run(code_with(PAGE, "mkdir"))
+def test_the_first_run_trains_and_stops(desk: Desk) -> None:
+    desk.run(code_with(PAGE, "rollq init"))
     desk.folder /= "first-run"
     for name, content in files(PAGE).items():
-        (desk.folder / name).write_text(desk.local(content))
-    assert code_with(PAGE, "--prepare").split() == [*PREPARE[:-1], "start"]
-    shutil.copytree(prepared_demo, desk.folder / "start")
-    assert desk.run(code_with(PAGE, "make_prompts.py")) == '{"prompt": "sort 1872=", "answer": "8721"}\n'
-    serve, produce, work, _, train = terminals(PAGE)
+        (desk.folder / name).write_text(content)
+    assert "nothing is wrong" in desk.run(code_with(PAGE, "rollq try"))
+    config = desk.folder / "rollq.toml"
+    config.write_text(desk.local(config.read_text("utf-8")).replace("steps = 40", "steps = 4000"))
     with desk:
-        desk.open("redis", serve)
-        desk.wait_until(lambda: b"serving at" in desk.log("redis").read_bytes())
-        for name, command in (("produce", produce), ("work", work), ("train", train)):
-            desk.open(name, command)
+        desk.open("up", code_with(PAGE, "rollq up"))
         desk.wait_until(lambda: steps_trained(desk.folder / "trainer" / METRICS_FILE) >= 2)
         assert desk.run(code_with(PAGE, "rollq status")).startswith(("training: ", "starving: "))
+        desk.interrupt("up")
+    assert "`rollq up rollq.toml` continues" in desk.log("up").read_text()
+    assert list((desk.folder / "trainer" / "checkpoints").iterdir())
 
 
 def test_the_messages_on_the_page_are_those_of_the_roles() -> None:
