@@ -85,7 +85,7 @@ def test_the_roles_of_the_page_train_as_users(
         for role in ("producer", "worker", "trainer"):
             desk.open(role, terminals[role], role)
         desk.wait_until(lambda: steps_trained(metrics) >= 2)
-        as_operator = f"cd operator\n{terminals['operator'].rpartition('rollq doctor --load-functions')[0]}"
+        as_operator = f"cd operator\n{terminals['operator'].rpartition('rollq doctor ')[0]}"
         shown += desk.run(f"{as_operator}rollq pause sums/rollq.toml\nrollq resume sums/rollq.toml")
         shown += desk.run(f"{as_operator}rollq snapshot save sums/rollq.toml saved")
         shown += desk.run(f"{as_operator}rollq status sums/rollq.toml")
