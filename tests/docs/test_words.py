@@ -24,6 +24,16 @@ AVOID = {
     r"\b(come|comes|came) to nothing\b": "fail",
     r"\b(go|goes|going|gone|went) on\b": "continue, resume",
     r"\bbegun\b": "started",
+    # habits of translated syntax
+    r"\balso (where|if|when|while|those|for|of|in|on|by|with|from|at)\b": "even where, including",
+    r", also\b": "including, too",
+    r"\bin the mean\b": "on average",
+    r"\bof which\b": "a second sentence",
+    r"\b(that|those) of\b": "the noun again",
+    r"\b(anew|meanwhile|besides|whatever|mends?|mended|mending)\b": "again, while, beside, what, fix",
+    r"\bno more\b(?! than)": "no longer, stop",
+    r"\b(is|are|was|were) away\b": "unavailable, unreachable, outside",
+    r"[.] What (?![^?]*\?)": "a noun as the subject",
 }
 """Pattern, matched in any case with any white space for a space -> what to write instead."""
 
