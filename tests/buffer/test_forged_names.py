@@ -23,9 +23,9 @@ def test_a_forged_incarnation_is_refused_wherever_it_is_read(
     World(buffer).start()
     buffer.client.hset(buffer.keys.info, mapping={"incarnation": incarnation})
     with Buffer.connect(server_url, buffer.run, payloads=payloads_in(tmp_path / "payloads")) as other:
-        with pytest.raises(RunMismatch, match="which rollq never writes"):
+        with pytest.raises(RunMismatch, match="which rollq did not write"):
             other.incarnation  # noqa: B018 - reading it is the test
-        with pytest.raises(RunMismatch, match="which rollq never writes"):
+        with pytest.raises(RunMismatch, match="which rollq did not write"):
             other.create_run()
 
 

@@ -244,7 +244,7 @@ def test_a_full_buffer_takes_the_rest_later(world: World, any_server: AnyServer)
     ]
     settings = PayloadSettings(max_buffer_bytes=2 * MAX_CALL_BYTES)
     with Buffer.connect(any_server.url, world.buffer.run, payloads=settings) as buffer:
-        with pytest.raises(ServerRefused, match=r"nothing more is inserted: raise payloads\.max_buffer_bytes"):
+        with pytest.raises(ServerRefused, match=r"the insertion has stopped: raise payloads\.max_buffer_bytes"):
             buffer.insert("demos", groups, source="expert")
         assert 0 < buffer.inserted("demos", "expert") < 8
     assert world.buffer.insert("demos", groups, source="expert") > 0

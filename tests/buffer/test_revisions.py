@@ -112,7 +112,7 @@ def test_an_edited_bound_is_refused_by_its_own_name_where_tokens_are_masked() ->
 def test_statistics_may_be_turned_on_but_not_off() -> None:
     on = changed_by_hand(RULES, {"prompt_stats": "true"}, 5)
     assert on.prompt_stats
-    with pytest.raises(ConfigError, match="prompt_stats stays on once it is"):
+    with pytest.raises(ConfigError, match="prompt_stats cannot be switched off"):
         changed_by_hand(on, {"prompt_stats": "false"}, 5)
 
 

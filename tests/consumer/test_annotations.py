@@ -106,7 +106,7 @@ def test_a_folder_of_annotations_is_not_an_archive(consumer: Consumer, folder: P
         consumer.commit(batch)
         consumer.checkpoint(1)
     annotations = Archive(str(folder / f"{run_name}+annotations"))
-    refusal = "is not a file of an archive, but maybe one of annotations: it has no column 'outcome'"
+    refusal = "is not a file of an archive: it has no column 'outcome'. It may be a file of annotations"
     with pytest.raises(ArchiveError, match=refusal):
         list(annotations.groups({}))
     with pytest.raises(ArchiveError, match=refusal):

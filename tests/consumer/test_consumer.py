@@ -398,7 +398,7 @@ def test_groups_that_a_lost_claim_has_freed_are_not_trained_twice(
             batch = next(first)
         buffer.client.zrem(task_keys(buffer.run, "math").status(Status.COMPLETED), 1)
         assert ids(next(last)) == [2, 3]
-        with pytest.raises(NotClaimed, match="step 1 cannot be committed: its batch is another one now"):
+        with pytest.raises(NotClaimed, match="step 1 cannot be committed: its batch was replaced"):
             first.commit(batch)
 
 

@@ -322,7 +322,7 @@ def test_a_snapshot_of_a_run_with_another_schema_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr("rollq.buffer.snapshots.save.SCHEMA_VERSION", version)
         world.buffer.save(tmp_path / "saved")
-    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores those with 8"):
+    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores schema 8"):
         elsewhere.buffer.restore(tmp_path / "saved")
 
 

@@ -50,7 +50,7 @@ def test_a_frame_that_cannot_be_read_has_its_samples_made_again(caplog: pytest.L
     first, second = decode_kept(stored, "ac", "group 7 of task 'math'")
     assert_same_sample(first, ABORTED)
     assert second is EMPTY_SAMPLE
-    assert "group 7 of task 'math': what its samples have in one frame is generated again" in caplog.text
+    assert "group 7 of task 'math': the frame of its samples cannot be read; they are generated again" in caplog.text
 
 
 def test_a_part_that_is_lost_does_not_bring_back_what_was_reset() -> None:

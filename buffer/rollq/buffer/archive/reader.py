@@ -90,7 +90,7 @@ class Archive:
         files: dict[int, list[str]] = defaultdict(list)
         for name in self.names:
             if not (named := OF_A_STEP.fullmatch(Path(name).name)):
-                raise ArchiveError(f"{self.url}/{name} is not a file of a step, as `rollq archive` names them")
+                raise ArchiveError(f"{self.url}/{name} is not named as `rollq archive` names the files of steps")
             files[int(named[1])].append(name)
         return dict(sorted(files.items()))
 

@@ -110,8 +110,8 @@ def _check_columns(found: "pyarrow.Schema", name: str) -> None:
     check_version(found.metadata, name)
     if missing := [column for column in schema().names if column not in found.names]:
         raise ArchiveError(
-            f"{name} is not a file of an archive, but maybe one of annotations: it has no column {missing[0]!r}; name "
-            "the folder of the archive"
+            f"{name} is not a file of an archive: it has no column {missing[0]!r}. It may be a file of annotations; "
+            "name the folder of the archive"
         )
 
 

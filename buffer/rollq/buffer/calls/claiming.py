@@ -56,7 +56,7 @@ class Claiming(Sweeping):
         Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
-            raise ConfigError("a batch of no task: name the tasks and their groups")
+            raise ConfigError("a batch needs a task: name its tasks and their groups")
         for task, size in sizes.items():
             if not 0 <= size <= MAX_IDS_PER_CALL:
                 raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")

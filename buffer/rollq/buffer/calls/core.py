@@ -123,8 +123,8 @@ class BufferCore(RunStore):
         if outside:
             if not has_some:
                 raise ConfigError(
-                    f"run {self.run!r} was created without payloads.url, so its payloads are on its servers: leave it "
-                    "out, or give the run another name"
+                    f"run {self.run!r} was created without payloads.url, so its payloads are on its servers: leave "
+                    "payloads.url out, or give the run another name"
                 )
             outside.check_marker()
 
@@ -175,7 +175,7 @@ class BufferCore(RunStore):
         # names first: if the incarnation is still the same afterwards, the names belong to it
         names, incarnation = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
         if incarnation is None or incarnation.decode() != expected:
-            raise StoreLost(f"run {self.run!r} is no longer in this store, or another incarnation of it is")
+            raise StoreLost(f"run {self.run!r} is no longer in this store, or the store has another incarnation of it")
         if forged := sorted(name for name in names if not is_name(name)):
             _forged.warning(
                 (self.run, len(forged)),

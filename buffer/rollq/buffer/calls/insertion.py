@@ -41,7 +41,7 @@ class Insertion(Inspection):
         if not 0 < len(source) <= MOST_SOURCE_CHARACTERS:
             raise ConfigError(f"source {source!r}: 1 to {MOST_SOURCE_CHARACTERS} characters are needed")
         if after < 0:
-            raise ConfigError(f"after = {after}: how many groups come before these; 0 for the first ones")
+            raise ConfigError(f"after = {after}: must be the number of groups that come before these, 0 or more")
         encoded = [_encode_at(after + index, group, rules) for index, group in enumerate(groups)]
         done = self.inserted(task, source)
         if done < after:
@@ -66,8 +66,8 @@ class Insertion(Inspection):
         fullness = self.fullness()
         if fullness.is_full:
             raise ServerRefused(
-                f"{fullness}, and nothing more is inserted: raise {fullness.limit}, or insert the rest when some of it "
-                "was trained and a checkpoint was made"
+                f"{fullness}, so the insertion has stopped: raise {fullness.limit}, or insert the rest after the "
+                "trainer has trained some of the groups and saved a checkpoint"
             )
 
 

@@ -63,7 +63,7 @@ class Registry(BufferCore):
         if most < clock.rules.max_uncheckpointed_steps and most < held:
             raise ConfigError(
                 f"max_uncheckpointed_steps = {most}: the batches of {held} steps are held for the next checkpoint; "
-                "wait for it, or give more"
+                f"wait for it, or give {held} or more"
             )
         return clock, wanted
 

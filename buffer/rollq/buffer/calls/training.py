@@ -148,8 +148,8 @@ class Training(Fetching, Claiming):
         last_step, last_epoch = ancestors[incarnation]
         if from_step > last_step or epoch > last_epoch:
             raise HistoryGone(
-                f"the checkpoint of step {from_step} is younger than the snapshot that was restored: resume from one "
-                f"of step {last_step} or before, saved before the snapshot"
+                f"the checkpoint of step {from_step} is newer than the snapshot that was restored: resume from a "
+                f"checkpoint of step {last_step} or earlier that was saved before the snapshot"
             )
         return str(epoch)
 
@@ -206,7 +206,7 @@ class Training(Fetching, Claiming):
             problems.append(
                 f"resume_from = {from_step} is beyond step {last_step}, the run's last: the checkpoint is of another "
                 "run, or the server has lost its last moments and would serve trained groups again; resume from step "
-                f"{last_step} or before, or set accept_new_store = true to train on with what is there"
+                f"{last_step} or earlier, or set accept_new_store = true to continue with the server as it is"
             )
         if problems and holder is not None and holder.left_s > 0:
             raise TrainerHeld(self.held_by(holder))
@@ -336,5 +336,5 @@ def _parse_lineage(lineage: str) -> tuple[str, int]:
     incarnation, _, epoch = lineage.partition(":")
     number = whole_number(epoch)
     if not incarnation or number is None:
-        raise ConfigError(f"lineage {lineage[:80]!r}: pass what `Consumer.lineage` was when the checkpoint was saved")
+        raise ConfigError(f"lineage {lineage[:80]!r}: pass the `Consumer.lineage` of when the checkpoint was saved")
     return incarnation, number

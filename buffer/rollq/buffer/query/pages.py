@@ -153,6 +153,6 @@ class _Set(NamedTuple):
 def parse_after(after: str) -> tuple[int, int]:
     """Where a page begins: which set of a selection, and how many of it came before. Raises `QueryError`."""
     if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
-        raise QueryError(f"after {after!r}: give what the page before has returned")
+        raise QueryError(f"after {after!r}: pass the value that the page before has returned")
     place, _, rank = after.partition(".")
     return int(place or 0), int(rank or 0)

@@ -230,5 +230,5 @@ def _checked(before: TaskRules, after: TaskRules) -> TaskRules:
             f"{before.max_token_staleness} is set: {FIXED_RULES['max_token_staleness']}"
         )
     if before.prompt_stats and not after.prompt_stats:
-        raise ConfigError("prompt_stats stays on once it is: the order of prompts may depend on what it has gathered")
+        raise ConfigError("prompt_stats cannot be switched off: the order of prompts may depend on its statistics")
     return after

@@ -114,5 +114,5 @@ def check_shards(known: Iterable[str], wanted: Iterable[str]) -> None:
         if asked.get(task, total) != total:
             raise RunMismatch(
                 f"task {task!r} was created with shards = {total}, the settings ask for shards = {asked[task]}: the "
-                "settings of a run stay; change it back, or begin a new run"
+                "number of shards is fixed for the whole run; change it back, or begin a new run"
             )

@@ -51,8 +51,8 @@ class Restoring(BufferCore):
         snapshot, digest = read_index(directory)
         if snapshot.functions != SCHEMA_VERSION:
             raise SnapshotError(
-                f"{directory}: was saved from a run with schema {snapshot.functions}, this rollq restores those with "
-                f"{SCHEMA_VERSION}: use the rollq that wrote it"
+                f"{directory}: was saved from a run with schema {snapshot.functions}, this rollq restores schema "
+                f"{SCHEMA_VERSION}: use the rollq that saved it"
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)

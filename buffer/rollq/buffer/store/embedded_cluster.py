@@ -49,10 +49,10 @@ class EmbeddedCluster:
         node_timeout_ms: int = 5000,
     ) -> None:
         if primaries < LEAST_PRIMARIES:
-            raise ConfigError(f"a cluster of {primaries} primaries: needs at least {LEAST_PRIMARIES}, to agree on one")
+            raise ConfigError(f"a cluster of {primaries} primaries: needs at least {LEAST_PRIMARIES} for a majority")
         nodes = primaries * (1 + replicas)
         if port is not None and port + BUS_OFFSET + nodes > LAST_PORT:
-            raise ConfigError(f"port {port!r}: the {nodes} nodes also need those from {port + BUS_OFFSET} on")
+            raise ConfigError(f"port {port!r}: the {nodes} nodes also need the ports from {port + BUS_OFFSET} on")
         if bind in ("0.0.0.0", "::"):
             raise ConfigError(f"bind address {bind!r}: nodes name it to clients, so give an address of this machine")
         self.directory = Path(directory).absolute()

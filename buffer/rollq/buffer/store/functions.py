@@ -176,7 +176,7 @@ def translate(error: driver.ResponseError) -> Exception:
     if _is_missing(error):
         return ServerRefused(
             f"the server lacks functions of {library_name()!r}: run `rollq doctor --load-functions` as the operator; "
-            "if that changes nothing, delete what replaced them: "
+            "if that changes nothing, delete the library that replaced them with "
             f"`redis-cli function delete {library_name()}`, and try again"
         )
     code, _, message = reply_text(error).partition(" ")

@@ -150,7 +150,7 @@ class _Connections:
                 if not self._servers.is_alone(connection.client, connection.written, has_replicas=has_replicas):
                     raise driver.ResponseError("NOREPLICAS no replica has the data yet")
                 name = address(connection.client)
-                log_once.warning(name, "%s has no replica: what it acknowledges is on its disk alone", name)
+                log_once.warning(name, "%s has no replica: its data is on its own disk alone; add a replica", name)
 
     def disconnect(self) -> None:
         for connection in self._by_server.values():

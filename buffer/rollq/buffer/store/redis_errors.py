@@ -33,7 +33,7 @@ RIGHTS = Trouble(
 MOVED = Trouble(ServerUnavailable, "the cluster has moved these keys: see `redis-cli cluster slots`")
 
 TROUBLES: Mapping[str, Trouble] = {
-    "LOADING": Trouble(ServerUnavailable, "it is still loading its data: try again when it has"),
+    "LOADING": Trouble(ServerUnavailable, "it is still loading its data: try again later"),
     "BUSY": Trouble(ServerUnavailable, "another client's script blocks it: `redis-cli function kill` or `script kill`"),
     "MASTERDOWN": Trouble(ServerUnavailable, "it is a replica that has lost its primary"),
     "CLUSTERDOWN": Trouble(ServerUnavailable, "the cluster is incomplete: see `redis-cli cluster info`"),

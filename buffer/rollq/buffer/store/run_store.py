@@ -94,8 +94,8 @@ class RunStore:
             incarnation, schema = self.send("HMGET", self.keys.info, "incarnation", "schema")
             if incarnation is None:
                 raise StoreLost(
-                    f"run {self.run!r} is not in this store: it was never created here (a producer, a worker or `rollq "
-                    "train` does), or the store lost its data"
+                    f"run {self.run!r} is not in this store: it was never created here (start a producer, a worker or "
+                    "`rollq train`), or the store has lost its data"
                 )
             if int(schema) != SCHEMA_VERSION:
                 raise RunMismatch(
@@ -108,9 +108,7 @@ class RunStore:
     def _checked_incarnation(self, found: bytes) -> str:
         """The incarnation that the server has, for names of files. Raises `RunMismatch` unless it is one."""
         if not INCARNATION.fullmatch(found):
-            raise RunMismatch(
-                f"run {self.run!r} has the incarnation {found!r:.80}, which rollq never writes: somebody did"
-            )
+            raise RunMismatch(f"run {self.run!r} has the incarnation {found!r:.80}, which rollq did not write")
         return found.decode()
 
     def _load_functions(self, key: str) -> None:

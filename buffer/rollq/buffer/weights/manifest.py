@@ -84,7 +84,7 @@ class Manifest:
             raise WeightsError(f"the manifest of weights cannot be read: {error!r}; publish them again") from error
         for name in files:
             if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
-                raise WeightsError(f"the manifest of weights names the file {name!r}, which is none of a folder")
+                raise WeightsError(f"the manifest of weights names the file {name!r}, which is outside its folder")
         return cls(kind, files, tensors)
 
 
@@ -127,7 +127,9 @@ def _file_names(folder: Path) -> list[str]:
         shards = sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))
         for name in shards:
             if not name.endswith(_SAFETENSORS) or name != Path(name).name:
-                raise WeightsError(f"the index of weights {str(index)!r} names {name!r}, no safetensors file beside it")
+                raise WeightsError(
+                    f"the index of weights {str(index)!r} names {name!r}, which is not a safetensors file beside it"
+                )
     except (OSError, orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
         raise WeightsError(f"the index of weights {str(index)!r} cannot be read: {error!r}") from error
     return [INDEX_FILE, *shards]

@@ -57,7 +57,7 @@ class Probe:
         except ValidationError as error:
             raise WeightsError(f"the probe of the weights cannot be read: {raw!r:.200}") from error
         if [len(prompt) for prompt in probe.prompts] != [len(values) + 1 for values in probe.logprobs]:
-            raise WeightsError("the probe of the weights has other numbers of tokens and of logprobs")
+            raise WeightsError("the probe of the weights lacks a logprob for some of its tokens, or has too many")
         return cls(
             probe.dtype,
             [np.array(prompt, np.int32) for prompt in probe.prompts],

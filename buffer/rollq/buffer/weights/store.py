@@ -134,10 +134,10 @@ def keep_weights(buffer: BufferCore) -> None:
 
 
 def read_manifest(buffer: BufferCore, uri: str, digest: str) -> bytes:
-    """The encoded manifest of published weights. Raises `WeightsError` when it is gone or another, `ServerError`."""
+    """The encoded manifest of published weights. Raises `WeightsError` if it is gone or replaced, `ServerError`."""
     matched = _REDIS_URI.fullmatch(uri)
     if matched and matched[1] != digest:
-        raise WeightsError(f"weights {uri!r}: announced was {digest[:12]}...; publish again")
+        raise WeightsError(f"weights {uri!r}: the announced digest is {digest[:12]}...; publish again")
     encoded = _chunk(buffer, digest, 0)
     if digest_of(encoded) != digest:
         raise WeightsError(f"weights {uri!r}: their manifest is not the one that was announced; publish again")
@@ -145,10 +145,10 @@ def read_manifest(buffer: BufferCore, uri: str, digest: str) -> bytes:
 
 
 def read_chain(buffer: BufferCore, uri: str, digest: str) -> Chain:
-    """The chain that leads to weights published as a delta. Raises `WeightsError` when it is gone or another."""
+    """The chain that leads to weights published as a delta. Raises `WeightsError` if it is gone or replaced."""
     chain = Chain.decode(_chunk(buffer, digest, CHAIN_PART))
     if chain.uri != uri:
-        raise WeightsError(f"weights {uri!r}: their chain of deltas is another one; fetch the live weights")
+        raise WeightsError(f"weights {uri!r}: their chain of deltas was replaced; fetch the live weights")
     return chain
 
 

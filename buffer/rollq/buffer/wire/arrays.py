@@ -65,7 +65,7 @@ def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
         ) from error
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != array.sha256:
-        raise ArrayError(f"array {array.uri!r}: sha256 is {sha256[:12]}..., stored was {array.sha256[:12]}...")
+        raise ArrayError(f"array {array.uri!r}: sha256 is {sha256[:12]}..., but {array.sha256[:12]}... was stored")
     try:
         loaded: npt.NDArray[Any] = safetensors.numpy.load(data)[ARRAY]
     except (SafetensorError, KeyError) as error:

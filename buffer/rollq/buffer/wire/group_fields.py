@@ -133,7 +133,7 @@ def _readable(stored: Mapping[str, bytes], group_size: int, name: str) -> Sample
     try:
         return _decode_whole(stored, group_size) if WHOLE in stored else None
     except CorruptFrame as error:
-        log.error("%s: what its samples have in one frame is generated again: %s", name, error)
+        log.error("%s: the frame of its samples cannot be read; they are generated again: %s", name, error)
         return None
 
 

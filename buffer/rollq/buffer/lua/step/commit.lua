@@ -29,7 +29,7 @@ local function commit(keys, args)
     return refuse_unclaimed(clock, step)
   end
   if takes_part == '1' and trained ~= '' and trained ~= redis.call('HGET', manifest, 'ids') then
-    return fail('NOT_CLAIMED', 'step %s cannot be committed: its batch is another one now; %s', step, LOST)
+    return fail('NOT_CLAIMED', 'step %s cannot be committed: its batch was replaced; %s', step, LOST)
   end
   if takes_part == '1' and open_target(manifest) then
     return fail('NOT_CLAIMED', 'step %s cannot be committed: its batch still fills; take it to its end first', step)
