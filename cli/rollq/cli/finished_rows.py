@@ -85,12 +85,12 @@ class FinishedRows:
 
     def _check_lengths(self, group: FinishedGroup) -> None:
         limits = {"prompt": self.task.max_prompt_tokens, "response": self.task.max_tokens}
-        for index, segment in [(i, one) for i, sample in enumerate(group.samples) for one in sample.segments]:
-            found = {"prompt": len(segment.prompt_ids), "response": len(segment.response_ids)}
+        for index, segment in [(i, segment) for i, sample in enumerate(group.samples) for segment in sample.segments]:
+            lengths = {"prompt": len(segment.prompt_ids), "response": len(segment.response_ids)}
             for name, setting in (("prompt", "max_prompt_tokens"), ("response", "max_tokens")):
-                if found[name] > limits[name]:
+                if lengths[name] > limits[name]:
                     raise ValueError(
-                        f"sample {index}: the {name} has {found[name]} tokens, more than {setting} = {limits[name]}; "
+                        f"sample {index}: the {name} has {lengths[name]} tokens, more than {setting} = {limits[name]}; "
                         "raise it, or leave the row out"
                     )
 
@@ -99,9 +99,9 @@ class FinishedRows:
         field, responses = _responses(row)
         size = self.task.group_size
         if len(responses) != size:
-            found = f"{len(responses)} response{'s' * (len(responses) != 1)}"
+            given = f"{len(responses)} response{'s' * (len(responses) != 1)}"
             raise ValueError(
-                f"field {field!r} has {found}, and the task's group_size is {size}: list {size} under 'responses'"
+                f"field {field!r} has {given}, and the task's group_size is {size}: list {size} under 'responses'"
             )
         rewards, logprobs = _rewards(row, size, self.default_reward), _logprobs(row, size)
         rest = {name: value for name, value in row.items() if name not in (*RESPONSES, *REWARDS, LOGPROBS)}
@@ -185,25 +185,25 @@ def _table_rows(path: Path) -> Iterator[Placed]:
             place = table.place(number)
             try:
                 row = table.read(number)
-                found = read_lines_row(row) if _is_exported(row) else _without_gaps(table, row)
+                written = read_lines_row(row) if _is_exported(row) else _without_gaps(table, row)
             except ValueError as error:
                 raise InvalidGroup(f"{place}: {error}") from None
             except (LookupError, TypeError) as error:
                 raise InvalidGroup(f"{place}: is not a whole row of `rollq export`: {error!r:.200}") from None
-            yield place, found
+            yield place, written
 
 
 def _json_rows(path: Path) -> Iterator[Placed]:
     """The objects of a JSON file that holds a list of them; it is read as a whole."""
     try:
-        found = orjson.loads(path.read_bytes())
+        rows = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise ConfigError(
             f"file {str(path)!r} is not JSON: {error}; name a file with an object per line .jsonl"
         ) from None
-    if not isinstance(found, list):
+    if not isinstance(rows, list):
         raise ConfigError(f"file {str(path)!r} holds no list of objects; name a file with an object per line .jsonl")
-    for number, row in enumerate(found):
+    for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise InvalidGroup(f"{path}[{number}]: a JSON object is expected, not {type(row).__name__}")
         yield f"{path}[{number}]", row
@@ -281,10 +281,14 @@ def _logprobs(row: Mapping[str, Any], size: int) -> Sequence[Sequence[float] | N
     value = row.get(LOGPROBS)
     if value is None:
         return [None] * size
-    found = [value] if _is_flat(value) else value
-    if not isinstance(found, list) or len(found) != size or not all(one is None or _is_flat(one) for one in found):
+    lists = [value] if _is_flat(value) else value
+    if (
+        not isinstance(lists, list)
+        or len(lists) != size
+        or not all(logprobs is None or _is_flat(logprobs) for logprobs in lists)
+    ):
         raise ValueError(f"field {LOGPROBS!r} must have a list of numbers for each of the {size} responses")
-    return found
+    return lists
 
 
 def _given(index: int, logprobs: Sequence[float] | None, tokens: int) -> Float32Array:

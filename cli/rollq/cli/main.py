@@ -70,8 +70,8 @@ class Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        found = vars(import_module(COMMANDS[name][0])).values()
-        return next(value for value in found if isinstance(value, click.Command) and value.name == name)
+        values = vars(import_module(COMMANDS[name][0])).values()
+        return next(value for value in values if isinstance(value, click.Command) and value.name == name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))

@@ -42,8 +42,8 @@ class RunLocation:
     @classmethod
     def from_settings(cls, settings: RollqSettings) -> Self:
         """The location that `rollq.toml` names."""
-        found = cls._of(settings.run, settings.redis, settings.payloads)
-        return replace(found, archive_url=settings.archive.url)
+        location = cls._of(settings.run, settings.redis, settings.payloads)
+        return replace(location, archive_url=settings.archive.url)
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:

@@ -71,16 +71,16 @@ def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterato
     """
     reports = buffer.workers()
     for name in names:
-        if not (found := [worker for worker in reports if name in (worker, worker.rpartition("-")[0])]):
+        if not (named := [worker for worker in reports if name in (worker, worker.rpartition("-")[0])]):
             raise ConfigError(f"--worker {name!r}: run {buffer.run!r} has the workers {', '.join(reports) or 'none'}")
-        for worker in found:
+        for worker in named:
             before = buffer.order_worker(worker, order)
             yield f"worker {worker}: {order.value}" + (", as before" if before is order else "")
 
 
 def shards_of(buffer: Buffer, tasks: Sequence[str], name: str) -> list[str]:
     """The tasks of the buffer that `name` means. Raises `ConfigError` when there is none."""
-    found = shards_among(tasks, name)
-    if not found:
+    shards = shards_among(tasks, name)
+    if not shards:
         raise ConfigError(f"task {name!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")
-    return found
+    return shards

@@ -161,9 +161,9 @@ class _Orders:
         from rollq.cli.changes import VERBS, change_of
         from rollq.monitor.dashboard.orders import Preview
 
-        known = {"run": [""], "task": [task.task for task in run.tasks], "worker": list(run.workers)}
-        if name not in known.get(kind, ()):
-            raise ConfigError(f"{kind} {name!r}: the run has {', '.join(known.get(kind, ())) or 'none'}")
+        names = {"run": [""], "task": [task.task for task in run.tasks], "worker": list(run.workers)}
+        if name not in names.get(kind, ()):
+            raise ConfigError(f"{kind} {name!r}: the run has {', '.join(names.get(kind, ())) or 'none'}")
         if kind != "run":
             change = change_of(run, order, kind, name)
             return Preview(change.title, change.text, change.is_possible)

@@ -112,19 +112,19 @@ def _check(rows: "FinishedRows", stop: threading.Event) -> tuple[int | None, int
     return total, bare
 
 
-def _check_logprobs(settings: "RollqSettings", task: str, found: str, without_logprobs: bool) -> None:
-    """Raise `ConfigError` unless the trainer is known to need no logprobs. `found` says how many groups lack some."""
+def _check_logprobs(settings: "RollqSettings", task: str, problem: str, without_logprobs: bool) -> None:
+    """Raise `ConfigError` unless the trainer is known to need no logprobs. `problem` says how many groups lack some."""
     if settings.trainer is None:
         if not without_logprobs:
             raise ConfigError(
-                f"{found}, and the settings have no table [trainer], which would say whether the loss needs some: if "
+                f"{problem}, and the settings have no table [trainer], which would say whether the loss needs some: if "
                 "your trainer needs none, repeat the command with --without-logprobs"
             )
         return
     loss = settings.trainer.loss
     if loss.absent_logprobs == "refuse" and task not in loss.need_no_logprobs:
         raise ConfigError(
-            f'{found}, and the loss in [trainer] needs them: set absent_logprobs = "current" in [trainer.loss] for '
+            f'{problem}, and the loss in [trainer] needs them: set absent_logprobs = "current" in [trainer.loss] for '
             "ratios of 1, or name the task in sft to imitate it, and restart the trainer if it runs"
         )
 

@@ -116,9 +116,9 @@ def _recorded(buffer: "Buffer", weights: Path) -> _Recorded | None:
     from rollq.buffer.weights.manifest import describe_folder, digest_of
     from rollq.consumer.trainer.checkpoints import STATE_FILE, recorded_checkpoint
 
-    if (found := recorded_checkpoint(weights)) is not None:
-        of = "" if found.lineage is None or buffer.knows_lineage(found.lineage) else " of another run"
-        return _Recorded(found.step, f"{weights / STATE_FILE}{of}", is_foreign=bool(of))
+    if (checkpoint := recorded_checkpoint(weights)) is not None:
+        of = "" if checkpoint.lineage is None or buffer.knows_lineage(checkpoint.lineage) else " of another run"
+        return _Recorded(checkpoint.step, f"{weights / STATE_FILE}{of}", is_foreign=bool(of))
     try:
         digest = digest_of(describe_folder(weights).encode())
     except WeightsError:  # in another form than those that are published

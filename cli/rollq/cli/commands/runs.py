@@ -54,10 +54,10 @@ def list_runs(file: Path | None, url: str | None, as_json: bool) -> None:
     servers = open_servers(location.buffer_url, location.password)
     try:
         with _bar("look", " keys") as report:
-            found = find_runs(servers, Patience(), report)
+            summaries = find_runs(servers, Patience(), report)
     finally:
         servers.close()
-    for line in [orjson.dumps(asdict(run)).decode() for run in found] if as_json else _table(found):
+    for line in [orjson.dumps(asdict(run)).decode() for run in summaries] if as_json else _table(summaries):
         click.echo(line)
 
 
@@ -80,13 +80,13 @@ def delete(file: Path | None, run: str, url: str | None, yes: bool) -> None:
 
     location = _location(file, url, run)
     with location.buffer() as buffer:
-        found = summarize(buffer)
-        if found.state == GONE:
+        summary = summarize(buffer)
+        if summary.state == GONE:
             raise ConfigError(f"run {run!r} is not on this server: `rollq runs list` shows those that are")
-        click.echo("\n".join(_table([found])))
-        if found.unarchived:
+        click.echo("\n".join(_table([summary])))
+        if summary.unarchived:
             click.echo(
-                f"{found.unarchived:,} groups are not in the archive yet, and are lost with the run: `rollq archive "
+                f"{summary.unarchived:,} groups are not in the archive yet, and are lost with the run: `rollq archive "
                 "--finish` writes them first"
             )
         if not yes:
@@ -109,11 +109,11 @@ def _location(file: Path | None, url: str | None, run: str) -> "RunLocation":
     return replace(RunLocation.from_settings(load_settings(file or DEFAULT_FILE)), run=run)
 
 
-def _table(found: "Sequence[RunSummary]") -> list[str]:
+def _table(summaries: "Sequence[RunSummary]") -> list[str]:
     from rollq.monitor.text.tables import aligned
     from rollq.monitor.text.units import in_words
 
-    if not found:
+    if not summaries:
         return ["no runs"]
     header = ("run", "tasks", "groups", "samples take", "age", "keys", "in use by")
     rows = [
@@ -126,7 +126,7 @@ def _table(found: "Sequence[RunSummary]") -> list[str]:
             f"{run.keys:,}" if run.keys else "-",
             run.state or "; ".join(run.roles) or "nobody",
         )
-        for run in found
+        for run in summaries
     ]
     return aligned([header, *rows], left=(0, 1, 6))
 

@@ -109,10 +109,10 @@ def _wanted(buffer: "Buffer", task: str, changes: Mapping[str, str], from_step: 
         sizes = _sizes_by_weight(buffer, task, own["weight"], from_step)
     by_task: dict[str, dict[str, Any]] = {name: {"batch_groups": groups} for name, groups in sizes.items()}
     by_task[task] = by_task.get(task, {}) | own
-    known = buffer.train_tasks()
+    tasks = buffer.train_tasks()
     wanted: dict[str, dict[str, Any]] = {}
     for name, values in by_task.items():
-        shards = shards_among(known, name) if name in sizes else shards_of(buffer, known, name)
+        shards = shards_among(tasks, name) if name in sizes else shards_of(buffer, tasks, name)
         wanted |= zip(shards, for_shards(values, len(shards)), strict=True)
     return wanted
 

@@ -85,10 +85,10 @@ def _tasks(buffer: "Buffer", task: str) -> list[str]:
     """The task or its shards. Raises `ConfigError` where there is none."""
     from rollq.buffer.rules.shards import shards_among
 
-    known = buffer.tasks()
-    names = [task] if task in known else shards_among(known, task)
+    tasks = buffer.tasks()
+    names = [task] if task in tasks else shards_among(tasks, task)
     if not names:
-        raise ConfigError(f"TASK {task!r}: the run has {', '.join(known) or 'no tasks'}")
+        raise ConfigError(f"TASK {task!r}: the run has {', '.join(tasks) or 'no tasks'}")
     return names
 
 
@@ -103,7 +103,7 @@ class _Archived:
 
     def look(self, task: str, group_id: int) -> "list[FoundGroup]":
         """A group."""
-        return [found] if (pages := self._found) and (found := pages.look(task, group_id)) else []
+        return [group] if (pages := self._found) and (group := pages.look(task, group_id)) else []
 
     def of_step(self, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
         """The batch of a step."""
@@ -117,7 +117,7 @@ class _Archived:
             page = pages.page(Selection(tasks, [Status.ARCHIVED], step), after=after)
             listed += page.groups
             if page.after is None:
-                return [found for one in listed for found in self.look(one.task, one.group_id)]
+                return [group for entry in listed for group in self.look(entry.task, entry.group_id)]
             after = page.after
 
     @cached_property
@@ -134,14 +134,14 @@ class _Archived:
 def _numbered(buffer: "Buffer", left: _Archived, tasks: Sequence[str], group_id: int) -> "list[FoundGroup]":
     if len(tasks) > 1:
         raise ConfigError(f"each shard has a group {group_id}: give the shard as TASK: {', '.join(tasks)}")
-    if found := buffer.look(tasks[0], [group_id]):
-        return found
+    if groups := buffer.look(tasks[0], [group_id]):
+        return groups
     counts = buffer.counts(tasks[0])
     admitted = int(counts.progress.get("admitted", 0))
     if not 1 <= group_id <= admitted:
         raise RollqError(f"group {group_id} of {tasks[0]} was never admitted: the task has had groups 1 to {admitted}")
-    if found := left.look(tasks[0], group_id):
-        return found
+    if groups := left.look(tasks[0], group_id):
+        return groups
     dropped = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items() if count) or "none"
     raise RollqError(
         f"group {group_id} of {tasks[0]} has left the buffer, as groups do that are trained or dropped "
@@ -151,16 +151,16 @@ def _numbered(buffer: "Buffer", left: _Archived, tasks: Sequence[str], group_id:
 
 def _newest(buffer: "Buffer", tasks: Sequence[str], status: Status) -> "list[FoundGroup]":
     newest = {task: buffer.newest(task, status) for task in tasks}
-    found = [group for task, last in newest.items() if last is not None for group in buffer.look(task, [last])]
-    if not found:
+    groups = [group for task, last in newest.items() if last is not None for group in buffer.look(task, [last])]
+    if not groups:
         raise RollqError(f"no group of {', '.join(tasks)} is {status} now: `rollq status` counts them by status")
-    return [max(found, key=lambda group: int(group.fields.get("admitted_ms", 0)))]
+    return [max(groups, key=lambda group: int(group.fields.get("admitted_ms", 0)))]
 
 
 def _of_step(buffer: "Buffer", left: _Archived, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
-    found = [group for task in tasks for group in buffer.look(task, buffer.groups_of_step(task, step))]
-    if found := found or left.of_step(tasks, step):
-        return found
+    groups = [group for task in tasks for group in buffer.look(task, buffer.groups_of_step(task, step))]
+    if groups := groups or left.of_step(tasks, step):
+        return groups
     claimed = max(buffer.clock(task).claimed_step for task in tasks)
     if step > claimed:
         raise RollqError(f"step {step} has not been claimed yet: the last one is {claimed}")

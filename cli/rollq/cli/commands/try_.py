@@ -70,11 +70,11 @@ def try_rows(
     with ExitStack() as stack:
         prompts = stack.enter_context(PromptFile(table, reader))
         wanted = rows or ROWS if given is None else min(rows or len(given), len(given))
-        found, problems = first_rows(prompts, wanted)
-        asyncio.run(_try_all(task, _as_task(table), worker, found, given, sample or model is not None, settings.seed))
-    problems += [problem for row in found for problem in dict.fromkeys(row.problems)]
-    problems += group_problems(found)
-    for line in report(found):
+        tried, problems = first_rows(prompts, wanted)
+        asyncio.run(_try_all(task, _as_task(table), worker, tried, given, sample or model is not None, settings.seed))
+    problems += [problem for row in tried for problem in dict.fromkeys(row.problems)]
+    problems += group_problems(tried)
+    for line in report(tried):
         click.echo(line)
     click.echo("\n" + (f"{count(len(problems), 'problem')}:" if problems else "nothing is wrong"))
     for problem in problems:
@@ -181,14 +181,14 @@ def first_rows(file: "PromptFile", rows: int) -> tuple[list["TriedRow"], list[st
     """The usable ones of the first rows, and why the others are not."""
     from rollq.workers.trying import TriedRow
 
-    found: list[TriedRow] = []
+    tried: list[TriedRow] = []
     problems: list[str] = []
     for row in range(min(rows, file.rows)):
         try:
-            found.append(TriedRow(file.place(row), file.prompt(row)))
+            tried.append(TriedRow(file.place(row), file.prompt(row)))
         except InvalidPrompt as error:
             problems.append(str(error))
-    return found, problems
+    return tried, problems
 
 
 def group_problems(rows: Sequence["TriedRow"]) -> list[str]:

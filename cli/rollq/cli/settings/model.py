@@ -116,8 +116,8 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
 
     def as_task(self) -> WorkerTask:
         """This evaluation as the buffer and the workers see it: a task whose groups are evaluated."""
-        known = {name: value for name, value in self if name in WorkerTask.model_fields}
-        return WorkerTask(batch_groups=1, **known)
+        fields = {name: value for name, value in self if name in WorkerTask.model_fields}
+        return WorkerTask(batch_groups=1, **fields)
 
 
 TASK_KEYS = set(TaskSettings.model_fields)
@@ -174,8 +174,8 @@ class RollqSettings(Settings):
     def answer_readers(self) -> dict[str, AnswerReader]:
         """By task or evaluation, what reads the answers that its judge compares with, where it does."""
         judged: dict[str, JudgedPrompts] = {**self.tasks, **self.evaluations}
-        found = {name: answer_reader(table.judge, table.judge_options) for name, table in judged.items()}
-        return {name: reader for name, reader in found.items() if reader is not None}
+        readers = {name: answer_reader(table.judge, table.judge_options) for name, table in judged.items()}
+        return {name: reader for name, reader in readers.items() if reader is not None}
 
     def all_tasks(self) -> dict[str, WorkerTask]:
         """Everything that the buffer registers: tasks by shard, and evaluations as tasks."""

@@ -57,9 +57,9 @@ def _sorted(workers: Mapping[str, Mapping[str, Any]], by: str, falling: bool) ->
         return sorted(names, key=lambda name: workers[name]["condition"] == "alive")
     if by == "worker":
         return sorted(names, reverse=falling)
-    known = [name for name in names if workers[name].get(by) is not None]
-    known.sort(key=lambda name: str(workers[name][by]) if by in ("host", "engine", "state") else workers[name][by])
-    return (known[::-1] if falling else known) + [name for name in names if workers[name].get(by) is None]
+    with_value = [name for name in names if workers[name].get(by) is not None]
+    with_value.sort(key=lambda name: str(workers[name][by]) if by in ("host", "engine", "state") else workers[name][by])
+    return (with_value[::-1] if falling else with_value) + [name for name in names if workers[name].get(by) is None]
 
 
 def charts(history: Sequence[HistoryRow], width: int) -> list[str]:
