@@ -42,7 +42,7 @@ GROUPS = {
         "recover": ("rollq.cli.commands.recover", "Let a run continue from given weights, without its checkpoint."),
     },
     "Server": {
-        "doctor": ("rollq.cli.commands.doctor", "Report what is unsafe or will hurt later."),
+        "doctor": ("rollq.cli.commands.doctor", "Check a run for current and future problems."),
         "acl": ("rollq.cli.commands.access", "Print an ACL file with one user per role."),
         "runs": ("rollq.cli.commands.runs", "List and delete the runs of a server."),
     },

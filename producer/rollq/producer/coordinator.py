@@ -39,7 +39,7 @@ BATCH_ID = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 OF_A_BATCH = (EventKind.ADMIT, EventKind.BATCH, EventKind.PUT)
 """The events of a batch that is under way."""
 CUT_OFF_S = 5.0
-"""How long workers may take to end what they have of a batch; what comes later is not of it."""
+"""How long workers may take to finish their part of a batch; later results do not belong to it."""
 CUT_OFF_PAUSE_S = 0.1
 """How often it looks at most: each look is at every group of the batch."""
 PIPELINE_S = 600.0

@@ -1,4 +1,4 @@
-"""`rollq doctor`: reports what about a run's servers and folders is unsafe, or will hurt later."""
+"""`rollq doctor`: checks a run's servers and folders for current and future problems."""
 
 import math
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ def doctor(
     clean: bool,
     load_functions: bool,
 ) -> None:
-    """Report problems of a run's servers and folders, present or to come, with the commands that fix them.
+    """Check a run's servers and folders for current and future problems, and print the commands that fix them.
 
     Changes nothing without --clean or --load-functions, except for an object that it writes where large payloads are,
     and removes. With FILE, it compares the server's memory with the settings, and checks the weights' folder too.
@@ -50,7 +50,7 @@ def doctor(
       0  all is well; notes need nothing
       1  an error: rollq does not work, or may lose or expose the run at any moment
       2  wrong settings or arguments
-      3  a warning: it works, and will hurt later
+      3  a warning: it works now, and causes a problem later
 
     \b
     Example:

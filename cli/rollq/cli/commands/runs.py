@@ -64,7 +64,7 @@ def list_runs(file: Path | None, url: str | None, as_json: bool) -> None:
 @runs.command(short_help="Delete a run.")
 @file_and(run="RUN")
 @url_option
-@click.option("--yes", is_flag=True, help="Delete it; without, say what would be deleted.")
+@click.option("--yes", is_flag=True, help="Delete the run; without this, only show it.")
 def delete(file: Path | None, run: str, url: str | None, yes: bool) -> None:
     """Delete RUN from the server of FILE (rollq.toml) or --url: its keys, its payloads, its tickets.
 

@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 def settings(key: str | None, everything: bool) -> None:
     """Show the keys of rollq.toml, with their meanings and defaults.
 
-    Without KEY, shows those that most runs set. KEY is the name of a key or of a table, such as group_size, sampling or
-    trainer.loss.
+    Without KEY, shows those that most runs set. KEY is the name of a key or of a table.
+
+    \b
+    Example:
+      rollq settings group_size
+      rollq settings sampling
+      rollq settings trainer.loss
     """
     from rollq.cli.settings.reference import engine_reference, reference
 

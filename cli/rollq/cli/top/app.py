@@ -26,7 +26,7 @@ from rollq.monitor.text.units import seconds_in_words
 
 DRAWN_EVERY_S = 0.5
 OLD_S = 3.0
-"""From this age on, the age of what is shown is red."""
+"""From this age on, the age of the shown data is red."""
 BESIDE_CELLS = 4
 """Columns of a terminal that the tables use beside their cells."""
 COLOURS = {

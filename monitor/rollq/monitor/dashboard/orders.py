@@ -46,7 +46,7 @@ def change_of_group(order: GroupOrder, ordered: Ordered) -> str:
     if ordered.refusal is not None or status is None:
         why = "it has left the buffer" if status is None else f"it is {status.value}: {_WHY_NOT[status]}"
         return f"Nothing changes: {_REFUSALS.get(ordered.refusal, why)}."
-    lease = " Its lease ends: what its worker puts later is refused." if status is Status.RUNNING else ""
+    lease = " Its lease ends: later results of its worker are refused." if status is Status.RUNNING else ""
     return f"{status.value} -> {_EFFECTS[order]}{lease}"
 
 

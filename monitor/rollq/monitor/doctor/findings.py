@@ -19,7 +19,7 @@ class Level(StrEnum):
 
     OK = "ok"
     NOTE = "note"  # worth knowing, or could not be read
-    WARNING = "warning"  # works today, and will hurt later
+    WARNING = "warning"  # works now, and causes a problem later
     ERROR = "error"  # does not work, or may lose or expose a run at any moment
 
 

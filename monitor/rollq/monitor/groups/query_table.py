@@ -9,7 +9,7 @@ from rollq.monitor.text.tables import aligned
 from rollq.monitor.text.terminal import cut, one_line
 
 WIDTH = 100
-"""Width in characters to which a row is cut."""
+"""Width of a row in characters; longer rows are cut."""
 
 _HEADER = ("task", "uid", "status", "step", "staleness", "reward", "tries", "error")
 _TEXT_COLUMNS = (0, 2, 7)

@@ -36,7 +36,7 @@ class State(StrEnum):
     TRAINING = "training"  # the trainer has what it needs
     STARVING = "starving"  # the trainer waits for groups
     PAUSED = "paused"  # on purpose
-    FAILING = "failing"  # what is produced is of no use
+    FAILING = "failing"  # production yields nothing to train
     MEMORY_FULL = "memory full"  # nothing new is admitted
     TRAINER_GONE = "trainer gone"  # it is silent, or has failed
     STOPPED = "stopped"  # the trainer was asked to end
