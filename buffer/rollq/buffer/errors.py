@@ -33,7 +33,7 @@ RollqError
  |- TicketRefused        a job in the queue is not a ticket of this run
  |- ArrayError           a named array outside Redis is missing, changed, or cannot be written
  |- ImageError           an image of a prompt cannot be read, is another than was meant, or does not fit the model
- |- ArchiveError         an archive holds something else than what is asked of it
+ |- ArchiveError         an archive does not hold what a caller asks for
  |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
  |- WeightsError         weights are missing, truncated or not the ones that were announced
  |   |- TooLate             a weight broadcast started without this worker
@@ -204,7 +204,7 @@ class SnapshotError(RollqError):
 
 
 class ArchiveError(RollqError):
-    """An archive holds something else than what is asked of it."""
+    """An archive does not hold what a caller asks for."""
 
 
 class WeightsError(RollqError):

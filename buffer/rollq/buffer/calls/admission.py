@@ -45,7 +45,7 @@ class Admission(Sweeping):
     ) -> PromptRecord:
         """Record the prompts of a task in place of the record with this `revision`; 0: if there is none.
 
-        Returns what is recorded now, by whomever. Where the digest changes, the statistics of prompts are dropped.
+        Returns the record as it is afterwards. If the digest changes, the statistics of prompts are dropped.
         """
         record = self.call_task("record_prompts", task, revision, digest, rows, seeds, path)
         now, digest_now, count, order, place = (value.decode(errors="replace") for value in record)

@@ -100,8 +100,8 @@ def _known_of(known: Claimed, task: str) -> list[ClaimedGroup]:
 def _in_parts(
     groups: Mapping[str, list[_Counted]], tasks: Iterable[str], ends: Sequence[Mapping[str, int]]
 ) -> tuple[list[_Counted], tuple[int, ...]]:
-    """The groups of all tasks, part by part, then those that are in no part; and how many there are up to the end of
-    each part."""
+    """The groups of all tasks, part by part, then the groups in no part; and the number of groups up to the end of each
+    part."""
     ordered, totals, done = list[_Counted](), list[int](), dict.fromkeys(tasks, 0)
     for part in ends:
         for task, end in part.items():

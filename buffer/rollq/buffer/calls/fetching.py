@@ -18,7 +18,7 @@ FETCH_GROUPS_PER_TRIP = 64
 
 
 class Fetching(BufferCore):
-    """Calls of those who read groups as a whole: the trainer, and the coordinator for its pipeline."""
+    """Calls that read whole groups, for the trainer, and for the coordinator's pipeline."""
 
     def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
         """Read the payloads of claimed groups, in order. Raises CorruptGroup."""

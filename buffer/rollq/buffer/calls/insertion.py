@@ -31,9 +31,9 @@ class Insertion(Inspection):
         completed, has a reward, and is `unversioned`; its logprobs may be `absent_logprobs`. All groups are checked
         before the first is inserted. Harmless to repeat, even after a crash halfway.
 
-        Raises `ConfigError` for a task that is not offline and for groups of the source that are missing before these,
-        `InvalidGroup` naming the group, sample and field, and `ServerRefused` when the buffer is full: what was
-        inserted by then stays, and the same call inserts the rest later.
+        Raises `ConfigError` for a task that is not offline, and if earlier groups of the source are missing;
+        `InvalidGroup` naming the group, sample and field; and `ServerRefused` when the buffer is full: groups that were
+        inserted stay, and the same call inserts the rest later.
         """
         rules = self.rules(task)
         if not rules.offline:

@@ -100,8 +100,8 @@ def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
 
 
 class GroupArgs(NamedTuple):
-    """One group in a call: its arguments, the frames among them, payloads that are set beside it, by key, and those
-    that are to be stored away before."""
+    """One group in a call: its arguments, the frames among them, the payloads to set in the same transaction, by key,
+    and the external payloads to store before the call."""
 
     args: list[Any]
     frames: Mapping[str, bytes]
@@ -204,8 +204,7 @@ def _completed(samples: Sequence[Sample], tokens: Sequence[int]) -> list[int]:
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
-    """Mean reward, and how many samples have one, have passed by what the judge said, and how many response tokens they
-    have."""
+    """The mean reward, how many samples have one, how many of them the judge passed, and their response tokens."""
     rewarded = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]
     return {
         "reward": sum([sample.reward or 0.0 for sample, _ in rewarded]) / len(rewarded) if rewarded else 0.0,

@@ -408,8 +408,11 @@ class Claimed:
 
 
 class Readiness(NamedTuple):
-    """The groups of a task for a claim of a step: completed ones that are fresh at it; those in generation that are
-    waited for, because they would be too old at the next step; those that must reach the archive first."""
+    """The groups of a task for a claim of a step.
+
+    They are the completed groups that are fresh at it; the groups in generation that it waits for, because they would
+    be too old at the next step; and the groups that must reach the archive first.
+    """
 
     ready: int
     stragglers: int

@@ -156,8 +156,8 @@ class Connections:
 
 
 def most_crowded(held: dict[Party, int], limits: ConnectionLimits) -> Party | None:
-    """The party that makes room: the address that holds most; without any, the token that holds most and more than it
-    may keep. None if nobody has to. Pure."""
+    """The party that makes room: the address that holds most, or, without addresses, the token that holds most, if that
+    is more than `most_of_token`. None if no party has to. Pure."""
     strangers = [party for party in held if not party.has_token]
     crowded = strangers or [party for party, count in held.items() if count > limits.most_of_token]
     return max(crowded, key=held.__getitem__, default=None)

@@ -80,7 +80,7 @@ def wait_out(
 ) -> T:
     """Like `patiently`, for the servers that messages call `name`. `before_next` is called before `do` is repeated.
 
-    `fails` is the error of those that may be away, and `explain` says what one means; None: it is not about a server.
+    `fails`: the error of a server that may be unavailable. `explain`: its meaning; None if it is not about a server.
     """
     started_s = time.monotonic()
     for tries in count(1):

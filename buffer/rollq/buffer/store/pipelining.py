@@ -52,10 +52,10 @@ def pipeline(
 
     The reply to a refused command is its error.
 
-    Must be harmless to repeat: after an outage all starts again. Nothing holds the commands together: others may come
-    between, and later ones run when an earlier one is refused. Where servers have replicas, it returns when all that
-    its functions have found or written, and what it has set, is on a replica too, so that no failover takes
-    back what was answered.
+    Must be harmless to repeat: after an outage all starts again. The commands are not atomic: others may come between,
+    and later ones run even if an earlier one is refused. If servers have replicas, it returns once everything that its
+    functions have found or written, and everything it has set, is on a replica too, so that no failover undoes an
+    answer.
     """
 
     def do() -> list[T]:

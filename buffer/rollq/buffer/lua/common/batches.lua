@@ -31,7 +31,7 @@ local function leave_batch(clock, id)
   file_result(clock, id, 'aborted', capped(oldest, cap_of(clock, counted_in)), tonumber(arrival))
 end
 
--- Whether nothing more is waited for than what workers have finished of a batch; `handle` may be nil or false.
+-- Whether a batch waits only for groups that workers have finished; `handle` may be nil or false.
 local function is_cut_off(clock, handle)
   return handle and redis.call('HGET', batch_key(clock, handle), 'cut_off') == '1'
 end

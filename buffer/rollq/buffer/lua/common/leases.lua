@@ -7,7 +7,7 @@ local function expected_tokens(clock, id)
   return known and string.match(known, '[^,]+$') or ''
 end
 
--- What a worker needs to know of a group that it has leased: see `lease`. `bare`: without the samples that it has.
+-- Describes a group to the worker that has leased it: see `lease`. `bare`: without the group's samples.
 local function describe_lease_of(clock, id, bare)
   -- stylua: ignore
   local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload = group_fields(

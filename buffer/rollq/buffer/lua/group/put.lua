@@ -144,7 +144,7 @@ local function read_results(clock, args)
   return results
 end
 
--- What is stored of the group.
+-- The stored fields of the group.
 local function read_group(key)
   -- stylua: ignore
   local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, letters, parts, bytes, offered = fields(

@@ -1,4 +1,4 @@
--- Adds a task, whose clock exists by now, to the run's list, by which a new epoch and new weights reach its clock.
+-- Adds a task, whose clock exists, to the run's list, so that new epochs and new weights reach its clock.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, task

@@ -1,4 +1,4 @@
--- Notes what a worker can do, and says what all workers can do that have done so lately.
+-- Notes what a worker can do, and returns the capacity of all workers that have noted theirs lately.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, worker, places, load, tokens_per_s, open

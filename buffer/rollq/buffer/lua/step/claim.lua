@@ -53,9 +53,9 @@ local function total_staleness(reply, first, step)
   return total
 end
 
--- How many groups of an open batch may be taken before it is whole: those that it would have in the end, whichever
--- others finish first. In the order of a claim, each group that is not finished may come before those that are. Without
--- stragglers to wait for, the first that finish are the batch.
+-- How many groups of an open batch may be taken before it is whole: the groups that it has in the end, whichever others
+-- finish first. In the order of a claim, an unfinished group may come before every finished one. Without stragglers to
+-- wait for, the first groups to finish are the batch.
 local function count_sure(clock, missing, ready)
   if clock.stragglers ~= 'wait' then return math.min(missing, ready) end
   local unfinished = 0

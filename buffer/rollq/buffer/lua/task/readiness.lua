@@ -1,4 +1,4 @@
--- What a claim of a step would find.
+-- Counts the groups that a claim of a step would find.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, step

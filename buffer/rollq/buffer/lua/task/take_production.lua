@@ -1,4 +1,4 @@
--- What was produced since the last call: sums, and how long groups took. Both start again.
+-- Takes the sums of production since the last call, and how long groups took. Both start again.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation

@@ -7,7 +7,7 @@
 -- Returns: 1 when groups may count as newer now: call recount; else 0
 -- Caller: Training.publish; the trainer, rank 0
 -- Repeat: changes nothing
--- The levels when those that are `level` rise to `higher`, for epochs from `since` on. Only the last entry can be.
+-- The levels, with `level` raised to `higher` for epochs from `since` on. Only the last entry can have `level`.
 local function raise_levels(levels, level, higher, since)
   local entries = split(levels)
   local last, known = string.match(entries[#entries] or '', EPOCH_LEVEL)
