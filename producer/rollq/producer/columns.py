@@ -33,7 +33,7 @@ from typing import Any, Final, Literal, Self
 
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import ids_problem, message_problem
-from rollq.producer.image_parts import NamedImage, collect_images, image_of, place_images
+from rollq.producer.prompt_images import NamedImage, collect_images, image_of, place_images
 from rollq.producer.settings import PromptSettings
 
 _MESSAGES: Final = "messages"

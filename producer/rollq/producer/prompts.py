@@ -23,8 +23,8 @@ from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import prompt_problem
 from rollq.producer.columns import Columns
-from rollq.producer.image_parts import ImageFiles
 from rollq.producer.jsonl import JsonLines
+from rollq.producer.prompt_images import ImageFiles
 from rollq.producer.settings import PromptSettings
 
 LOOKED_AT = 100

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Scope
 
 from rollq.buffer.errors import ConfigError
-from rollq.monitor.metrics.hosts import KnownHosts, is_loopback, names_of
+from rollq.monitor.metrics.allowed_hosts import KnownHosts, is_loopback, names_of
 
 ANYWHERE = "0.0.0.0"
 SECRET = b"hello"

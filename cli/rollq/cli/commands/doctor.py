@@ -73,7 +73,7 @@ def doctor(
 
 def _clean(location: "RunLocation") -> None:
     from rollq.buffer.store.servers import connect_servers
-    from rollq.monitor.doctor.cleaning import delete_unused
+    from rollq.monitor.doctor.old_functions import delete_unused
 
     with closing(connect_servers(location.buffer_url, location.password)) as servers:
         deleted = delete_unused(servers)

@@ -15,7 +15,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.monitor.metrics.hosts import KnownHosts, names_of
+from rollq.monitor.metrics.allowed_hosts import KnownHosts, names_of
 
 log = logging.getLogger(__name__)
 
