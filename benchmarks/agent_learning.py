@@ -73,14 +73,13 @@ buffer_url = "{url}"
 [tasks.sums]
 prompts = "prompts/sum.jsonl"
 judge = "last_number"
-chat = true
+rows.chat = true
 agent_loop = "{loop}"
-max_prompt_tokens = 64
+rows.max_prompt_tokens = 64
 max_tokens = 64
 batch_groups = {batch_groups}
 group_size = 8
 max_staleness = 1
-shuffle_seed = {seed}
 
 [tasks.sums.agent_options]
 {options}

@@ -139,7 +139,7 @@ def test_groups_of_every_status_can_be_shown(world: World, show: Show) -> None:
     assert "  now  failed: it is not trained, and is kept to look at\n" in failed
     leaving = show("math", "--last", "leaving").output
     assert re.search(r"claimed for step 1\n.* trained: step 1 was committed\n.* waits for the archiver", leaving)
-    assert "admitted as group 4, of which this is a copy" in show("math", "--last", "cooling").output
+    assert "admitted as group 4; this is a copy" in show("math", "--last", "cooling").output
 
 
 def test_a_running_group_shows_its_lease_and_what_was_salvaged(world: World, show: Show) -> None:
@@ -220,17 +220,6 @@ def test_a_group_of_an_evaluation_says_so(world: World, show: Show) -> None:
     shown = show("held_out", "--last", "gathered").output
     assert "admitted for the evaluation of step 1\n" in shown
     assert "waits for the rest of its batch or evaluation" in shown
-
-
-def test_a_group_that_an_older_release_has_stored_lacks_only_its_leases(world: World, show: Show) -> None:
-    world.start().complete(1)
-    world.buffer.client.hdel(task_keys(world.buffer.run, "math").group(1), "leased", "history")
-    lines = lines_of(show("math", 1))
-    assert lines[3:6] == [
-        "<time>  admitted for step 1",
-        "<time>  put after <time> of work",
-        "now  waits for the trainer",
-    ]
 
 
 def test_what_a_model_wrote_cannot_control_the_terminal(world: World, show: Show) -> None:

@@ -104,7 +104,11 @@ def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then
     [
         ('strategy = "sync"', 'strategy = "async"', "which needs producer.strategy = 'sync'"),
         ("max_staleness = 0", "max_staleness = 1", "tasks.math needs max_staleness = 0 and sync_weights_interval = 1"),
-        ("max_staleness = 0", "max_staleness = 0\nsync_weights_interval = 2", "tasks.math needs max_staleness = 0"),
+        (
+            "max_staleness = 0",
+            "max_staleness = 0\nstaleness.sync_weights_interval = 2",
+            "tasks.math needs max_staleness = 0",
+        ),
     ],
 )
 def test_settings_that_cannot_take_turns_are_refused(folder: Path, old: str, new: str, message: str) -> None:

@@ -89,14 +89,17 @@ def write_settings(
     tables += [f"options = {{ lengths = {list(load.lengths)}, tokens_per_s = {load.tokens_per_s} }}"]
     for task, groups in load.offline_batch.items():
         tables += [f"[tasks.{task}]", "offline = true", f"batch_groups = {groups}", f"group_size = {load.group_size}"]
-        tables += ["max_uncheckpointed_steps = 20"]
+        tables += ["batches.max_uncheckpointed_steps = 20"]
     for task, groups in load.batch.items():
         tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}"]
-        tables += [f"group_size = {load.group_size}", f"partial_rollout = {str(load.partial_rollout).lower()}"]
+        tables += [
+            f"group_size = {load.group_size}",
+            f"staleness.partial_rollout = {str(load.partial_rollout).lower()}",
+        ]
         tables += [
             f"max_staleness = {load.max_staleness}",
-            f"lease_s = {load.lease_s}",
-            "max_uncheckpointed_steps = 20",
+            f"limits.lease_s = {load.lease_s}",
+            "batches.max_uncheckpointed_steps = 20",
         ]
         bad = set(poisoned) if task == "math" else set()
         lines = [

@@ -39,7 +39,7 @@ SUBTABLES: Final[Mapping[str, tuple[str, ...]]] = {
         "prompt_order", "low", "high", "pass_reward",
     ),
     "limits": (
-        "max_tries", "lease_s", "audit_groups", "min_valid_samples", "min_keep_rate", "stop_after_failures",
+        "max_tries", "max_deaths", "lease_s", "audit_groups", "min_valid_samples", "min_keep_rate", "stop_after_failures",
         "should_continue", "spread",
     ),
 }  # fmt: skip
@@ -52,7 +52,6 @@ REMOVED: Final = {
     "inline_image_bytes": "rows may hold images up to 1 MiB; leave it out",
     "keep_window": "the keep rate is measured over 256 groups; leave it out",
     "kind": "what is evaluated belongs in [evaluations.NAME]; leave it out",
-    "max_deaths": "a group is quarantined after 3 deaths; leave it out",
     "overlong_filter": 'set filters = ["overlong"]',
     "prompt_stats": "every prompt_order but shuffle keeps statistics; leave it out",
     "shuffle_seed": "the order follows seed, before the first table; leave it out",
