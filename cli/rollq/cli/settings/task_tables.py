@@ -39,8 +39,8 @@ SUBTABLES: Final[Mapping[str, tuple[str, ...]]] = {
         "prompt_order", "low", "high", "pass_reward",
     ),
     "limits": (
-        "max_tries", "max_deaths", "lease_s", "audit_groups", "min_valid_samples", "min_keep_rate", "stop_after_failures",
-        "should_continue", "spread",
+        "max_tries", "max_deaths", "lease_s", "audit_groups", "min_valid_samples", "min_keep_rate",
+        "stop_after_failures", "should_continue", "spread",
     ),
 }  # fmt: skip
 """Table below a task -> its keys."""
