@@ -33,7 +33,7 @@ AVOID = {
     r"\b(anew|meanwhile|besides|whatever|mends?|mended|mending)\b": "again, while, beside, what, fix",
     r"\bno more\b(?! than)": "no longer, stop",
     r"\b(is|are|was|were) away\b": "unavailable, unreachable, outside",
-    r"[.] What (?![^?]*\?)": "a noun as the subject",
+    r"[.](?!\n\n#) What (?![^?]*\?)": "a noun as the subject",
 }
 """Pattern, matched in any case with any white space for a space -> what to write instead."""
 
