@@ -298,7 +298,7 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
         (
             'prompts = "code.jsonl"',
             'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudging.scorers = ["teacher"]\nfilters = ["overlong"]',
-            "filters, scorers: an evaluation is never trained, leave this out",
+            "filters, judging.scorers: an evaluation is never trained, leave this out",
         ),
     ],
 )

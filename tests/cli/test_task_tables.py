@@ -88,3 +88,19 @@ def test_the_default_profile_is_the_default_of_its_keys(tmp_path: Path) -> None:
     default: Any = TaskSettings.model_fields["profile"].default
     task = loaded(tmp_path, "").tasks["math"]
     assert {key: getattr(task, key) for key in PROFILES[default]} == dict(PROFILES[default])
+
+
+@pytest.mark.parametrize("profile", ['["on-policy"]', "{ a = 1 }", "3"])
+def test_a_profile_that_is_no_text_is_refused(tmp_path: Path, profile: str) -> None:
+    assert "tasks.math.profile" in problem(tmp_path, f"profile = {profile}")
+
+
+def test_a_password_at_the_place_of_a_table_is_not_shown(tmp_path: Path) -> None:
+    shown = problem(tmp_path, 'judging = "http://me:sekret@host/v1"')
+    assert "must be a table" in shown
+    assert "sekret" not in shown
+
+
+def test_keys_that_a_kind_of_task_cannot_have_are_named_as_the_file_has_them(tmp_path: Path) -> None:
+    more = '[evaluations.held_out]\nprompts = "p"\ncurriculum.low = 0.2\nstaleness.expiry = "group"'
+    assert "curriculum.low, staleness.expiry: an evaluation is never trained" in problem(tmp_path, more)

@@ -51,7 +51,8 @@ def prepared(prepared_demo: Path, tmp_path: Path, request: pytest.FixtureRequest
         "batch_groups = 16": "batch_groups = 2",
         "group_size = 8": "group_size = 4",
         "max_tokens = 8": "max_tokens = 120",
-        'judge = "exact_match"': 'judge = "parity_judge.reward"\nmax_prompt_tokens = 64\nstragglers = "expire"\n'
+        'judge = "exact_match"': 'judge = "parity_judge.reward"\nrows.max_prompt_tokens = 64\n'
+        'staleness.stragglers = "expire"\n'
         'agent_loop = "harness"',
         "temperature = 1.0": "temperature = 0.7",
         "partial_rollout = false": f"partial_rollout = {partial}",

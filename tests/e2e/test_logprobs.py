@@ -20,8 +20,8 @@ JUDGE = "def reward(prompt, sample):\n    return sum(map(ord, sample.text)) % 2\
 EDITS = {
     "batch_groups = 16": "batch_groups = 4",
     "max_tokens = 8": "max_tokens = 40",
-    'judge = "exact_match"': 'judge = "parity_judge.reward"\nmax_prompt_tokens = 64\n'
-    'stragglers = "expire"',  # batches that wait for nobody: the next weights come in the middle of answers
+    'judge = "exact_match"': 'judge = "parity_judge.reward"\nrows.max_prompt_tokens = 64\n'
+    'staleness.stragglers = "expire"',  # batches that wait for nobody: the next weights come in the middle of answers
     "temperature = 1.0": "temperature = 0.7",
     # A batch then takes many rounds, so that it outlasts a train step, however slow the machine is.
     "[worker.options]": "[worker.options]\nmax_batch = 4",

@@ -30,8 +30,8 @@ def folder(any_server: AnyServer, fresh_server: EmbeddedServer, run_name: str, t
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "{row}", "answer": "1"}}\n' for row in range(ROWS)))
     (tmp_path / "rollq.toml").write_text(
         f'run = "{run_name}"\n[redis]\nbuffer_url = "{any_server.url}"\nqueue_url = "{fresh_server.url}"\n'
-        f'[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = {BATCH}\ngroup_size = 2\nshards = {SHARDS}\n'
-        'lease_s = 10.0\n[worker]\nengine = "simulated"\noptions = { lengths = [3, 5], tokens_per_s = 500.0 }\n'
+        f'[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = {BATCH}\ngroup_size = 2\nbatches.shards = {SHARDS}\n'
+        'limits.lease_s = 10.0\n[worker]\nengine = "simulated"\noptions = { lengths = [3, 5], tokens_per_s = 500.0 }\n'
     )
     tiny_qwen3().save_pretrained(tmp_path / "model")
     open_run(load_settings(tmp_path / "rollq.toml", {}), threading.Event()).close()

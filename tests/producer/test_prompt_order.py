@@ -196,7 +196,7 @@ def test_an_invalid_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r'prompt_order = "my_orders.no_order": \w+ has no uses_stats, pass_order, takes; ne'
     ):
         make_order(task(prompt_order="my_orders.no_order"))
-    with pytest.raises(ConfigError, match="needs statistics: remove prompt_stats = false"):
+    with pytest.raises(ConfigError, match="needs statistics of every prompt"):
         make_order(task(prompt_order="my_orders.WantsStats", prompt_stats=False))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rollq.buffer.errors import ConfigError, RollqError
+from rollq.buffer.errors import ConfigError, RollqError, RunMismatch
 
 GROUPS = {
     "Run": {
@@ -101,7 +101,7 @@ class Commands(click.Group):
             raise
         except RollqError as error:
             click.echo(f"error: {error}", err=True)
-            context.exit(2 if isinstance(error, ConfigError) else 1)
+            context.exit(2 if isinstance(error, ConfigError | RunMismatch) else 1)
 
 
 @click.group("rollq", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

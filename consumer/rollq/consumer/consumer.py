@@ -155,7 +155,7 @@ class Consumer(Iterator[Batch]):
                 start = None if source is None else partial(publisher.start, source)
                 epoch = begin_epoch(buffer, settings, start, resume_from, lineage)
             annotator = None
-            if connection.archive is not None:
+            if connection.archive:
                 annotator = Annotator(
                     connection.archive, connection.run, buffer.incarnation, epoch.epoch, settings.rank
                 )

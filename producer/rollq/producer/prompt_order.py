@@ -89,7 +89,7 @@ def make_order(task: ProducerTask) -> PromptOrder:
     order: Any = load_plugin("prompt order", task.prompt_order, BUILT_IN)(task)
     check_object(order, PROMPT_ORDER, task.prompt_order)
     if order.uses_stats and not task.prompt_stats:
-        raise ConfigError(f"prompt order {task.prompt_order!r} needs statistics: remove prompt_stats = false")
+        raise ConfigError(f"prompt order {task.prompt_order!r} needs statistics of every prompt, which are off")
     checked: PromptOrder = order
     return checked
 

@@ -51,15 +51,16 @@ def test_a_dead_role_is_started_again_and_told(tmp_path: Path) -> None:
         assert role.process.pid != first.pid
 
 
-def test_a_role_that_finishes_is_left_alone_but_only_when_it_may(tmp_path: Path) -> None:
+def test_roles_that_end_in_order_are_left_alone_and_only_one_that_finishes_has_finished(tmp_path: Path) -> None:
     with Supervisor(tmp_path, os.environ) as supervisor:
         trainer = supervisor.start("trainer", (sys.executable, "-c", ""), finishes=True)
         worker = supervisor.start("worker", (sys.executable, "-c", ""))
         wait(trainer)
         wait(worker)
-        assert supervisor.restart_dead() == ["worker died (exit status 0) and was restarted"]
+        assert supervisor.restart_dead() == ["worker has stopped"]
         assert trainer.finished
         assert not worker.finished
+        assert supervisor.restart_dead() == []
 
 
 def test_a_role_that_keeps_dying_fails_with_the_end_of_its_log(tmp_path: Path) -> None:

@@ -142,8 +142,8 @@ class Training(Fetching, Claiming):
                 return ""
             raise StoreLost(
                 f"the checkpoint of step {from_step} belongs to another store: the store of run {self.run!r} is new or "
-                "was emptied, and its prompts begin with the first. Restore a snapshot (`rollq restore`), or give the "
-                "run another name; to continue with this store, set accept_new_store = true"
+                "was emptied, and its prompts begin with the first. Load a snapshot (`rollq snapshot load`), or give "
+                "the run another name; to continue with this store, set accept_new_store = true"
             )
         last_step, last_epoch = ancestors[incarnation]
         if from_step > last_step or epoch > last_epoch:

@@ -18,14 +18,14 @@ def bare_python(module: str, *arguments: object) -> list[str]:
 
 
 def die_with_parent(number: int, parent: int) -> None:
-    """On Linux, have this process get the signal `number` when its parent dies; elsewhere, do nothing.
+    """On Linux, have this process get the signal `number` when its parent dies.
 
-    `parent` is the process id of the parent. If that one has died already, the signal comes at once.
+    `parent` is the process id of the parent. If that one has died already, the signal comes at once, on any system.
     """
     if sys.platform == "linux":
         _process_control(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def adopt_orphans() -> None:

@@ -1,6 +1,7 @@
 """`rollq settings`: the keys of `rollq.toml`, with their meanings and defaults."""
 
 import difflib
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ def settings(key: str | None, everything: bool) -> None:
       rollq settings trainer.loss
     """
     from rollq.cli.settings.reference import engine_reference, reference
+    from rollq.cli.settings.task_tables import REMOVED
 
     tables = reference()
     if key is None:
@@ -38,6 +40,8 @@ def settings(key: str | None, everything: bool) -> None:
         return
     shown = _named(key, tables) or _named(key, tables := [*tables, *engine_reference()])
     if not shown:
+        if key in REMOVED:
+            raise ConfigError(f"{key}: no longer a setting: {REMOVED[key]}")
         keys = {setting.key for table in tables for setting in table.settings}
         close = difflib.get_close_matches(key.rpartition(".")[2], keys, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`rollq settings` shows those that most runs set"
@@ -47,8 +51,9 @@ def settings(key: str | None, everything: bool) -> None:
 
 def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]":
     """The tables of that name with all their keys, or the keys of that name with their tables."""
-    path, _, key = name.strip("[]").rpartition(".")
-    whole = [table for table in tables if _is_called(table.name, name.strip("[]"))]
+    name = re.sub(r"^evaluations\b", "tasks", name.strip("[]"))  # they have the tables of tasks
+    path, _, key = name.rpartition(".")
+    whole = [table for table in tables if _is_called(table.name, name)]
     parts = [
         replace(table, settings=tuple(setting for setting in table.settings if setting.key == key))
         for table in tables
@@ -60,8 +65,10 @@ def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]
 def _is_called(table: str, name: str) -> bool:
     """Whether a table is called so: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
     words, asked = table.partition("]")[0].strip("[").split("."), name.split(".")
+    if asked == words[:-1] and words[-1].isupper():
+        return True
     return len(asked) <= len(words) and all(
-        word in (part, part.upper()) or (word.isupper() and len(asked) == len(words))
+        word == part or (word.isupper() and len(asked) == len(words) > 1)
         for word, part in zip(words[-len(asked) :], asked, strict=True)
     )
 

@@ -32,10 +32,13 @@ def init(folder: Path) -> None:
     contents = files(_run_name(folder))
     if existing := [name for name in (*contents, MODEL) if (folder / name).exists()]:
         raise ConfigError(f"{', '.join(existing)} in {str(folder)!r}: it exists already; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    _make_model(folder / MODEL)
-    for name, content in contents.items():
-        (folder / name).write_text(content, "utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_text(content, "utf-8")
+        _make_model(folder / MODEL)
+    except OSError as error:
+        raise ConfigError(f"{str(folder)!r} cannot be written: {error}") from None
     enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     click.echo(
         f"wrote {', '.join((*contents, MODEL))} to {folder.absolute()}; next:\n"

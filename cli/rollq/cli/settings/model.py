@@ -80,7 +80,7 @@ class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
     @classmethod
     def _profile_sets_staleness(cls, data: Any) -> Any:
         profile = data.get("profile") if isinstance(data, dict) else None
-        return {**PROFILES[profile], **data} if profile in PROFILES else data
+        return {**PROFILES[profile], **data} if isinstance(profile, str) and profile in PROFILES else data
 
     @model_validator(mode="before")
     @classmethod
@@ -88,7 +88,9 @@ class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
         if not isinstance(data, dict) or data.get("offline") is not True:
             return data
         if keys := sorted((set(data) & set(cls.model_fields)) - OFFLINE_KEYS):
-            raise ValueError(f"{', '.join(keys)}: with offline = true the task is never sampled, leave this out")
+            raise ValueError(
+                f"{', '.join(map(place_of, keys))}: with offline = true the task is never sampled, leave this out"
+            )
         if data.get("shards", 1) != 1:
             raise ValueError("shards: a task with offline = true has one shard, leave this out")
         return {"prompts": Path(os.devnull), **data}
@@ -111,7 +113,7 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
     @classmethod
     def _is_not_trained(cls, data: Any) -> Any:
         if isinstance(data, dict) and (keys := sorted(set(data) & (TASK_KEYS - set(cls.model_fields)))):
-            raise ValueError(f"{', '.join(keys)}: an evaluation is never trained, leave this out")
+            raise ValueError(f"{', '.join(map(place_of, keys))}: an evaluation is never trained, leave this out")
         return data
 
     def as_task(self) -> WorkerTask:
@@ -184,7 +186,7 @@ class RollqSettings(Settings):
 
 def _with_archive(data: Any) -> Any:
     """The content of `rollq.toml`, in which all tasks and evaluations are archived if `[archive]` has a place."""
-    if not isinstance(data, dict) or not isinstance(data.get("archive"), dict) or "url" not in data["archive"]:
+    if not isinstance(data, dict) or not isinstance(data.get("archive"), dict) or not data["archive"].get("url"):
         return data
     roots = {name: data[name] for name in ("tasks", "evaluations") if isinstance(data.get(name), dict)}
     filled = {

@@ -8,6 +8,8 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
+from rollq.buffer.store.redis_url import mask_url
+
 MAIN: Final = (
     "prompts", "judge", "judge_options", "agent_loop", "agent_options", "batch_groups", "group_size", "profile",
     "max_staleness", "max_tokens", "temperature", "filters", "offline",
@@ -109,7 +111,7 @@ def _flat(path: str, table: Mapping[str, Any], problems: list[str]) -> dict[str,
             for inner in value:
                 problems += _misplaced(path, key, inner, SUBTABLES[key])
         else:
-            problems.append(f"{path}.{key} = {value!r}: must be a table")
+            problems.append(f"{path}.{key} = {mask_url(repr(value))}: must be a table")
     return flat
 
 

@@ -1,11 +1,15 @@
 """Runs the roles of a settings file until its trainer has finished."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.run_location import RunLocation
@@ -40,6 +44,18 @@ class Running:
         trainer = self.settings.trainer
         metrics = trainer.output / METRICS_FILE if trainer else None
         return Watch(self.title, metrics, self.depths, trainer.steps if trainer else 0)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder of logs and server inside the `with` block. Raises `ConfigError` if another `rollq up` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "up.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another `rollq up` runs in {str(folder)!r}: stop it, or name another output") from None
+        yield
 
 
 def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:

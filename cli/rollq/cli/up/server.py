@@ -6,10 +6,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from rollq.buffer.errors import ServerUnavailable
+from redis.exceptions import InvalidResponse
+
+from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.store.connection import Patience, check_server, connect, open_client
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.redis_url import node_urls
+from rollq.buffer.store.redis_url import mask_url, node_urls
 from rollq.buffer.store.servers import connect_servers
 from rollq.cli.run_location import RunLocation
 
@@ -49,6 +51,11 @@ def _answers(location: RunLocation) -> bool:
             check_server(client, Patience(unanswered_s=0.0))
         except ServerUnavailable:
             return False
+        except InvalidResponse:
+            raise ConfigError(
+                f"{mask_url(location.buffer_url)}: another kind of server answers there; stop it, or change the port "
+                "in [redis] buffer_url"
+            ) from None
     return True
 
 

@@ -89,7 +89,7 @@ class Supervisor:
         return role
 
     def restart_dead(self) -> list[str]:
-        """Restart every dead child; returns a line about each.
+        """Restart every child that died, not one that stopped in order; returns a line about each.
 
         Raises `RoleFailed` when one has died more than `MAX_RESTARTS` times, and `ConfigError` when one refuses its
         settings.
@@ -97,9 +97,15 @@ class Supervisor:
         notes = []
         for role in self.roles:
             status = role.process.poll() if role.process else None
-            if status is not None and not role.finished:
-                self._restart(role, status)
-                notes.append(f"{role.name} died ({describe_exit(status)}) and was restarted")
+            if status is None or role.finished:
+                continue
+            if status == 0:
+                role.process = None
+                notes.append(f"{role.name} has stopped")
+                continue
+            self._restart(role, status)
+            reason = tail(self.log(role), 1)
+            notes.append(f"{role.name} died ({describe_exit(status)}) and was restarted{reason and f': {reason}'}")
         return notes
 
     def _restart(self, role: Role, status: int) -> None:

@@ -42,9 +42,9 @@ class EnvironmentSettings(Settings):
     tool_parser: str = Field(default="", description="how the model writes calls: auto, or the name of a format")
     reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
-    setup_timeout_s: float = Field(default=60.0, gt=0)
-    step_timeout_s: float = Field(default=60.0, gt=0)
-    teardown_timeout_s: float = Field(default=10.0, gt=0)
+    setup_timeout_s: float = Field(default=60.0, gt=0, description="longest setup of an environment")
+    step_timeout_s: float = Field(default=60.0, gt=0, description="longest step")
+    teardown_timeout_s: float = Field(default=10.0, gt=0, description="longest teardown")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rollq.workers.agents.turns import Turn, answer
 class ToolsSettings(Settings):
     """`agent_options` of the loop `tools`."""
 
-    tools: dict[str, ToolSettings] = Field(min_length=1)
+    tools: dict[str, ToolSettings] = Field(min_length=1, description="tools that the model may call, by name")
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
     tool_parser: str = Field(
         default="hermes", min_length=1, description="how the model writes calls: auto, or the name of a format"

@@ -43,7 +43,7 @@ class SimulatedSettings(Settings):
     seed: int = Field(default=0, description="order in which the lengths are taken")
     by_prompt: bool = Field(default=False, description="the same prompt always gets an answer of the same length")
     logprob: float = Field(default=-1.0, le=0, description="logprob of every token, nats")
-    context_tokens: int = Field(default=131_072, gt=1)
+    context_tokens: int = Field(default=131_072, gt=1, description="tokens of prompt and response together")
 
 
 @dataclass(slots=True, eq=False)

@@ -50,8 +50,8 @@ class Part(Settings):
     """One part of judge `weighted`."""
 
     judge: str = Field(description="name of a built-in judge, or the dotted path of a custom judge")
-    weight: float = 1.0
-    options: dict[str, Any] = Field(default_factory=dict)
+    weight: float = Field(default=1.0, description="factor of this part in the reward")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of this judge")
 
 
 class WeightedOptions(Settings):

@@ -37,7 +37,7 @@ class TransformersSettings(Settings):
 
     model: Path = Field(description="folder written by save_pretrained")
     device: str = Field(default="auto", description="auto (cuda if there is one), cpu, cuda, cuda:1, ...")
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="dtype of the weights")
     max_batch: int = Field(default=512, gt=0, description="sequences decoded together")
     return_routed_experts: bool = Field(
         default=False, description="return the experts of every token, for [trainer] replay_experts"
