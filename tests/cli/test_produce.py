@@ -112,7 +112,7 @@ def test_other_rules_than_those_of_the_run_are_refused(config: Path, server_url:
     config.write_text(config.read_text() + "group_size = 3\n")
     process = produce(config)
     _, log = process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "group_size = 3, and the run has 8: it stays as it is for the whole run, because" in log
 
 

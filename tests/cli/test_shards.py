@@ -76,7 +76,7 @@ def test_the_bounds_of_shards_add_up_to_those_of_their_task() -> None:
     [
         ({"math": {"shards": 7}}, "tasks.math.batches.shards = 7: no batch has more than 6"),
         ({"math": {"shards": 65}}, "less than or equal to 64"),
-        ({"math.1of3": {}}, "those of shards"),
+        ({"math.1of3": {}}, "belong to shards"),
     ],
 )
 def test_shards_that_make_no_sense_are_refused(tasks: dict[str, dict[str, object]], problem: str) -> None:
