@@ -44,7 +44,7 @@ def test_a_shard_knows_its_task(task: str, total: int) -> None:
 def test_names_that_a_shard_may_have_are_no_names_of_tasks() -> None:
     assert shard_names("math", 3) == ["math.1of3", "math.2of3", "math.3of3"]
     for name in ("math.1of3", "a.b.12of64"):
-        with pytest.raises(ConfigError, match="those of shards"):
+        with pytest.raises(ConfigError, match="belong to shards"):
             check_task_name(name)
     for name in ("math", "math.1", "1of3", "math-1of3", "math.0of3"):
         assert check_task_name(name) == name

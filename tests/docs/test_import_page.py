@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rollq.buffer.buffer import Buffer
 from rollq.cli import finished_rows
 from rollq.monitor.report.records import METRICS_FILE, read_lines
@@ -30,6 +32,7 @@ def test_every_command_of_the_page_runs(desk: Desk, sums: Path) -> None:
             assert buffer.counts("expert").ready == 7
 
 
+@pytest.mark.slow  # tests/consumer/test_inserted.py has the same without processes
 def test_an_import_that_the_loss_has_no_use_for_leaves_a_running_trainer_alone(desk: Desk, sums: Path) -> None:
     """The file of the import has the trainer's settings, and then other ones: the trainer trains on."""
     task, loss = next(block.code for block in blocks(PAGE) if block.language == "toml").split("\n\n")

@@ -12,6 +12,7 @@ from support.documented_commands import ROOT, Desk, blocks, code_with, kill, ste
 PAGE = ROOT / "docs" / "guide" / "machines.md"
 
 
+@pytest.mark.slow  # three namespaces of roles that other pages start too
 def test_three_machines_share_a_password_and_one_of_them_may_die(desk: Desk, sums: Path) -> None:
     terminals = [(block.detail, block.code) for block in blocks(PAGE) if block.mark == "terminal"]
     machines = [machine for machine, _ in terminals]

@@ -89,6 +89,7 @@ def test_a_demo_whose_worker_server_and_trainer_are_killed_trains_every_group_on
     assert all(nobody_listens(port) for port in demo.ports())
 
 
+@pytest.mark.slow  # tests/cli/up has the same
 @pytest.mark.parametrize(
     ("moment", "signals"),
     [

@@ -14,7 +14,7 @@ CALLS = {
     "worker": 60,
     "trainer, rank 1, replay": 45,
     "lending, holder": 5,
-    "lending, borrower": 5,
+    "lending, borrower": 4,
 }
 """The call at which a role crashes here; the trainer's rank 0 crashes while it takes over the run."""
 

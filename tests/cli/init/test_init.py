@@ -23,6 +23,7 @@ def rollq(folder: Path, *words: str, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow  # tests/docs/test_first_run.py trains what it writes
 def test_what_it_writes_trains_as_it_is(tmp_path: Path) -> None:
     shown = rollq(tmp_path, "init", "my-run")
     folder = tmp_path / "my-run"
