@@ -14,8 +14,8 @@ from rollq.buffer.calls.replies import Claimed, TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.rollouts import WHOLE, Group, GroupResult, Sample
 from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import encode_payload
-from rollq.buffer.wire.sample_frames import decode_samples
 
 GROUP_SIZE = 8
 

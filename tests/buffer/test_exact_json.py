@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.values.rollouts import Prompt
+from rollq.buffer.wire.frame_decoding import decode_sample
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
-from rollq.buffer.wire.sample_frames import decode_sample, encode_samples
 from support.made_samples import a_sample
 
 LARGE = 12345678901234567890124

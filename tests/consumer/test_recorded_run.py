@@ -14,8 +14,8 @@ from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArchiveError, InvalidGroup
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.prompts import encode_prompt
-from rollq.buffer.wire.sample_frames import encode_samples
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings

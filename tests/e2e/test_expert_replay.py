@@ -10,7 +10,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
-from rollq.buffer.wire.sample_frames import encode_samples
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.cli.settings.file import load_settings
 from rollq.consumer import Batch, Consumer
 from rollq.consumer.objective.metrics import LossMetrics

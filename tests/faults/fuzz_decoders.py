@@ -46,10 +46,12 @@ from rollq.buffer.values.rollouts import (
 )
 from rollq.buffer.weights.broadcast_log import apply_entry, first_entry
 from rollq.buffer.weights.manifest import Manifest
+from rollq.buffer.wire.frame_decoding import decode_samples
+from rollq.buffer.wire.frame_encoding import encode_samples
+from rollq.buffer.wire.frame_format import FRAME_VERSION, MAGIC, PREFIX
 from rollq.buffer.wire.group_fields import decode_group
 from rollq.buffer.wire.parts import decode_parts, encode_part
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
-from rollq.buffer.wire.sample_frames import FRAME_VERSION, MAGIC, PREFIX, decode_samples, encode_samples
 from rollq.cli.settings.file import load_settings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings

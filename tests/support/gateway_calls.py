@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Lease, Prompt, Sample, SamplePart
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.parts import decode_parts, encode_part, rest_of
-from rollq.buffer.wire.sample_frames import encode_samples
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call

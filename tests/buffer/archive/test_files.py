@@ -34,8 +34,8 @@ from rollq.buffer.values.rollouts import (
     Segment,
     VersionSpan,
 )
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.prompts import encode_prompt
-from rollq.buffer.wire.sample_frames import encode_samples
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "archive.md"
 FIELDS = {

@@ -26,9 +26,9 @@ from rollq.buffer.snapshots.save import as_indexed
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
+from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import encode_payload
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.sample_frames import decode_samples
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_of, set_clock
 from support.finished_groups import finished_groups, finished_sample

@@ -13,7 +13,8 @@ import safetensors.numpy
 from rollq.buffer.errors import ArrayError, InvalidGroup
 from rollq.buffer.values.rollouts import ArrayRef, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.arrays import load_array, store_array
-from rollq.buffer.wire.sample_frames import decode_sample, encode_samples
+from rollq.buffer.wire.frame_decoding import decode_sample
+from rollq.buffer.wire.frame_encoding import encode_samples
 
 
 def file_of(reference: ArrayRef) -> Path:

@@ -7,8 +7,8 @@ import pytest
 
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.group_fields import decode_group, decode_kept, encode_payload, encode_whole
-from rollq.buffer.wire.sample_frames import encode_samples
 from support.made_samples import a_sample, a_segment, assert_same_sample
 
 PAIR = (a_sample(text="one"), a_sample(text="two", reward=-1.0))

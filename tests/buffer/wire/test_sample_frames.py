@@ -18,7 +18,9 @@ from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, ArrayRef, Sample, VersionSpan
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire import frame_encoding
-from rollq.buffer.wire.sample_frames import FRAME_VERSION, MAGIC, PREFIX, decode_sample, decode_samples, encode_samples
+from rollq.buffer.wire.frame_decoding import decode_sample, decode_samples
+from rollq.buffer.wire.frame_encoding import encode_samples
+from rollq.buffer.wire.frame_format import FRAME_VERSION, MAGIC, PREFIX
 from support.made_samples import (
     DTYPES,
     JSON,

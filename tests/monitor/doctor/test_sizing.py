@@ -16,8 +16,8 @@ from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.servers import OneServer
 from rollq.buffer.values.rollouts import MOST_PART_BYTES, Lease, Prompt, SamplePart, SampleStatus
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
-from rollq.buffer.wire.sample_frames import encode_samples
 from rollq.monitor.doctor.examine import (
     Sizing,
     Weights,

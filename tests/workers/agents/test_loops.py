@@ -18,8 +18,9 @@ from rollq.buffer.values.rollouts import (
     Segment,
     VersionSpan,
 )
+from rollq.buffer.wire.frame_decoding import decode_sample
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.parts import join_parts, join_spans, rest_of
-from rollq.buffer.wire.sample_frames import decode_sample, encode_samples
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.conversation import Conversation, with_environment
 from rollq.workers.agents.loops import PromptTooLong, Rollout, SingleTurn, prompt_tokens

@@ -9,10 +9,10 @@ from rollq.buffer.errors import ConfigError, CorruptFrame, ServerError
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import frames_by_index
 from rollq.buffer.wire.parts import decode_parts
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.sample_frames import decode_samples
 
 GROUPS_PER_TRIP = 16
 STEPPED = (Status.CLAIMED, Status.ARCHIVED)

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
 from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire.frame_decoding import decode_samples
+from rollq.buffer.wire.frame_encoding import check_details, encode_in_pieces, encode_samples
 from rollq.buffer.wire.joined_frame import Pieces
 from rollq.buffer.wire.parts import decode_parts
-from rollq.buffer.wire.sample_frames import check_details, decode_samples, encode_in_pieces, encode_samples
 from rollq.buffer.wire.validation import check_group
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ import numpy as np
 
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.values.rollouts import NamedArrays, Sample, SamplePart, Segment, VersionSpan
-from rollq.buffer.wire.sample_frames import decode_sample, encode_samples
+from rollq.buffer.wire.frame_decoding import decode_sample
+from rollq.buffer.wire.frame_encoding import encode_samples
 
 _HEAD = struct.Struct("<III")
 

@@ -35,7 +35,7 @@ class RoleFailed(RollqError):
 
 @dataclass(slots=True)
 class Role:
-    """One child process, restarted whenever it exits. With `finishes`, exit status 0 means that its work is done."""
+    """One child process, restarted when it dies. One that exits with status 0 was stopped, or has `finished`."""
 
     name: str
     command: Sequence[str]

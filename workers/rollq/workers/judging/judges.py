@@ -19,8 +19,9 @@ from rollq.buffer.common.user_functions import ISOLATED_JUDGE, JUDGE, POOLS_JUDG
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import explanation
 from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.buffer.wire.frame_decoding import decode_sample
+from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
-from rollq.buffer.wire.sample_frames import decode_sample, encode_samples
 from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext

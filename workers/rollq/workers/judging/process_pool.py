@@ -1,7 +1,7 @@
 """Processes for judges that need the CPU: they do not block the event loop, and a call that hangs or dies ends alone.
 
 Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
-`rollq.buffer.wire.sample_frames`; nothing is pickled, and only this process's configuration names functions. Invariant:
+`rollq.buffer.wire.frame_format`; nothing is pickled, and only this process's configuration names functions. Invariant:
 if a process fails in any way (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
 a working process. No process has a secret of the worker in its environment: see `known_to_be_harmless`.
 """
