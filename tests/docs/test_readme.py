@@ -19,7 +19,8 @@ def test_the_roles_run_one_by_one_and_continue_after_a_kill(desk: Desk, sums: Pa
     (desk.folder / "trainer.py").write_text(desk.local(files(README)["trainer.py"]))
     assert code_with(README, "--prepare").split() == [*PREPARE]
     config = sums / "rollq.toml"
-    config.write_text(desk.local(config.read_text("utf-8")))
+    endless = re.sub(r"^steps = \d+$", "steps = 1000000", desk.local(config.read_text("utf-8")), flags=re.MULTILINE)
+    config.write_text(endless)
     metrics = sums / "trainer" / METRICS_FILE
     with desk:
         desk.open("redis", serve)
