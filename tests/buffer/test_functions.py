@@ -820,10 +820,10 @@ def test_a_death_in_company_never_spends_the_last_try(world: World) -> None:
     world.lease(1)
     client_of(world).hset(task_keys(world.buffer.run, "math").group(1), "deaths", 2)
     kill_holders(world)
-    assert world.buffer.call_task("reap", "math", 9) == [1, 0, 0]
+    assert world.buffer.call_task("reap", "math", 9, "") == [1, 0, 0]
     assert scores(world, "suspects") == {1: 2}
     set_clock(world.buffer, "math", reaped_ms=0)
-    assert world.buffer.call_task("reap", "math", 9) == [0, 0, 1]
+    assert world.buffer.call_task("reap", "math", 9, "") == [0, 0, 1]
 
 
 def test_a_worker_with_its_share_of_suspects_gets_other_groups_and_need_not_drain(world: World) -> None:

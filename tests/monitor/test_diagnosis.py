@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rollq.buffer.calls.replies import LastError, Unusable
+from rollq.buffer.values.history import SeenProducer
 from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.monitor.status.diagnosis import RULES, State, diagnose
@@ -162,11 +164,21 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(
             task_status(statuses={Status.PENDING: 4}),
             trainer=waiting({"math": (0, 16)}),
-            workers={"w1": worker(condition="dead"), "w2": worker(condition="dead"), "w3": worker(condition="silent")},
+            workers={
+                "w1": worker(condition="dead", pid=11, age_s=50.0, gpus="0,1"),
+                "w2": worker(condition="dead", age_s=60.0),
+                "w3": worker(condition="silent", age_s=12.0, gpus="3 (NVIDIA H100 80GB HBM3)"),
+                "w4": worker(condition="dead", age_s=70.0),
+            },
         ),
         "starving: no worker is alive; 4 groups of task math are pending; the trainer has waited 12 s for step "
-        "41: task math has 0 of 16 groups; 1 worker is silent; 2 workers are dead\n"
-        "to do: start a worker: `rollq work`",
+        "41: task math has 0 of 16 groups; w3 on box, process 4242, has said nothing for 12 s, and may still hold GPU "
+        "3 (NVIDIA H100 80GB HBM3); w1 on box, process 11, has said nothing for 50 s, and may still hold GPUs 0,1; 2 "
+        "other workers have also gone silent\n"
+        "to do:\n"
+        "  1. start a worker: `rollq work`\n"
+        "  2. if process 4242 still runs on box, end it, so that its GPU is free: `kill -9 4242`\n"
+        "  3. if process 11 still runs on box, end it, so that its GPU is free: `kill -9 11`",
     ),
     "workers that take nothing": (
         run_status(task_status(statuses={Status.PENDING: 4}), trainer=waiting({"math": (0, 16)})),
@@ -192,9 +204,12 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "to do: start the archiver: `rollq archive`",
     ),
     "no producer": (
-        run_status(task_status(producer_silent_s=45.0), trainer=waiting({"math": (0, 16)})),
-        "starving: nobody produces for 45 s; all workers are idle; the trainer has waited 12 s for step 41: task "
-        "math has 0 of 16 groups\n"
+        run_status(
+            task_status(producer_silent_s=45.0, producers=(SeenProducer(Place("box", 7), 45.0),)),
+            trainer=waiting({"math": (0, 16)}),
+        ),
+        "starving: nobody produces for 45 s, the last one on box, process 7; all workers are idle; the trainer has "
+        "waited 12 s for step 41: task math has 0 of 16 groups\n"
         "to do: start the producer: `rollq produce`",
     ),
     "a producer that refuses its rows": (

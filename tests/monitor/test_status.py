@@ -1,4 +1,6 @@
+import os
 import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ from rollq.buffer.errors import FencedError
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Prompt
 from rollq.monitor.status.read import RunStatus, batch_share, read_status
 from rollq.monitor.status.text import as_json, as_table
@@ -186,6 +189,30 @@ def test_a_worker_that_has_died_is_shown_as_dead(buffer: Buffer, server_url: str
         ["here", "serving", "20/64"],
     ]
     assert list(found.alive_workers) == ["here"]
+
+
+def test_producers_and_the_trainer_are_found_by_machine_and_process(buffer: Buffer, server_url: str) -> None:
+    buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
+    here = Place(socket.gethostname(), os.getpid())
+    buffer.reap("math", Place("other", 12, "0,1"))
+    buffer.reap("math", here)
+    buffer.reap("math")  # by another role
+    buffer.send("HSET", task_keys(buffer.run, "math").producers, "no place", "now")
+    found = look(buffer, server_url)
+    code, math = found.tasks
+    assert code.producers == ()
+    assert {producer.place for producer in math.producers} == {Place("other", 12), here}
+    assert found.trainer is not None
+    assert found.trainer.place is not None
+    assert str(found.trainer.place) == f"{here.host}, process {here.pid}"
+    assert f"on {here} (seen " in " ".join(as_table(found).split())
+
+
+def test_a_producer_that_comes_replaces_those_that_fell_silent(buffer: Buffer) -> None:
+    key, now = task_keys(buffer.run, "math").producers, buffer.server_ms()
+    buffer.send("HSET", key, "long gone", now - 61_000, "unreadable", "x", "just now", now)
+    buffer.reap("math", Place("box", 1))
+    assert buffer.send("HKEYS", key) == [b"just now", b'{"host":"box","pid":1}']
 
 
 def test_the_history_gives_rates_and_the_state_of_production(buffer: Buffer, server_url: str) -> None:

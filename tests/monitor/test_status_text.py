@@ -6,7 +6,9 @@ import orjson
 import pytest
 
 from rollq.buffer.calls.replies import LastError, Unusable
+from rollq.buffer.values.history import SeenProducer
 from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.monitor.status.text import STATUS_VERSION, as_json, as_json_line, as_table
@@ -96,6 +98,27 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
 def test_inserted_samples_of_the_last_batch_are_said() -> None:
     trainer = trainer_state(report={"step": 40, "age_s": 12.0, "workers": {"w1": 96}, "inserted_samples": 32})
     assert "32 samples of it inserted" in as_table(run_status(trainer=trainer), 400)
+
+
+def test_every_role_is_shown_with_its_machine_and_process() -> None:
+    seen = tuple(SeenProducer(Place("box", 100 + number), float(number)) for number in (4, 1, 3, 2))
+    tasks = task_status("a", producers=seen[:2]), task_status("b", producers=seen)
+    run = run_status(*tasks, trainer=trainer_state(place=Place("gpu-1", 7, "0,1")))
+    text = as_table(run, 400)
+    assert "trainer: training, step 41 for 12 s; on gpu-1, process 7, GPUs 0,1" in text
+    shown = ", ".join(f"on box, process {100 + number} (seen {number}.0 s ago)" for number in (1, 2, 3))
+    assert f"producers: {shown}, 1 more\n" in text
+    found = orjson.loads(as_json(run))
+    assert found["trainer"]["place"] == {"host": "gpu-1", "pid": 7, "gpus": "0,1"}
+    assert found["tasks"][0]["producers"][1] == {"place": {"host": "box", "pid": 101, "gpus": ""}, "silent_s": 1.0}
+
+
+def test_gpus_of_workers_are_a_column_where_there_are_any() -> None:
+    assert "GPU" not in as_table(run_status(workers={"w": worker(gpus="")}), 200)
+    (row,) = [
+        line for line in as_table(run_status(workers={"w": worker(gpus="0,1")}), 200).splitlines() if "0,1" in line
+    ]
+    assert row.split()[:3] == ["w", "box:4242", "0,1"]
 
 
 def test_json_is_on_one_line_where_lines_are_read() -> None:

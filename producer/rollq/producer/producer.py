@@ -22,6 +22,7 @@ from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rules.batch_sizes import groups_through
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 from rollq.producer.progress_log import Move, ProgressLog
 from rollq.producer.row_account import RowAccount
@@ -87,6 +88,7 @@ class Producer:
         self._progress = ProgressLog()
         self._audit = Audit(buffer)
         self._rows = RowAccount(buffer)
+        self._place = Place.here()
         self._too_long: dict[str, int] = {}  # groups of each task that were dropped for it, when last looked at
 
     def run(self, stop: threading.Event) -> None:
@@ -132,7 +134,7 @@ class Producer:
 
     def _top_up(self, feed: TaskFeed, fullness: Fullness) -> int:
         """Sweep one task and schedule groups up to its target. Returns how many of its groups wait for a worker."""
-        reaped = self._buffer.reap(feed.task)
+        reaped = self._buffer.reap(feed.task, self._place)
         expired = self._buffer.expire(feed.task)
         self._buffer.collect(feed.task)
         counts = self._buffer.counts(feed.task)
@@ -240,7 +242,7 @@ class Producer:
 
     def _fill_evaluation(self, feed: EvaluationFeed) -> int:
         """Fill the open batches of an evaluation. Returns how many of its groups wait for a worker."""
-        self._buffer.reap(feed.task)
+        self._buffer.reap(feed.task, self._place)
         self._buffer.collect(feed.task)
         for batch in self._buffer.running_batches(feed.task):
             with suppress(BatchOver):  # the trainer has closed it since

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +27,8 @@ from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
 from rollq.workers.rq.in_flight import Taken
 from rollq.workers.rq.ticket_source import BLOCK_S
-from rollq.workers.rq.worker import RqWorker, incarnation_name
+from rollq.workers.rq.worker import RqWorker, incarnation_name, short_host
+from rollq.workers.settings import WorkerSettings
 from support.proxy import Fate, Proxy, Verdict, name_of
 from support.waiting import PATIENCE_S
 
@@ -235,6 +237,21 @@ def test_a_worker_that_was_killed_does_not_block_the_name_of_its_successor() -> 
     names = {incarnation_name("gpu-0") for _ in range(3)}
     assert len(names) == 3
     assert all(name.startswith("gpu-0-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("gpu-node-2", "gpu-node-2"),
+        ("gpu2.cluster.local", "gpu2"),
+        ("a" * 40, "a" * 32),
+        ("rack 3/é", "rack-3--"),
+        ("", "worker"),
+    ],
+)
+def test_a_worker_without_a_name_has_the_hosts(monkeypatch: pytest.MonkeyPatch, host: str, name: str) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert WorkerSettings(name=short_host()).name == name
 
 
 @pytest.mark.parametrize("cut", [b"EXEC", b"SETINFO"], ids=["registration", "subscription"])

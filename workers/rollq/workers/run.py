@@ -6,11 +6,10 @@ handed back if the server still accepts them, and the reason is raised.
 
 import asyncio
 import logging
-import os
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -23,6 +22,7 @@ from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import ENGINE, check_object, inside
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.roles import WorkerBuffer
+from rollq.buffer.values.places import Place
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
@@ -46,7 +46,7 @@ from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.rq.worker import RqWorker, incarnation_name
+from rollq.workers.rq.worker import RqWorker, incarnation_name, short_host
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
@@ -94,7 +94,7 @@ class Worker:
         freeze: bool = False,
     ) -> None:
         """`freeze`: see `EngineHost`."""
-        name = incarnation_name(settings.name)
+        name = incarnation_name(settings.name or short_host())
         self._engine_name = settings.engine
         self._draining = False
         signals = self._signals = Signals()
@@ -140,6 +140,7 @@ class Worker:
     async def run(self) -> None:
         """Work until asked to stop. Raises the error that ended the worker for good."""
         self.rq.install_signals(self.watch.interrupt)
+        log.info("this worker is %s", self.rq.name)
         with self.follower:
             try:
                 if await self._start_engine():
@@ -217,8 +218,6 @@ class Worker:
     async def _report(self) -> None:
         """Report to monitors what this worker does: every second, and at once when its state changes."""
         facts = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
             "engine": self._engine_name,
             **({"gateway": self.gateway.url} if self.gateway.url else {}),
         }
@@ -236,7 +235,7 @@ class Worker:
                 "judge_error": self.maker.judge_error,
                 "idle_s": round(monotonic() - idle_since_s, 1),
             }
-            report = self._last_report = facts | rates | self._state() | self._totals()
+            report = self._last_report = asdict(Place.here()) | facts | rates | self._state() | self._totals()
             self._follow(await self.calls.poll(self.calls.buffer.report_worker, self.rq.name, report))
             await self.fleet.refresh()
             await self.lender.look()

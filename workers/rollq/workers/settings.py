@@ -45,8 +45,10 @@ class WorkerSettings(Settings):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="options of the engine, such as its model")
     tokenizer: Path | None = Field(default=None, description="folder of the tokenizer; default: the engine's model")
-    name: str = Field(
-        default="worker", pattern=r"^[A-Za-z0-9_-]{1,32}$", description="name of the worker; a random suffix is added"
+    name: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_-]{1,32}$",
+        description="name of the worker; a random suffix is added; default: the host's",
     )
     samples_in_flight: int | None = Field(
         default=None,

@@ -1,17 +1,22 @@
 """Read-only calls for monitoring and diagnosis."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from rollq.buffer.calls.core import BufferCore, number, pairs
 from rollq.buffer.calls.replies import ArchiveState, Counts, LastError, Unusable
+from rollq.buffer.calls.trainer_process import process_of
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.values.history import HistoryRow, Overview
+from rollq.buffer.values.history import HistoryRow, Overview, SeenProducer
 from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerState
 
@@ -46,7 +51,7 @@ class Inspection(BufferCore):
 
         The work does not grow with the number of groups. Raises `StoreLost`.
         """
-        now_ms, reaped_ms, history, by_staleness, *since = self.call_task("overview", task, rows)
+        now_ms, reaped_ms, history, by_staleness, *since, producers = self.call_task("overview", task, rows)
         silent_s, pending_s, running_s, ready_s = (
             max(0.0, (now_ms - at_ms) / 1000) if at_ms else None for at_ms in (reaped_ms, *since)
         )
@@ -58,6 +63,7 @@ class Inspection(BufferCore):
             pending_age_s=pending_s,
             running_age_s=running_s,
             ready_age_s=ready_s,
+            producers=tuple(sorted(_decode_producers(producers, now_ms), key=lambda seen: seen.silent_s)),
         )
 
     def unusable_rows(self, task: str) -> dict[str, Unusable]:
@@ -135,16 +141,26 @@ class Inspection(BufferCore):
 
     def trainer_state(self) -> TrainerState | None:
         """The state of the trainer that took the run last; None before the first one."""
-        names = ("epoch", "trainer_id", "deadline_ms", "lease_ms", "doing", "report")
+        names = ("epoch", "trainer_id", "deadline_ms", "lease_ms", "doing", "report", "process", "launch_id")
         fields = dict(zip(names, self.send("HMGET", self.keys.trainer, *names), strict=True))
         now_ms, report = self.server_ms(), fields.pop("report")
-        return TrainerState.decode(fields, now_ms, _decode_report(report, now_ms)[1] if report else None)
+        place = Place.read(process_of(fields.pop("process"), (fields.pop("launch_id") or b"").decode()))
+        state = TrainerState.decode(fields, now_ms, _decode_report(report, now_ms)[1] if report else None)
+        return state and replace(state, place=place)
 
 
 def _decode_error(now_ms: int, text: bytes | None, at_ms: bytes | None) -> LastError | None:
     if text is None or at_ms is None:
         return None
     return LastError(text.decode(errors="ignore"), max(0.0, (now_ms - int(at_ms)) / 1000))
+
+
+def _decode_producers(flat: list[bytes], now_ms: int) -> Iterator[SeenProducer]:
+    """The producers of a task; what somebody else has written is left out."""
+    for words, at_ms in pairs(flat):
+        with suppress(ValueError, TypeError, AttributeError):
+            if place := Place.read(orjson.loads(words)):
+                yield SeenProducer(place, max(0.0, (now_ms - int(at_ms)) / 1000))
 
 
 def _decode_report(raw: bytes, now_ms: int) -> tuple[float, dict[str, Any]]:

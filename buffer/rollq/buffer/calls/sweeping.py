@@ -2,12 +2,14 @@
 
 from collections.abc import Collection
 
+import orjson
 from rq import Queue
 
 from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.calls.replies import Reaped
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 
 MAX_IDS_PER_CALL = 1000
@@ -20,11 +22,15 @@ SWEEP_IDS_PER_CALL = 50
 class Sweeping(BufferCore):
     """Calls that tidy up. They may run at any time, in any number of processes."""
 
-    def reap(self, task: str) -> Reaped:
-        """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere."""
+    def reap(self, task: str, producer: Place | None = None) -> Reaped:
+        """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere.
+
+        `producer`: where the producer that calls is, for monitors.
+        """
         total, more = Reaped(0, 0, held=False), True
+        caller = orjson.dumps({"host": producer.host, "pid": producer.pid}) if producer else b""
         while more:
-            requeued, quarantined, held = self.call_task("reap", task, MOVED_IDS_PER_CALL)
+            requeued, quarantined, held = self.call_task("reap", task, MOVED_IDS_PER_CALL, caller)
             total = Reaped(total.requeued + requeued, total.quarantined + quarantined, bool(held))
             more = requeued + quarantined == MOVED_IDS_PER_CALL
         return total

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import orjson
 
+from rollq.buffer.values.places import gpus_here
+
 _PROC = Path("/proc")
 _GONE = ("Z", "X")
 """States of a process that has ended and was not waited for yet."""
@@ -58,6 +60,7 @@ def this_process(launch_id: str) -> bytes:
             "namespace": _namespace(),
             "pid": str(pid),
             "started": started[1] if started else "",
+            "gpus": gpus_here(),
         }
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 
 HISTORY_ROW_MS = 10_000
@@ -49,13 +50,21 @@ class HistoryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenProducer:
+    """Where a producer of a task is, and how many seconds ago it looked at the task."""
+
+    place: Place
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """Facts of a task that monitors show beside its counts.
 
     `silent_s`: seconds since a producer looked at the task; None when none ever has. `rows`: the newest ones of its
     history. `by_staleness`: ready groups by the staleness that they would be trained with. The ages are in seconds, of
     the pending group that is leased next, of the lease that is the oldest among those with the oldest weights, and of
-    the result of the ready group that is trained next; None without one.
+    the result of the ready group that is trained next; None without one. `producers`: the latest one first.
     """
 
     task: str
@@ -65,3 +74,4 @@ class Overview:
     pending_age_s: float | None
     running_age_s: float | None
     ready_age_s: float | None
+    producers: tuple[SeenProducer, ...] = ()

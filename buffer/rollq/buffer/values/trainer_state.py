@@ -7,6 +7,8 @@ from typing import Any
 
 import orjson
 
+from rollq.buffer.values.places import Place
+
 
 class TrainerPhase(StrEnum):
     """A trainer's present work, or how it ended."""
@@ -36,7 +38,8 @@ class TrainerState:
     groups to groups, `stragglers` to groups in generation that it waits for, and `unarchived` to groups that must reach
     the archive first. `busy_s` and `waited_s`: seconds that
     a step took apart from its wait, and that it waited for its batch, averaged over its last steps; None before the
-    first one. `report`: its own facts about its last step.
+    first one. `report`: its own facts about its last step. `place`: of
+    the process that took the run, rank 0; None when it is not known.
     """
 
     trainer_id: str
@@ -54,6 +57,7 @@ class TrainerState:
     waited_s: float | None = None
     error: str = ""
     report: Mapping[str, Any] | None = None
+    place: Place | None = None
 
     @property
     def has_ended(self) -> bool:

@@ -78,7 +78,7 @@ def work(file: Path, name: str | None) -> None:
     sys.path.append(str(file.absolute().parent))
     model = worker.options.get("model")
     with open_run(settings, threading.Event(), **fingerprints(model, worker.tokenizer or model)) as buffer:
-        log.info("working for run %r as %s", settings.run, worker.name)
+        log.info("working for run %r", settings.run)
         try:
             queue = RunLocation.from_settings(settings).queue()
             run_worker(buffer, queue, tasks, worker, seed=settings.seed)

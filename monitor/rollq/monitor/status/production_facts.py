@@ -6,6 +6,7 @@ from typing import NamedTuple
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status.imbalance import imbalance
+from rollq.monitor.status.lost_workers import lost_workers
 from rollq.monitor.status.prompt_rows import PromptRows, reasons
 from rollq.monitor.status.read import SILENT_PRODUCER_S, RunStatus, TaskStatus
 from rollq.monitor.status.trainer_words import shortened
@@ -204,9 +205,11 @@ def unproduced(run: RunStatus) -> list[str]:
     silent = [task for task in run.tasks if task.is_sampled and not _is_produced(task)]
     ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
     since = f" for {seconds_in_words(min(ages))}" if ages else ""
+    last = min((seen for task in silent for seen in task.producers), key=lambda seen: seen.silent_s, default=None)
+    where = f", the last one on {last.place}" if last else ""
     if not silent:
         return []
-    return [f"nobody produces{since}", *(_unusable(task) for task in run.tasks if task.unusable)]
+    return [f"nobody produces{since}{where}", *(_unusable(task) for task in run.tasks if task.unusable)]
 
 
 def _unusable(task: TaskStatus) -> str:
@@ -219,13 +222,8 @@ def _unusable(task: TaskStatus) -> str:
 
 def warnings(run: RunStatus) -> list[Fact]:
     """Faults that do not hold the run up, or not yet."""
-    return [*map(Fact, _lost_workers(run)), *map(Fact, _doubts(run)), *_archive(run), *map(Fact, _failing_groups(run))]
-
-
-def _lost_workers(run: RunStatus) -> Iterator[str]:
-    for condition in ("silent", "dead"):
-        if names := [name for name, report in run.workers.items() if report["condition"] == condition]:
-            yield f"{count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {condition}"
+    lost = [Fact(*lost) for lost in lost_workers(run)]
+    return [*lost, *map(Fact, _doubts(run)), *_archive(run), *map(Fact, _failing_groups(run))]
 
 
 def _doubts(run: RunStatus) -> Iterator[str]:

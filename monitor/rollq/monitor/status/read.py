@@ -14,7 +14,7 @@ from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.batch_sizes import groups_at, groups_through, is_retired
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import jobs_by_registry, tickets_queued
-from rollq.buffer.values.history import HistoryRow
+from rollq.buffer.values.history import HistoryRow, SeenProducer
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import SCHEDULED, Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
@@ -44,8 +44,8 @@ class TaskStatus:
     published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
     take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
-    None when no producer was ever seen. `archive_trouble`: why an archiver cannot write, empty if it can;
-    `archives`: whether one has taken groups lately.
+    None when no producer was ever seen; `producers`: where they are. `archive_trouble`: why an archiver cannot write,
+    empty if it can; `archives`: whether one has taken groups lately.
     `last_error`: None before the first one. `unusable`: why rows of its prompts cannot be used.
     """
 
@@ -75,6 +75,7 @@ class TaskStatus:
     running_age_s: float | None = None
     ready_age_s: float | None = None
     producer_silent_s: float | None = None
+    producers: tuple[SeenProducer, ...] = ()
     archive_trouble: str = ""
     archives: bool = False
     last_error: LastError | None = None
@@ -255,6 +256,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         running_age_s=overview.running_age_s,
         ready_age_s=overview.ready_age_s,
         producer_silent_s=overview.silent_s,
+        producers=overview.producers,
         archive_trouble=archive.trouble,
         archives=archive.is_alive,
         last_error=counts.last_error,

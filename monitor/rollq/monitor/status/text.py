@@ -1,7 +1,7 @@
 """The status of a run as lines of text, and as JSON. Pure."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,9 +9,11 @@ import orjson
 
 from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.values.memory_use import Fullness
+from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerState
 from rollq.monitor.status.diagnosis import diagnose
+from rollq.monitor.status.lost_workers import gpus_in_words
 from rollq.monitor.status.prompt_rows import PromptRows, described, reasons
 from rollq.monitor.status.read import RunStatus, TaskStatus
 from rollq.monitor.status.trainer_words import is_silent, last_work, shortened
@@ -26,6 +28,7 @@ WIDTH = 100
 ALWAYS_SHOWN = (Status.PENDING, Status.RUNNING, Status.COMPLETED)
 WORKER_COLUMNS = {
     "host": "process",
+    "gpus": "GPU",
     "engine": "engine",
     "version": "version",
     "state": "state",
@@ -40,9 +43,11 @@ WORKER_COLUMNS = {
     "age_s": "age",
 }
 """The fields of a worker's report that the table shows, with their titles; JSON has all fields."""
-SPARE_COLUMNS = ("engine", "age_s", "groups", "failed_samples", "judge_s", "generate_s", "in_flight", "version")
+SPARE_COLUMNS = ("gpus", "engine", "age_s", "groups", "failed_samples", "judge_s", "generate_s", "in_flight", "version")
 """Those that are left out first where the terminal is narrow."""
 IN_SECONDS = {"generate_s", "judge_s", "age_s"}
+MOST_PRODUCERS = 3
+"""Producers that are named."""
 FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")
 QUIET_TRAINER_S = 2.0
 """A trainer that was heard before is shown by what it did then."""
@@ -78,6 +83,7 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
     diagnosis = diagnose(run)
     lines = [line for text in (str(diagnosis), *diagnosis.to_do) for line in _wrapped(text, width)]
     lines += ["", *_wrapped(run_line(run), width), *trainer_lines(run.trainer, width)]
+    lines += _wrapped(producers_line(run.tasks), width)
     if run.tasks:
         lines += ["", *_depth_table(run.tasks), "", *_rate_table(run.tasks), "", *_age_table(run.tasks)]
     lines += ["", *(_worker_lines(run.workers, width) or ["no worker has reported lately"])]
@@ -99,6 +105,17 @@ def run_line(run: RunStatus) -> str:
         workers_in_words(run),
     ]
     return f"run {run.run}: {_model(run.model)}; " + "; ".join(fact for fact in facts if fact)
+
+
+def producers_line(tasks: Iterable[TaskStatus]) -> str:
+    """Where the producers are that any task has seen, the latest one first; empty without any."""
+    seen: dict[Place, float] = {}
+    for producer in (producer for task in tasks for producer in task.producers):
+        seen[producer.place] = min(producer.silent_s, seen.get(producer.place, producer.silent_s))
+    ordered = sorted(seen, key=lambda place: (seen[place], place.pid))
+    shown = [f"on {place} (seen {seconds_in_words(seen[place])} ago)" for place in ordered[:MOST_PRODUCERS]]
+    shown += [f"{more} more"] if (more := len(ordered) - len(shown)) else []
+    return f"producer{'s' if len(ordered) > 1 else ''}: {', '.join(shown)}" if shown else ""
 
 
 def _model(model: LiveModel | None) -> str:
@@ -209,7 +226,7 @@ def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
     """The trainer's phase, the times of its steps, its last step with its mismatch with the engines, and its error."""
     if trainer is None:
         return []
-    facts = [_phase(trainer)]
+    facts = [_phase(trainer), *_where(trainer.place)]
     if trainer.busy_s is not None:
         waited = seconds_in_words(trainer.waited_s or 0)
         facts.append(f"a step takes {seconds_in_words(trainer.busy_s)} after a wait of {waited}")
@@ -217,6 +234,11 @@ def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
     name = "trainer" if trainer.trainer_id == "trainer" else f"trainer {trainer.trainer_id}"
     error = _wrapped(f"{name}'s error: {shortened(trainer.error)}", width) if trainer.error else []
     return [*_wrapped(f"{name}: " + "; ".join(facts), width), *error]
+
+
+def _where(place: Place | None) -> list[str]:
+    gpus = f", {gpus_in_words(place.gpus)}" if place and place.gpus else ""
+    return [f"on {place}{gpus}"] if place else []
 
 
 def _phase(trainer: TrainerState) -> str:
@@ -255,7 +277,7 @@ def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[
 
 def worker_columns(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
     """The columns of the table of workers that fit into a width; where it is too wide, it lacks some."""
-    present = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
+    present = [column for column in WORKER_COLUMNS if any(report.get(column, "") != "" for report in workers.values())]
     widest = {
         column: max(len(WORKER_COLUMNS[column]), *(len(worker_cell(column, report)) for report in workers.values()))
         for column in present

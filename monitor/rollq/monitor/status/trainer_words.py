@@ -25,7 +25,8 @@ def described(trainer: TrainerState) -> str:
     last = f"; it was then {last_work(trainer)}" if trainer.phase else ""
     left_s = trainer.lease_left_s
     held = f"; its lease holds for {seconds_in_words(left_s)}" if left_s else "; its lease is over"
-    return f"nothing has been heard of the trainer for {seconds_in_words(trainer.silent_s)}{last}{held}"
+    where = f" on {trainer.place}," if trainer.place else ""
+    return f"nothing has been heard of the trainer{where} for {seconds_in_words(trainer.silent_s)}{last}{held}"
 
 
 def last_work(trainer: TrainerState) -> str:

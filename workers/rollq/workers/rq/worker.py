@@ -11,6 +11,7 @@ is only data: jobs that are not tickets of this run are never executed.
 import asyncio
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -63,6 +64,11 @@ class TicketHandler(Protocol):
 def incarnation_name(name: str) -> str:
     """`name` with a random part: RQ refuses the name of a killed worker until its key expires."""
     return f"{name}-{secrets.token_hex(4)}"
+
+
+def short_host() -> str:
+    """The name of this machine up to its first dot, of characters and of a length that a worker's name may have."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0])[:32] or "worker"
 
 
 class RqWorker(BaseWorker):

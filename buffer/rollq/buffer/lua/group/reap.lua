@@ -2,7 +2,8 @@
 -- that its worker never confirmed, because the reply was lost, counts neither as a try nor as a death.
 -- Moves: running -> pending; failed, when it is quarantined
 -- KEYS: clock
--- ARGV: incarnation, limit
+-- ARGV: incarnation, limit, producer
+--   producer: where the producer that calls is, JSON; '' from other roles
 -- Returns: how many went back, how many were quarantined, held 0|1
 -- Caller: Sweeping.reap; any role, about once a second
 -- Repeat: finds only leases that ran out since, and writes no second row of the history
@@ -12,6 +13,7 @@
 --
 -- The first call within every 10 seconds, from any role, appends a row to the history of the task.
 local LEAST_OUTAGE_MS = 3000
+local SILENT_PRODUCER_MS = 60000
 
 -- Appends a row of depths and counters, unless one was written within the same 10 seconds.
 local function note_history(clock, now)
@@ -62,14 +64,26 @@ local function shorten_leases(clock, now, limit)
   end
 end
 
+-- Notes where the producer is that looks at the task, and forgets silent ones when another comes.
+local function note_producer(clock, producer, now)
+  local seen = clock.prefix .. 'producers'
+  if producer == '' or redis.call('HSET', seen, producer, exact(now)) == 0 then return end
+  local all = redis.call('HGETALL', seen)
+  for i = 1, #all, 2 do
+    if math.abs(now - (tonumber(all[i + 1]) or 0)) > SILENT_PRODUCER_MS then redis.call('HDEL', seen, all[i]) end
+  end
+end
+
 local function reap(keys, args)
-  local incarnation, limit = unpack(args)
+  local incarnation, limit, producer = unpack(args)
   check_counts(limit)
+  check_given(producer)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local now = now_ms()
   shorten_leases(clock, now, limit)
   note_history(clock, now)
+  note_producer(clock, producer, now)
   if is_held(clock, now) then return { 0, 0, 1 } end
   local requeued, quarantined, alone_from = 0, 0, lone_after(clock)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, limit)) do

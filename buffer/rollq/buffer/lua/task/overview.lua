@@ -6,7 +6,7 @@
 -- Returns: now_ms, when the task was last reaped (ms), rows of the history (see `HistoryRow`), the ready groups of each
 --   staleness of the oldest token from 0 (the last number counts all that are staler), and since when (ms) these wait:
 --   the pending group that is leased next, the group in generation that was leased first, and the ready group that is
---   trained next; 0 without any
+--   trained next; 0 without any; and where its producers are with when (ms) each was seen last
 -- Caller: Inspection.overview; every role
 -- Repeat: only reads
 local MOST_STALENESS = 32
@@ -67,5 +67,6 @@ local function overview(keys, args)
     since(clock, redis.call('ZRANGE', prefix .. 'pending', 0, 0), 'admitted_ms'),
     since(clock, redis.call('ZRANGE', prefix .. 'generating', 0, LOOKED_AT - 1), 'leased_ms'),
     since(clock, redis.call('ZRANGEBYSCORE', prefix .. 'completed', fresh, '+inf', 'LIMIT', 0, 1), 'put_ms'),
+    redis.call('HGETALL', prefix .. 'producers'),
   }
 end
