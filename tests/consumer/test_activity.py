@@ -66,6 +66,18 @@ def test_the_times_of_a_step_are_averages(clock: Clock) -> None:
     assert activity.words()["busy_s"] == 2
 
 
+def test_the_usual_wait_is_the_median_and_the_last_step_ages(clock: Clock) -> None:
+    activity = Activity(1, clock)
+    assert not activity.words().keys() & {"usual_wait_s", "last_step_s"}
+    for step, waited_s in enumerate((2, 600, 1, 900, 3), start=1):
+        activity.wait(step)
+        clock.now_s += waited_s
+        activity.train(step)
+        activity.commit(step)
+    clock.now_s += 7
+    assert (activity.words()["usual_wait_s"], activity.words()["last_step_s"]) == (3, 7)
+
+
 def test_a_phase_within_another_one_ends_there(clock: Clock) -> None:
     activity = Activity(1, clock)
     activity.train(1)

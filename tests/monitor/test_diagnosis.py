@@ -10,7 +10,7 @@ from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.status.diagnosis import RULES, State, diagnose
+from rollq.monitor.status.diagnosis import RULES, Level, State, diagnose
 from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.trainer_words import MOST_ERROR
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
@@ -144,6 +144,15 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "starving: 11 groups in generation on 1 worker; the trainer has waited 12 s for step 41: task math has 5 "
         "of 16 groups",
+    ),
+    "a wait that is no longer than twice the usual step": (
+        run_status(
+            task_status(statuses={Status.COMPLETED: 5, Status.RUNNING: 11}),
+            trainer=waiting({"math": (5, 16)}, busy_s=6.5, last_step_s=12.4),
+            workers={"w1": worker(11), "w2": worker(condition="silent")},
+        ),
+        "training: the trainer has waited 12 s for step 41: task math has 5 of 16 groups; last step 12 s ago; 11 "
+        "groups in generation on 1 of 2 workers; 1 worker is silent",
     ),
     "stragglers": (
         run_status(
@@ -424,6 +433,46 @@ def test_a_run_is_diagnosed_in_one_sentence(run: RunStatus, line: str) -> None:
     assert "\n".join([str(found), *found.to_do]) == line
 
 
+def synchronous(**trainer: float) -> RunStatus:
+    task = task_status(statuses={Status.RUNNING: 16}, stale_threshold=1)
+    return run_status(task, trainer=waiting({"math": (0, 16)}, **trainer), workers={"w1": worker(16)})
+
+
+def asynchronous(**trainer: float) -> RunStatus:
+    task = task_status(statuses={Status.RUNNING: 16}, stale_threshold=3)
+    return run_status(task, trainer=waiting({"math": (0, 16)}, **trainer), workers={"w1": worker(16)})
+
+
+@pytest.mark.parametrize(
+    ("run", "state"),
+    [
+        (synchronous(for_s=60.0, busy_s=5.0, usual_wait_s=30.0), State.TRAINING),
+        (synchronous(for_s=71.0, busy_s=5.0, usual_wait_s=30.0), State.STARVING),
+        (asynchronous(for_s=9.0, busy_s=5.0, usual_wait_s=0.5), State.TRAINING),
+        (asynchronous(for_s=11.0, busy_s=5.0, usual_wait_s=0.5), State.STARVING),
+        (asynchronous(for_s=11.0, busy_s=5.0, usual_wait_s=300.0), State.STARVING),
+        (asynchronous(for_s=4.0, busy_s=0.1), State.TRAINING),
+    ],
+)
+def test_only_a_wait_of_more_than_two_usual_steps_is_starvation(run: RunStatus, state: State) -> None:
+    assert diagnose(run).state is state
+
+
+def test_the_first_batch_may_take_as_long_as_workers_need_to_load_their_model() -> None:
+    run = asynchronous(for_s=50.0)
+    assert run.trainer
+    assert diagnose(replace(run, trainer=replace(run.trainer, busy_s=None))).state is State.TRAINING
+    assert diagnose(replace(run, trainer=replace(run.trainer, busy_s=None, for_s=70.0))).state is State.STARVING
+
+
+def test_a_state_with_something_to_do_is_never_green() -> None:
+    for run, _ in CASES.values():
+        found = diagnose(run)
+        assert found.level is not Level.GOOD or not found.to_do
+        assert (found.level is Level.BAD) == (found.state in (State.FAILING, State.MEMORY_FULL, State.TRAINER_GONE))
+    assert {diagnose(run).level for run, _ in CASES.values()} == set(Level)
+
+
 def test_every_state_is_shown_by_one_of_the_cases() -> None:
     assert {diagnose(run).state for run, _ in CASES.values()} == set(State)
 
@@ -451,6 +500,6 @@ def test_a_few_failed_groups_at_the_start_are_not_a_failure() -> None:
 def test_states_are_tried_in_an_order_in_which_each_explains_those_after_it() -> None:
     assert [rule.state for rule in RULES] == [
         State.STARTING, State.FINISHED, State.MEMORY_FULL, State.FAILING, State.TRAINER_GONE, State.TRAINER_GONE,
-        State.STOPPED, State.PAUSED, State.FAILING, State.TRAINING, State.PAUSED, State.STARVING,
+        State.STOPPED, State.PAUSED, State.FAILING, State.TRAINING, State.PAUSED, State.STARVING, State.TRAINING,
     ]  # fmt: skip
     assert {rule.state for rule in RULES} == set(State)

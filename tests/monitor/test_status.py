@@ -15,7 +15,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Prompt
-from rollq.monitor.status.read import RunStatus, batch_share, read_status
+from rollq.monitor.status.read import RunStatus, batch_share, completed_report, read_status
 from rollq.monitor.status.text import as_json, as_table
 from rollq.monitor.status.trainer_words import MOST_ERROR
 
@@ -174,6 +174,25 @@ def test_each_worker_has_its_share_of_the_last_trained_batch(buffer: Buffer, ser
 @pytest.mark.parametrize("workers", ["unknown", {}, {"w1": "many"}, {"w1": 0}, [3]])
 def test_a_report_of_a_custom_trainer_that_means_something_else_has_no_shares(workers: object) -> None:
     assert batch_share({"workers": workers}, "w1") == {}
+
+
+@pytest.mark.parametrize(
+    ("report", "state"),
+    [
+        ({"state": "serving", "in_flight": 0, "samples_in_flight": 0}, "idle"),
+        ({"state": "serving", "in_flight": 1}, "serving"),
+        ({"state": "serving", "in_flight": 0, "samples_in_flight": 3}, "serving"),  # of a group of another worker
+        ({"state": "paused", "in_flight": 0}, "paused"),
+        ({}, None),
+    ],
+)
+def test_a_worker_that_takes_groups_and_has_none_is_idle(report: dict[str, object], state: str | None) -> None:
+    assert completed_report({**report, "age_s": 1.0}, {}).get("state") == state
+
+
+def test_a_dead_worker_makes_no_tokens() -> None:
+    assert completed_report({"tokens_per_s": 870.0, "age_s": 20.0}, {})["tokens_per_s"] == 870.0
+    assert "tokens_per_s" not in completed_report({"tokens_per_s": 870.0, "age_s": 31.0}, {})
 
 
 def test_a_worker_that_has_died_is_shown_as_dead(buffer: Buffer, server_url: str) -> None:

@@ -38,14 +38,16 @@ BUSY = run_status(
 
 def test_the_diagnosis_is_the_first_line() -> None:
     assert (
-        as_table(BUSY, 400).splitlines()[0].startswith("starving: 13 groups in generation on 1 worker; the trainer has")
+        as_table(BUSY, 400)
+        .splitlines()[0]
+        .startswith("starving: 13 groups in generation on 1 of 2 workers; the trainer has")
     )
 
 
 def test_every_fact_is_on_the_screen() -> None:
     lines = as_table(BUSY, 160).splitlines()
     words = [line.split() for line in lines]
-    assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory (256 MiB of 1.0 GiB); 1 worker" in lines
+    assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory (256 MiB of 1.0 GiB); 1 of 2 workers" in lines
     assert ["code", "41", "3/16", "16/32", "0", "13", "3"] in words
     assert ["code", "4.00", "2,000", "4.00", "0.00", "90%", "1.0", "s", "8.0", "s", "2.0", "s"] in words
     assert ["math", "-", "-", "-", "-", "90%", "-", "-", "-"] in words
@@ -80,7 +82,8 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
     found = orjson.loads(as_json(run))
     assert found["schema"] == STATUS_VERSION == 2
     assert found["diagnosis"]["state"] == "starving"
-    assert found["diagnosis"]["sentence"].startswith("13 groups in generation on 1 worker; the trainer has waited")
+    assert found["diagnosis"]["sentence"].startswith("13 groups in generation on 1 of 2 workers; the trainer has")
+    assert found["diagnosis"]["level"] == "attention"
     assert found["wanted_workers"] == 5  # 16 groups x 500 tokens / 2 s / 0.9 kept / 1,000 tokens/s
     assert found["tasks"][0]["by_staleness"] == {"0": 2, "1": 1}
     assert found["tasks"][0]["rates"]["worked_s"] == 8

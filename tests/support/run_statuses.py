@@ -33,17 +33,17 @@ def trainer_state(phase: TrainerPhase | None = TrainerPhase.TRAINING, **changes:
 def waiting(lacks: dict[str, tuple[int, int]], **changes: Any) -> TrainerState:
     """A trainer that waits. `lacks`: task -> groups ready, groups wanted."""
     ready, wanted = ({task: pair[i] for task, pair in lacks.items()} for i in (0, 1))
-    return trainer_state(TrainerPhase.WAITING, ready=ready, wanted=wanted, **changes)
+    return trainer_state(TrainerPhase.WAITING, **{"ready": ready, "wanted": wanted, "busy_s": 2.0, **changes})
 
 
 def worker(in_flight: int = 0, **changes: Any) -> dict[str, Any]:
     """The report of a worker that is alive."""
     return {
-        "engine": "simulated", "version": 40, "epoch": 1, "state": "serving", "in_flight": in_flight,
-        "samples_in_flight": 8 * in_flight, "capacity": 128, "host": "box", "pid": 4242, "batch_share": 0.25,
-        "idle_s": 0.0 if in_flight else 60.0, "speed": {"step_s": 0.0, "sample_step_s": 0.001, "places": 128},
-        "tokens_per_s": 512.3, "generate_s": 7.5, "judge_s": 0.25, "groups": 700, "failed_samples": 0, "age_s": 0.4,
-        "condition": "alive", **changes,
+        "engine": "simulated", "version": 40, "epoch": 1, "state": "serving" if in_flight else "idle",
+        "in_flight": in_flight, "samples_in_flight": 8 * in_flight, "capacity": 128, "host": "box", "pid": 4242,
+        "batch_share": 0.25, "idle_s": 0.0 if in_flight else 60.0,
+        "speed": {"step_s": 0.0, "sample_step_s": 0.001, "places": 128}, "tokens_per_s": 512.3, "generate_s": 7.5,
+        "judge_s": 0.25, "groups": 700, "failed_samples": 0, "age_s": 0.4, "condition": "alive", **changes,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.history import HISTORY_COUNTERS
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.top.app import COLOURS
-from rollq.monitor.status.diagnosis import State
+from rollq.monitor.status.diagnosis import Level, State
 from support.buffer_run import World
 from support.terminal import Terminal, terminal
 from support.waiting import PATIENCE_S, wait_until
@@ -172,5 +172,5 @@ def test_without_a_terminal_it_names_the_other_command(server_url: str) -> None:
     assert done.stderr == "error: `rollq top` needs a terminal: use `rollq status` elsewhere\n"
 
 
-def test_each_state_has_a_colour() -> None:
-    assert set(COLOURS) == set(State)
+def test_each_level_has_a_colour() -> None:
+    assert set(COLOURS) == set(Level)

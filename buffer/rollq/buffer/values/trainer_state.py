@@ -38,8 +38,9 @@ class TrainerState:
     groups to groups, `stragglers` to groups in generation that it waits for, and `unarchived` to groups that must reach
     the archive first. `busy_s` and `waited_s`: seconds that
     a step took apart from its wait, and that it waited for its batch, averaged over its last steps; None before the
-    first one. `report`: its own facts about its last step. `place`: of
-    the process that took the run, rank 0; None when it is not known.
+    first one. `usual_wait_s` is the median of these waits. `last_step_s`: seconds since it has trained its last step.
+    `report`: its own facts about that step. `place`: of the process that took the run, rank 0; None when it is not
+    known.
     """
 
     trainer_id: str
@@ -55,6 +56,8 @@ class TrainerState:
     unarchived: Mapping[str, int] = field(default_factory=dict)
     busy_s: float | None = None
     waited_s: float | None = None
+    usual_wait_s: float | None = None
+    last_step_s: float | None = None
     error: str = ""
     report: Mapping[str, Any] | None = None
     place: Place | None = None
@@ -80,5 +83,5 @@ class TrainerState:
             return cls(trainer_id.decode(), int(epoch), None, max(0.0, lease_s - lease_left_s), lease_left_s)
         silent_s = max(0.0, (now_ms - int(said_ms)) / 1000)
         phase = TrainerPhase(said.pop("phase"))
-        said["for_s"] += silent_s
+        said |= {name: said[name] + silent_s for name in ("for_s", "last_step_s") if name in said}
         return cls(trainer_id.decode(), int(epoch), phase, silent_s, lease_left_s, report=report, **said)

@@ -18,7 +18,7 @@ from rollq.cli.steering import steer_tasks, steer_workers
 from rollq.cli.top.dialogs import Confirm, Keys
 from rollq.cli.top.feed import Feed, Frame
 from rollq.cli.top.tables import TASK_COLUMNS, Rows, charts, task_rows, worker_rows
-from rollq.monitor.status.diagnosis import State, diagnose
+from rollq.monitor.status.diagnosis import Level, diagnose
 from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.text import WORKER_COLUMNS, run_line, trainer_lines
 from rollq.monitor.status.trainer_words import shortened
@@ -29,17 +29,7 @@ OLD_S = 3.0
 """From this age on, the age of the shown data is red."""
 BESIDE_CELLS = 4
 """Columns of a terminal that the tables use beside their cells."""
-COLOURS = {
-    State.STARTING: "cyan",
-    State.TRAINING: "green",
-    State.STARVING: "yellow",
-    State.PAUSED: "blue",
-    State.FAILING: "red",
-    State.MEMORY_FULL: "red",
-    State.TRAINER_GONE: "red",
-    State.STOPPED: "blue",
-    State.FINISHED: "green",
-}
+COLOURS = {Level.GOOD: "green", Level.ATTENTION: "yellow", Level.BAD: "red"}
 SORTED_BY = ("", "worker", *WORKER_COLUMNS)
 
 
@@ -155,7 +145,7 @@ class Top(App[None]):
         run, width = frame.run, self.size.width
         diagnosis = diagnose(run)
         text = Text("\n".join([str(diagnosis), *diagnosis.to_do]))
-        text.stylize(f"bold {COLOURS[diagnosis.state]}", 0, len(diagnosis.state))
+        text.stylize(f"bold {COLOURS[diagnosis.level]}", 0, len(diagnosis.state))
         self._part("diagnosis", text)
         self._part("run", self._age(frame).append(run_line(run)))
         self._part("trainer", Text("\n".join(trainer_lines(run.trainer, width))))

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from statistics import median_low
 from typing import Any
 
 from rollq.buffer.calls.replies import Shortfall
@@ -25,6 +26,7 @@ class Activity:
         self._busy_with = self._waited_for = 0  # the steps of the last times below; parts of one batch add up
         self._busy_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
         self._waited_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
+        self._committed_s: float | None = None
         self._error = ""
 
     def wait(self, step: int) -> None:
@@ -49,6 +51,7 @@ class Activity:
     def commit(self, step: int) -> None:
         """The trainer has trained `step`."""
         self._become(TrainerPhase.COMMITTED, step)
+        self._committed_s = self._since_s
 
     def end(self, error: BaseException | None, *, stopped: bool) -> None:
         """The trainer ends: with an error, because it was asked to, or by itself."""
@@ -81,6 +84,9 @@ class Activity:
             said["busy_s"] = _mean(self._busy_s)
         if self._waited_s:
             said["waited_s"] = _mean(self._waited_s)
+            said["usual_wait_s"] = median_low(tuple(self._waited_s))
+        if self._committed_s is not None:
+            said["last_step_s"] = self._now() - self._committed_s
         return {**said, "error": self._error}
 
     def _become(self, phase: TrainerPhase, step: int) -> None:

@@ -3,14 +3,16 @@
 `RULES` are tried in order, so that each state explains those after it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from rollq.buffer.values.memory_use import FULL, Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.monitor.status.production_facts import (
+    LONG_WAIT_S,
     empty_tasks,
     failures,
     production,
@@ -25,22 +27,36 @@ from rollq.monitor.status.production_facts import (
     warnings,
 )
 from rollq.monitor.status.read import RunStatus, TaskStatus
-from rollq.monitor.status.trainer_words import described, is_silent, shortened
+from rollq.monitor.status.trainer_words import described, is_silent, last_step, shortened
 from rollq.monitor.text.units import in_config, of_limit
+
+FIRST_WAIT_S = 60.0
+"""The first batch may take this long: workers load their model."""
 
 
 class State(StrEnum):
     """The state of a run. Each has another first word on the screen."""
 
     STARTING = "starting"  # no trainer has started
-    TRAINING = "training"  # the trainer has what it needs
-    STARVING = "starving"  # the trainer waits for groups
+    TRAINING = "training"  # the trainer has what it needs, or waits no longer than usual
+    STARVING = "starving"  # the trainer waits for groups for too long
     PAUSED = "paused"  # on purpose
     FAILING = "failing"  # production yields nothing to train
     MEMORY_FULL = "memory full"  # nothing new is admitted
     TRAINER_GONE = "trainer gone"  # it is silent, or has failed
     STOPPED = "stopped"  # the trainer was asked to end
     FINISHED = "finished"  # the trainer has trained all its steps
+
+
+class Level(StrEnum):
+    """The colour of a diagnosis, the same in every view."""
+
+    GOOD = "good"  # green
+    ATTENTION = "attention"  # amber: the trainer waits, or there is something to do
+    BAD = "bad"  # red: the run does not move, or soon will not
+
+
+_BAD = (State.FAILING, State.MEMORY_FULL, State.TRAINER_GONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,13 @@ class Diagnosis:
     def __str__(self) -> str:
         """The first line of the screen."""
         return f"{self.state}: {self.sentence}"
+
+    @property
+    def level(self) -> Level:
+        """How bad it is."""
+        if self.state in _BAD:
+            return Level.BAD
+        return Level.ATTENTION if self.remedies or self.state is State.STARVING else Level.GOOD
 
     @property
     def to_do(self) -> list[str]:
@@ -100,14 +123,19 @@ def _paused(run: RunStatus) -> list[str]:
 
 
 def _training(run: RunStatus) -> list[str]:
-    return [described(trainer_of(run)), *_causes(run), *sentences(warnings(run))]
+    return [*_trainer(run), *_causes(run), *sentences(warnings(run))]
 
 
 def _waiting(run: RunStatus) -> list[str]:
     """The cause comes first, unless the trainer itself names it."""
     if trainer_of(run).unarchived:
         return _training(run)
-    return [*_causes(run), described(trainer_of(run)), *sentences(warnings(run))]
+    return [*_causes(run), *_trainer(run), *sentences(warnings(run))]
+
+
+def _trainer(run: RunStatus) -> list[str]:
+    trainer = trainer_of(run)
+    return [described(trainer), *last_step(trainer)]
 
 
 def _causes(run: RunStatus) -> list[str]:
@@ -210,6 +238,28 @@ def _is_resting(run: RunStatus) -> bool:
     return bool(sampled(run)) and len(resting(run)) == len(run.alive_workers) > 0
 
 
+def _waits_too_long(run: RunStatus) -> bool:
+    """Whether the trainer waits for a role that is missing, or for longer than twice its usual step.
+
+    A usual step is the time of training, and in a synchronous run that and the median wait. An asynchronous run should
+    not wait, however usual it is.
+    """
+    trainer = trainer_of(run)
+    if trainer.unarchived or [*empty_tasks(run), *_missing_roles(run)]:
+        return True
+    if any(task.control == "done" for task in sampled(run)) or any(map(_refuses, run.alive_workers.values())):
+        return True
+    if trainer.busy_s is None:
+        return trainer.for_s > FIRST_WAIT_S
+    is_synchronous = all(task.stale_threshold <= 1 for task in sampled(run))
+    usual_s = trainer.busy_s + ((trainer.usual_wait_s or 0.0) if is_synchronous else 0.0)
+    return trainer.for_s > max(LONG_WAIT_S, 2 * usual_s)
+
+
+def _refuses(report: Mapping[str, Any]) -> bool:
+    return bool(report.get("refused_weights") or report.get("blocked_by"))
+
+
 def _last_step(run: RunStatus) -> int:
     return max((task.step for task in trained(run)), default=1) - 1
 
@@ -251,6 +301,7 @@ RULES = (
     ),
     Rule(State.TRAINING, lambda run: trainer_of(run).phase is not TrainerPhase.WAITING, _training, _to_speed_up),
     Rule(State.PAUSED, _is_resting, _waiting, _to_speed_up),
-    Rule(State.STARVING, lambda run: True, _waiting, _to_speed_up),
+    Rule(State.STARVING, _waits_too_long, _waiting, _to_speed_up),
+    Rule(State.TRAINING, lambda run: True, _training, _to_speed_up),
 )
 """The first that applies counts."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.status.read import RunStatus
+from rollq.monitor.status.read import IDLE, SERVING, RunStatus
 from rollq.monitor.text.units import count
 
 LEAST_IDLE_S = 5.0
@@ -33,7 +33,7 @@ def imbalance(run: RunStatus) -> str:
     under_way = _awaited(run)
     if not under_way:
         return ""
-    serving = {name: report for name, report in run.alive_workers.items() if report.get("state") == "serving"}
+    serving = {name: report for name, report in run.alive_workers.items() if report.get("state") in (SERVING, IDLE)}
     idle = sum(map(_is_idle, serving.values()))
     if not idle:
         return ""

@@ -54,6 +54,12 @@ def sampled(run: RunStatus) -> list[TaskStatus]:
     return [task for task in trained(run) if task.is_sampled]
 
 
+def workers_of(run: RunStatus) -> str:
+    """The workers that are alive, and of how many, where others are silent or dead: `1 of 2 workers`."""
+    alive, known = len(run.alive_workers), len(run.workers)
+    return f"{alive:,} of {count(known, 'worker')}" if 0 < alive < known else count(alive, "worker")
+
+
 def unrewarded(run: RunStatus) -> list[Fact]:
     """That judges fail for too many samples, and how; empty if they do not."""
     shares = {name: report.get("unrewarded") or 0.0 for name, report in run.alive_workers.items()}
@@ -159,7 +165,7 @@ def _capacity(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
     elif len(resting(run)) == len(run.alive_workers):
         yield from _all_resting(run, tasks)
     elif running:
-        yield Fact(f"{count(running, 'group')} in generation on {count(len(run.alive_workers), 'worker')}")
+        yield Fact(f"{count(running, 'group')} in generation on {workers_of(run)}")
         if uneven := imbalance(run):
             yield Fact(
                 uneven,

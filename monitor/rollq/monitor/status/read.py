@@ -32,6 +32,8 @@ SILENT_TRAINER_S = 10.0
 SILENT_PRODUCER_S = 10.0
 """Producers look at each task at least every 2 seconds."""
 RETIRED = "retired"
+SERVING, IDLE = "serving", "idle"
+"""States of a worker that takes groups: with some in hand, and without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,8 @@ class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
     `tickets` counts tickets in the queue, `jobs` those that RQ has executing, finished or failed.
-    `workers` maps a worker to its last report, with `age_s`, `condition`:
-    alive, silent, or dead, and `batch_share`, its part of the samples of the last trained batch, where its
-    report has that. `trainer` is the one that took the run last, brought up to date.
+    `workers` maps a worker to its last report, see `completed_report`. `trainer` is the one that took the run last,
+    brought up to date.
     """
 
     run: str
@@ -151,13 +152,27 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
         tickets=tickets_queued(queue, patience=patience),
         tasks=tasks,
         workers={
-            name: {**report, "condition": condition(report["age_s"]), **batch_share(made, name)}
+            name: completed_report(report, batch_share(made, name))
             for name, report in buffer.workers(FORGOTTEN_WORKER_S).items()
         },
         trainer=brought_up_to_date(trainer, tasks),
         fullness=buffer.fullness(),
         jobs=jobs_by_registry(queue, patience=patience),
     )
+
+
+def completed_report(report: Mapping[str, Any], share: Mapping[str, float]) -> dict[str, Any]:
+    """The report of a worker with `age_s`, `condition`: alive, silent, or dead, and where the trainer says so with
+    `batch_share`, its part of the samples of the last trained batch.
+
+    The state of a worker that takes groups and has none is `idle`. One that is dead has no `tokens_per_s`.
+    """
+    found = {**report, "condition": condition(report["age_s"]), **share}
+    if found.get("state") == SERVING and not found.get("in_flight") and not found.get("samples_in_flight"):
+        found["state"] = IDLE
+    if found["condition"] == "dead":
+        found.pop("tokens_per_s", None)
+    return found
 
 
 def batch_share(report: Mapping[str, Any], worker: str) -> dict[str, float]:

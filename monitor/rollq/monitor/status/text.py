@@ -67,9 +67,10 @@ def as_json_line(run: RunStatus) -> str:
 
 
 def _plain(run: RunStatus) -> Mapping[str, Any]:
+    diagnosis = diagnose(run)
     return {
         "schema": STATUS_VERSION,
-        "diagnosis": asdict(diagnose(run)),
+        "diagnosis": {**asdict(diagnosis), "level": diagnosis.level},
         "wanted_workers": wanted_workers(run),
         **asdict(run),
         "tasks": [{**asdict(task), "state": task.state} for task in run.tasks],

@@ -29,6 +29,13 @@ def described(trainer: TrainerState) -> str:
     return f"nothing has been heard of the trainer{where} for {seconds_in_words(trainer.silent_s)}{last}{held}"
 
 
+def last_step(trainer: TrainerState) -> list[str]:
+    """How long ago it has trained its last step, if it still runs and has trained one."""
+    if trainer.last_step_s is None or trainer.phase is TrainerPhase.COMMITTED or is_silent(trainer):
+        return []
+    return [f"last step {seconds_in_words(trainer.last_step_s)} ago"]
+
+
 def last_work(trainer: TrainerState) -> str:
     """The work of a silent trainer when it was last heard."""
     match trainer.phase:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.buffer.values.trainer_state import TrainerState
+from rollq.monitor.status.production_facts import workers_of
 from rollq.monitor.status.read import RunStatus, TaskStatus
-from rollq.monitor.text.units import count
 
 LEAST_KEEP_RATE = 0.05
 """A lower keep rate asks for a look at the task, not for more workers."""
@@ -75,10 +75,10 @@ def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int
 
 def workers_in_words(run: RunStatus) -> str:
     """The workers that are alive, and how many are wanted."""
-    alive, wanted = len(run.alive_workers), wanted_workers(run)
+    alive, wanted = workers_of(run), wanted_workers(run)
     if wanted is None:
-        return count(alive, "worker") + ("" if alive else " (1 or more wanted)")
-    return f"{count(alive, 'worker')} ({wanted} wanted)" if wanted else f"{count(alive, 'worker')}, nothing to make now"
+        return alive + ("" if run.alive_workers else " (1 or more wanted)")
+    return f"{alive} ({wanted} wanted)" if wanted else f"{alive}, nothing to make now"
 
 
 def _needed_tokens_per_s(task: TaskStatus, trainer: TrainerState | None) -> float | None:
