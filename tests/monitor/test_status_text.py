@@ -98,6 +98,12 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
     assert found["workers"]["worker-2-fb7dd6c4"]["condition"] == "dead"
 
 
+def test_groups_that_are_kept_to_look_at_are_no_depth() -> None:
+    lines = as_table(run_status(task_status("math", {Status.RUNNING: 4, Status.FAILED: 97, Status.FILTERED: 3})), 400)
+    assert "failed" not in next(line for line in lines.splitlines() if line.startswith("task "))
+    assert "math: kept to look at: 3 filtered, 97 failed" in lines.splitlines()
+
+
 def test_inserted_samples_of_the_last_batch_are_said() -> None:
     trainer = trainer_state(report={"step": 40, "age_s": 12.0, "workers": {"w1": 96}, "inserted_samples": 32})
     assert "32 samples of it inserted" in as_table(run_status(trainer=trainer), 400)

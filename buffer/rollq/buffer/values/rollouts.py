@@ -61,6 +61,10 @@ SCHEDULED: Final = (
 """The statuses of groups that are on their way to the trainer: what the producer's target is compared with."""
 
 
+AUDITED: Final = (Status.FILTERED, Status.FAILED)
+"""The statuses of groups that are only kept to look at: no depth of a queue."""
+
+
 class SampleStatus(StrEnum):
     """Where one sample of a group is. The values are the letters that Redis keeps, one per sample."""
 

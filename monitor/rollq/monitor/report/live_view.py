@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.rollouts import AUDITED, Status
 from rollq.monitor.report.records import BufferReading, StepRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -69,13 +69,14 @@ def plain_line(view: LiveView) -> str:
     """Render the view as one line, for logs."""
     waiting = "waiting for the first batch" if view.total_steps else ""
     reward = f"reward {mean_reward(view.recent):.3f}" if view.steps else waiting
-    workers = sorted(view.reading.workers.items())
+    workers, depths = sorted(view.reading.workers.items()), _total_depths(view.reading)
     parts = [
         f"{clock(view.elapsed_s)} {view.progress}".rstrip(),
         reward,
         " ".join(f"s{age} {share:.0%}" for age, share in staleness_shares(view.recent).items()),
         f"{tokens_per_s(view.recent):,.0f} tokens/s",
-        " ".join(f"{status} {groups}" for status, groups in _total_depths(view.reading).items() if groups),
+        " ".join(f"{status} {groups}" for status, groups in depths.items() if groups and status not in AUDITED),
+        f"{kept} kept to look at" if (kept := _kept(depths)) else "",
         " ".join(f"{name}@v{report.get('version', '?')}" for name, report in workers),
     ]
     return " | ".join(part for part in parts if part)
@@ -172,11 +173,16 @@ def _depth_table(reading: BufferReading) -> Table:
     table.add_column("groups")
     for name in columns:
         table.add_column(name, justify="right")
-    for status in Status:
+    for status in (status for status in Status if status not in AUDITED):
         if status is Status.LEAVING and not any(depths.get(status.value) for depths in columns.values()):
             continue  # without an archive, no group ever is
         table.add_row(status.value, *(f"{depths.get(status.value, 0):,}" for depths in columns.values()))
+    table.add_row("kept to look at", *(f"{_kept(depths):,}" for depths in columns.values()), style="dim")
     return table
+
+
+def _kept(depths: Mapping[str, int]) -> int:
+    return sum(depths.get(status.value, 0) for status in AUDITED)
 
 
 def _total_depths(reading: BufferReading) -> dict[str, int]:

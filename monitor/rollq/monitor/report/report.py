@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.rollouts import AUDITED, Status
 from rollq.monitor.report.page import render_page
 from rollq.monitor.report.records import BufferReading, StepRecord
 
@@ -27,8 +27,8 @@ STEP_FIELDS = ("step", "time_s", "tokens", "wait_s", "train_s")
 """The fields of a step that `report.json` lists."""
 SMOOTHING_STEPS = 20
 SMOOTHING_READINGS = 5
-WORKING_STATUSES = tuple(status.value for status in Status if status is not Status.ARCHIVED)
-"""The statuses that are drawn. The archive only grows, and would hide the others."""
+WORKING_STATUSES = tuple(status.value for status in Status if status not in (*AUDITED, Status.ARCHIVED))
+"""The statuses that are drawn. Groups that stay would hide the others."""
 
 
 def write_report(

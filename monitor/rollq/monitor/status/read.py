@@ -27,6 +27,8 @@ SILENT_WORKER_S = 5.0
 DEAD_WORKER_S = 30.0
 FORGOTTEN_WORKER_S = 600.0
 """How long a dead worker is shown."""
+FORGOTTEN_ERROR_S = 600.0
+"""How long the last error of a task is shown."""
 SILENT_TRAINER_S = 10.0
 """Trainers say each second what they do."""
 SILENT_PRODUCER_S = 10.0
@@ -48,7 +50,7 @@ class TaskStatus:
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
     None when no producer was ever seen; `producers`: where they are. `archive_trouble`: why an archiver cannot write,
     empty if it can; `archives`: whether one has taken groups lately.
-    `last_error`: None before the first one. `unusable`: why rows of its prompts cannot be used.
+    `last_error`: None without one in the last 10 minutes. `unusable`: why rows of its prompts cannot be used.
     """
 
     task: str
@@ -274,13 +276,17 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         producers=overview.producers,
         archive_trouble=archive.trouble,
         archives=archive.is_alive,
-        last_error=counts.last_error,
+        last_error=_recent(counts.last_error),
         unusable=buffer.unusable_rows(task),
         rates=rates(overview.rows, _row_of(counts)),
         offline=rules.offline,
         checkpoint=clock.checkpoint,
         is_retired=rules.kind == "train" and is_retired(rules.batch_groups, rules.schedule, clock.step),
     )
+
+
+def _recent(error: LastError | None) -> LastError | None:
+    return error if error and error.age_s <= FORGOTTEN_ERROR_S else None
 
 
 def _through(counts: Counts, step: int) -> int:

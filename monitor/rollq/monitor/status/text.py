@@ -10,7 +10,7 @@ import orjson
 from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
-from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.rollouts import AUDITED, Status
 from rollq.buffer.values.trainer_state import TrainerState
 from rollq.monitor.status.diagnosis import diagnose
 from rollq.monitor.status.lost_workers import gpus_in_words
@@ -124,7 +124,8 @@ def _model(model: LiveModel | None) -> str:
 
 
 def _depth_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
-    statuses = [status for status in Status if status in ALWAYS_SHOWN or any(task.groups(status) for task in tasks)]
+    depths = [status for status in Status if status not in AUDITED]
+    statuses = [status for status in depths if status in ALWAYS_SHOWN or any(task.groups(status) for task in tasks)]
     header = ["task", "step", "ready", "bound", *(status.value for status in statuses)]
     rows = [
         [
@@ -204,6 +205,8 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
         lines.append(f"staleness of ready groups: {_shares(task.by_staleness)}")
     if any(task.dropped.values()):
         lines.append(f"so far: {_dropped(task.dropped)}")
+    if kept := [f"{task.groups(status):,} {status}" for status in AUDITED if task.groups(status)]:
+        lines.append(f"kept to look at: {', '.join(kept)}")
     if task.bytes or fullness.is_full:
         lines.append(_samples_line(task))
     if task.is_retired:
