@@ -190,6 +190,13 @@ def chromium() -> Path:
 
 
 @pytest.fixture(scope="session")
+def prometheus() -> Path:
+    """Prometheus, beside its `promtool`. In CI it must be there."""
+    found = shutil.which("prometheus")
+    return Path(found) if found else missing("no prometheus on the PATH (Debian: apt-get install prometheus)")
+
+
+@pytest.fixture(scope="session")
 def cxx_compiler() -> Path:
     """A C++ compiler, which torch calls as `c++`. In CI it must be there."""
     found = shutil.which("c++")

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alerts of the guide ask for metrics that exist, and the guide lists all."""
+"""The Grafana dashboard and the alerts ask for metrics that exist, and the guide lists all metrics and alerts."""
 
 import re
 from collections.abc import Iterator
@@ -6,13 +6,16 @@ from typing import Any
 
 import orjson
 import pytest
+import yaml
 
 from rollq.monitor.metrics.catalogue import METRICS, UP
 from support.documented_commands import ROOT
 
 DASHBOARD: dict[str, Any] = orjson.loads((ROOT / "compose" / "grafana" / "rollq.json").read_bytes())
 BY_NAME = {metric.name: metric for metric in (UP, *METRICS)}
-PAGE, ALERTS = (ROOT / "docs" / "guide" / "metrics.md").read_text("utf-8").split("These are worth an alert")
+PAGE = (ROOT / "docs" / "guide" / "metrics.md").read_text("utf-8")
+ALERTS = (ROOT / "compose" / "alerts.yaml").read_text("utf-8")
+RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS)["groups"][0]["rules"]
 
 
 def _expressions() -> Iterator[str]:
@@ -20,9 +23,7 @@ def _expressions() -> Iterator[str]:
         yield from (target["expr"] for target in panel["targets"])
     for variable in DASHBOARD["templating"]["list"]:
         yield variable["query"]["query"]
-    for line in ALERTS.splitlines():
-        if line.startswith("| `rollq_"):
-            yield line.split("`")[1]
+    yield from (rule["expr"] for rule in RULES)
 
 
 EXPRESSIONS = list(_expressions())
@@ -70,3 +71,8 @@ def test_the_page_lists_every_metric_with_its_labels() -> None:
     rows = re.findall(r"^\| (.+?) \| (`rollq_.+) \|$", PAGE, re.MULTILINE)
     listed = [(name, re.findall(r"`(\w+)`", labels)) for labels, names in rows for name in re.findall(r"\w+", names)]
     assert sorted(listed) == sorted((metric.name, list(metric.labels)) for metric in (UP, *METRICS))
+
+
+def test_the_page_lists_every_alert_with_its_time() -> None:
+    listed = re.findall(r"^\| `(Rollq\w+)` \| (\d+) min \|", PAGE, re.MULTILINE)
+    assert listed == [(rule["alert"], rule["for"].removesuffix("m")) for rule in RULES]

@@ -219,6 +219,8 @@ METRICS = (
     _of_workers("rollq_worker_generate_seconds", "Mean time of a sample in its loop, over the last minute",
                 "generate_s"),
     _of_workers("rollq_worker_judge_seconds", "Mean time of a sample at its judge, over the last minute", "judge_s"),
+    _of_workers("rollq_worker_unrewarded_ratio", "Share of judged samples whose judge failed, over the last minute",
+                "unrewarded"),
     _of_workers("rollq_worker_swaps_total", "Changes of weights since the worker started", "swaps"),
     _of_workers("rollq_worker_swap_pause_seconds_total", "Pauses of the engine at these changes", "swap_pause_s"),
     _of_workers("rollq_worker_finished_groups_total", "Groups that the worker has finished", "groups"),
