@@ -152,7 +152,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             workers={"w1": worker(11), "w2": worker(condition="silent")},
         ),
         "training: the trainer has waited 12 s for step 41: task math has 5 of 16 groups; last step 12 s ago; 11 "
-        "groups in generation on 1 of 2 workers; 1 worker is silent",
+        "groups in generation on 1 of 2 workers; w2 on box, process 4242, has said nothing for 0.4 s",
     ),
     "stragglers": (
         run_status(
