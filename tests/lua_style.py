@@ -49,7 +49,7 @@ def lint(paths: Sequence[Path]) -> Iterator[str]:
         raise Missing("install luacheck (Debian: apt-get install lua-check; macOS: brew install luacheck)")
     source = library.library_source()
     begins = {source[: source.index(path.read_text())].count("\n"): path for path in paths}
-    command = [tool, "-", "--std", "lua51", "--globals", "redis", "--max-line-length", str(MAX_LINE)]
+    command = [tool, "-", "--std", "lua51", "--globals", "redis", "cjson", "--max-line-length", str(MAX_LINE)]
     done = subprocess.run([*command, "--formatter", "plain"], input=source, capture_output=True, text=True)
     if done.returncode > 2:
         raise RuntimeError(done.stderr)

@@ -340,3 +340,33 @@ def test_numbers_that_are_not_those_of_a_group_are_refused(buffer: Buffer, serve
             assert ask(f"{address}/api/groups/math/{number}/tokens")[0] == 404
             assert ask(f"{address}/api/groups?limit={number}")[0] == 400
         assert ask(f"{address}/api/groups/math/{'9' * 15}")[0] == 404
+
+
+def test_curves_are_served_from_the_server_and_from_files_once_it_is_gone(tmp_path: Path) -> None:
+    output = tmp_path / "trained"
+    output.mkdir()
+    (output / "metrics.jsonl").write_text(json.dumps({"step": 1, "time_s": 5.0, "reward": 0.125}) + "\n")
+    with EmbeddedServer(tmp_path / "server") as server, Buffer.connect(server.url, "sums") as buffer:
+        (tmp_path / "rollq.toml").write_text(
+            f'run = "sums"\n[redis]\nbuffer_url = "{server.url}"\n'
+            '[tasks.math]\nprompts = "p.jsonl"\njudge = "exact_match"\nbatch_groups = 2\ngroup_size = 2\n'
+            f'max_tokens = 64\n[worker]\nengine = "simulated"\n'
+            f'[trainer]\nmodel = "model"\noutput = "{output}"\nsteps = 9\n'
+        )
+        world = World(buffer).start(math={})
+        with serving(str(tmp_path / "rollq.toml")) as address:
+            buffer.report_trainer(world.held, {"step": 1, "reward": 0.25, "rewards": {"math": 0.25}})
+            status, found = ask(f"{address}/api/curves")
+            assert (status, found["source"], found["steps"]) == (200, "server", [1])
+            assert found["series"] == {"reward": [0.25], "rewards/math": [0.25]}
+            assert found["curves"][0]["lines"] == ["reward", "rewards/math"]
+            with Buffer.connect(server.url, "other") as second:
+                other = World(second).start(math={})
+                second.report_trainer(other.held, {"step": 7, "reward": 0.5})
+            assert ask(f"{address}/api/runs") == (200, {"runs": ["other", "sums"]})
+            assert ask(f"{address}/api/curves", run="other")[1]["steps"] == [7]
+            assert ask(f"{address}/api/curves", run="absent")[0] == 503
+            assert ask(f"{address}/api/curves", run="{x}:y")[0] == 400
+            server.stop()
+            wait_until(lambda: ask(f"{address}/api/curves")[1].get("source") == "files")
+            assert ask(f"{address}/api/curves")[1]["series"] == {"reward": [0.125]}

@@ -1,14 +1,21 @@
-"""Reads a run again and again, even before it exists, or while its server is down."""
+"""Reads a run again and again, even before it exists or while its server is down, and its curves wherever they are."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import RollqError
+from rollq.buffer.calls.runs import runs_with_curves
+from rollq.buffer.errors import RollqError, ServerRefused, ServerUnavailable, StoreLost
 from rollq.buffer.store.connection import Patience
 from rollq.cli.run_location import RunLocation
+from rollq.cli.settings.file import load_settings
+from rollq.monitor.report.curves import RunCurves, curves_in, read_curves
 from rollq.monitor.status.read import RunStatus, read_status
+
+log = logging.getLogger(__name__)
 
 UNANSWERED_S = 2.0
 """How long a reading waits for the server."""
@@ -51,3 +58,45 @@ class RunReader:
             self._buffer.close()
             self._buffer = None
         self._queue.connection.close()
+
+
+class Call(Protocol):
+    """A call of `do` with the run's buffer, as of `RunReader.call`."""
+
+    def __call__(self, do: Callable[[Buffer], T]) -> T: ...
+
+
+class CurveFinder:
+    """Finds the curves of the run at `location`, whose buffer `call` reads, and of others on its server."""
+
+    def __init__(self, location: RunLocation, call: Call) -> None:
+        self._location, self._call = location, call
+
+    def of(self, run: str) -> RunCurves:
+        """The curves of a run. For the location's run, they come from files where its server, or the run, is gone.
+
+        Raises why the server has none, if there are no files, and for another run.
+        """
+        if run != self._location.run:
+            patience = Patience(UNANSWERED_S, UNANSWERED_S)
+            with replace(self._location, run=run).without_payloads(patience) as buffer:
+                return read_curves(buffer)
+        try:
+            return self._call(read_curves)
+        except (ServerUnavailable, StoreLost):
+            if (found := self._in_files()) is None:
+                raise
+            return found
+
+    def runs(self) -> list[str]:
+        """The runs of the server that have curves, by name; this run alone for a user that may not look for others."""
+        try:
+            return self._call(lambda buffer: runs_with_curves(buffer.servers, buffer.patience))
+        except ServerRefused as error:
+            log.debug("other runs are not looked for: %s", error)
+            return [self._location.run]
+
+    def _in_files(self) -> RunCurves | None:
+        trainer = load_settings(self._location.file).trainer if self._location.file else None
+        found = curves_in(trainer.output, self._location.run) if trainer else None
+        return found if found and (found.rows.steps or found.rows.evaluations) else None

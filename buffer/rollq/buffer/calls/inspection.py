@@ -1,7 +1,7 @@
 """Read-only calls for monitoring and diagnosis."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,13 @@ from rollq.buffer.calls.replies import ArchiveState, Counts, LastError, Unusable
 from rollq.buffer.calls.trainer_process import process_of
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.common.whole_numbers import whole_number
+from rollq.buffer.rules.revisions import Revision
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.history import HistoryRow, Overview, SeenProducer
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.step_rows import StepRow, StepRows
 from rollq.buffer.values.trainer_state import TrainerState
 
 _unreadable = LogOnce(logging.getLogger(__name__))
@@ -134,6 +136,21 @@ class Inspection(BufferCore):
                 reports[name.decode(errors="replace")] = report
         return reports
 
+    def rule_revisions(self, task: str) -> list[Revision]:
+        """The last 100 revisions of the task's rules, oldest first."""
+        return _revisions(self._rule_records(task), self.rules(task).batch_groups)
+
+    def _rule_records(self, task: str) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).rules)
+        return found
+
+    def curves(self) -> StepRows:
+        """The numbers of train steps and of evaluations. A row that cannot be read is left out."""
+        steps, evaluations = self.send_all(
+            [("ZRANGE", key, 0, -1, "WITHSCORES") for key in (self.keys.curves, self.keys.evaluations)]
+        )
+        return StepRows(tuple(_decode_rows(steps)), tuple(_decode_rows(evaluations)))
+
     def trainer(self) -> dict[str, Any] | None:
         """The trainer's last report, with its `age_s`; None before the first one."""
         report = self.send("HGET", self.keys.trainer, "report")
@@ -168,3 +185,22 @@ def _decode_report(raw: bytes, now_ms: int) -> tuple[float, dict[str, Any]]:
     at_ms, _, report = raw.partition(b" ")
     age_s = (now_ms - int(at_ms)) / 1000
     return age_s, {**orjson.loads(report), "age_s": max(age_s, 0.0)}
+
+
+def _decode_rows(members: Any) -> Iterator[StepRow]:
+    for member, step in pairs(members):
+        try:
+            yield StepRow.decode(member, float(step))
+        except (ValueError, TypeError) as error:
+            _unreadable.warning("curves", "left out numbers of step %s that cannot be read: %s", step, error)
+
+
+def _revisions(records: Mapping[bytes, bytes], first_groups: int) -> list[Revision]:
+    found = []
+    for revision in sorted(int(name) for name in records if name.isdigit()):
+        step, time_ms, record = records[b"%d" % revision].split(b" ", 2)
+        fields = orjson.loads(record)
+        changes = {name: (before, after) for name, (before, after) in fields["changes"].items()}
+        batch = fields.get("batch", {})
+        found.append(Revision(revision, int(step), int(time_ms) / 1000, fields["by"], changes, batch, first_groups))
+    return found

@@ -61,6 +61,13 @@ def find_runs(servers: Servers, patience: Patience, report: Report = lambda done
     return [summarize(RunStore(servers, run, patience), counted[run]) for run in sorted(counted)]
 
 
+def runs_with_curves(servers: Servers, patience: Patience) -> list[str]:
+    """Names of the runs on these servers that have curves. Looks at every key. Raises `ServerRefused` for a user that
+    may not."""
+    keys = _scan(servers, patience, "rollq:{*}:curves")
+    return sorted({matched[1].decode() for key in keys if (matched := _RUN_OF_KEY.match(key)) and is_name(matched[1])})
+
+
 def _counts(store: RunStore, tasks: Sequence[TaskKeys]) -> list[dict[Status, int]]:
     """Groups by status, of each task."""
     groups = iter(store.send_all([("ZCARD", task.status(status)) for task in tasks for status in Status]))

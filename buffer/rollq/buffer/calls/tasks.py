@@ -8,13 +8,12 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.calls.inspection import Inspection
 from rollq.buffer.calls.replies import Clock
 from rollq.buffer.errors import ConfigError, RunMismatch
 from rollq.buffer.rules.codec import decode_rules, encode_rules
 from rollq.buffer.rules.revisions import Revision, changed_by_file, changed_by_hand, differences, digest_of_rules
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.keys import task_keys
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ _RULES_MOVED = -1
 """The reply of a function when rules have changed since its caller read them."""
 
 
-class Registry(BufferCore):
+class Registry(Inspection):
     """Calls that create tasks, and change their rules."""
 
     def register_task(self, task: str, rules: TaskRules) -> None:
@@ -90,10 +89,6 @@ class Registry(BufferCore):
             replaced = self._replace(task, clock, wanted, batch=batch)
         return self.rule_revisions(task)[-1]
 
-    def rule_revisions(self, task: str) -> list[Revision]:
-        """The last 100 revisions of the task's rules, oldest first."""
-        return _revisions(self._rule_records(task), self.rules(task).batch_groups)
-
     def first_open_step(self) -> int:
         """The first train step whose batch may have another size.
 
@@ -150,10 +145,6 @@ class Registry(BufferCore):
         self.clock(task)
         return True
 
-    def _rule_records(self, task: str) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).rules)
-        return found
-
 
 def _record(
     changes: Mapping[str, tuple[str, str]], file: TaskRules | None, batch: Mapping[str, int] | None = None
@@ -162,14 +153,3 @@ def _record(
     shared = {"batch": dict(batch)} if batch else {}
     record = orjson.dumps({"changes": changes, "by": f"{socket.gethostname()}:{os.getpid()}", **shared})
     return (record, orjson.dumps(encode_rules(file)), digest_of_rules(file)) if file else (record, b"", "")
-
-
-def _revisions(records: Mapping[bytes, bytes], first_groups: int) -> list[Revision]:
-    found = []
-    for number in sorted(int(name) for name in records if name.isdigit()):
-        step, time_ms, record = records[b"%d" % number].split(b" ", 2)
-        fields = orjson.loads(record)
-        changes = {name: (before, after) for name, (before, after) in fields["changes"].items()}
-        batch = fields.get("batch", {})
-        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes, batch, first_groups))
-    return found

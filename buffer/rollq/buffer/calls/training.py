@@ -20,12 +20,14 @@ from rollq.buffer.calls.trainer_process import Holder, process_of, this_process
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, StoreLost, TaskBehind, TrainerHeld
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.curves import as_number, numbers_of, step_of
 from rollq.buffer.values.trainer_state import TrainerPhase
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
 """How long after its last call a trainer keeps others out. Safety rests on epochs alone."""
 CHECKPOINT_IDS_PER_CALL = 200
+MOST_REPORT_BYTES = 1 << 20
 STARTING: Mapping[str, Any] = {"phase": TrainerPhase.STARTING.value, "for_s": 0.0}
 
 
@@ -240,9 +242,30 @@ class Training(Fetching, Claiming):
         self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms, words)
 
     def report_trainer(self, held: TrainerEpoch, report: Mapping[str, Any]) -> None:
-        """Store plain facts about the last step for monitors. Raises `FencedError`."""
-        facts = orjson.dumps(dict(report))
-        self.call("report_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, facts)
+        """Store plain facts about the last step for monitors; numbers of a `step` that have curves are kept by step.
+
+        Raises `ConfigError` for what JSON does not have and for more than 1 MiB, and `FencedError`.
+        """
+        try:
+            facts = orjson.dumps(dict(report))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"a report has only what JSON has: {error}") from error
+        if len(facts) > MOST_REPORT_BYTES:
+            raise ConfigError(f"a report of {len(facts):,} bytes is too large: {MOST_REPORT_BYTES:,} are allowed")
+        step = step_of(report)
+        self._report(held, facts, "curves", step, {} if step is None else numbers_of(report))
+
+    def report_evaluations(self, held: TrainerEpoch, step: int, rewards: Mapping[str, float]) -> None:
+        """Store the mean reward of evaluations, by name, of the weights after `step`. Raises `FencedError`."""
+        rounded = {name: number for name, reward in rewards.items() if (number := as_number(reward)) is not None}
+        self._report(held, b"", "evaluations", step, rounded)
+
+    def _report(
+        self, held: TrainerEpoch, facts: bytes, curves: str, step: int | None, numbers: Mapping[str, float]
+    ) -> None:
+        pairs = [item for name, number in numbers.items() for item in (name, number)]
+        fence = (self.incarnation, held.epoch, held.nonce)
+        self.call("report_trainer", self.keys.info, *fence, facts, curves, step or 0, *pairs)
 
     def sleep(self, held: TrainerEpoch, why: str) -> None:
         """Have engines free their memory; workers report `why` as `asleep_for` once they have. '' wakes them.

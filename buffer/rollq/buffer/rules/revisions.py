@@ -37,15 +37,23 @@ class Revision:
     @property
     def text(self) -> str:
         """One line for people: what has changed, by the names that they write, and from which step on."""
+        changed, sizes = self._changed()
+        parts = [part for part in (f"{changed} from step {self.step} on" if changed else "", sizes) if part]
+        return f"revision {self.number}: {'; '.join(parts) or 'nothing changed'}"
+
+    @property
+    def what(self) -> str:
+        """The changes alone; empty if nothing has changed."""
+        return "; ".join(part for part in self._changed() if part)
+
+    def _changed(self) -> tuple[str, str]:
+        """The rules that have changed, and how sizes of batches change at later steps; empty where nothing has."""
         sizes = list(self._sizes())
         changed = {name: f"{name} {before} -> {after}" for name, (before, after) in self.changes.items()}
         changed.pop("schedule", None)
         weight = [changed.pop("weight")] if sizes and "weight" in changed else []
-        parts = [f"{', '.join(changed.values())} from step {self.step} on"] if changed else []
-        if sizes:
-            shared = " (shared by weight)" if self.batch and not weight else ""
-            parts.append(", ".join([*weight, *sizes]) + shared)
-        return f"revision {self.number}: {'; '.join(parts) or 'nothing changed'}"
+        shared = " (shared by weight)" if sizes and self.batch and not weight else ""
+        return ", ".join(changed.values()), ", ".join([*weight, *sizes]) + shared
 
     def _sizes(self) -> Iterator[str]:
         """How the groups in the batches change, from the first step with another number on."""

@@ -12,6 +12,8 @@ rollq:{run}:model                hash    epoch, version, digest, uri, published_
 rollq:{run}:versions             hash    version -> digest of the weights last published trainer   until checkpoint
 rollq:{run}:published            hash    version -> since which epoch, digest of its weights functions until checkpoint
 rollq:{run}:trainer              hash    epoch, nonce, who and where, lease, report    trainer    run
+rollq:{run}:curves               zset    step -> its numbers, and when (JSON)           trainer    thinned to 5,000
+rollq:{run}:evaluations          zset    step -> rewards of its evaluations, likewise      trainer    likewise
 rollq:{run}:launches             zset    launches that were replaced, by their epoch   functions  the last 1,000
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
 rollq:{run}:orders               hash    worker -> number and the operator's order      functions  with its report
@@ -113,6 +115,14 @@ class RunKeys:
     @property
     def trainer(self) -> str:
         return self._key("trainer")
+
+    @property
+    def curves(self) -> str:
+        return self._key("curves")
+
+    @property
+    def evaluations(self) -> str:
+        return self._key("evaluations")
 
     @property
     def launches(self) -> str:

@@ -18,6 +18,7 @@ from rollq.buffer.rules.codec import fields_of
 from rollq.buffer.rules.settings import CHANGEABLE_RULES
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
+from rollq.buffer.values.curves import MOST_ROW_BYTES
 from rollq.buffer.values.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS
 from rollq.buffer.values.rollouts import (
     AWAY,
@@ -30,6 +31,7 @@ from rollq.buffer.values.rollouts import (
     SampleStatus,
     Status,
 )
+from rollq.buffer.values.step_rows import FULL_ROWS, THINNED_ROWS
 
 COMMON = (
     "basics",
@@ -110,6 +112,7 @@ def _folder() -> Traversable:
 
 def constants() -> str:
     """The constants that Lua takes from Python, as Lua source."""
+    by_step = f"{{ full = {FULL_ROWS}, thinned = {THINNED_ROWS}, bytes = {MOST_ROW_BYTES} }}"
     lines = {
         "ARRIVALS": str(ARRIVALS),
         "NO_TOKENS": str(NO_TOKENS),
@@ -123,7 +126,10 @@ def constants() -> str:
         "SCHEDULED": _lua_list(SCHEDULED),
         "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),
         "MAY_CHANGE": _lua_table((name, "1") for name in fields_of(CHANGEABLE_RULES)),
-        "HISTORY": f"{{ row_ms = {HISTORY_ROW_MS}, rows = {HISTORY_ROWS}, counters = {_lua_list(HISTORY_COUNTERS)} }}",
+        "HISTORY": (
+            f"{{ row_ms = {HISTORY_ROW_MS}, rows = {HISTORY_ROWS}, counters = {_lua_list(HISTORY_COUNTERS)}, "
+            f"by_step = {by_step} }}"
+        ),
         "EVENT": _lua_table((kind.value, kind.value) for kind in EventKind),
     }
     return "".join(f"local {name} = {value}\n" for name, value in lines.items())

@@ -93,6 +93,8 @@ rollq:{run}:round:<n>               -         write   write    -        -       
 rollq:{run}:model                   read      read    write    read     read      read
 rollq:{run}:model_version           read      read    write    read     read      read
 rollq:{run}:trainer                 read      read    write    read     write     read
+rollq:{run}:curves                  -         -       write    read     write     -
+rollq:{run}:evaluations             -         -       write    read     write     -
 rollq:{run}:versions                -         -       write    read     write     read
 rollq:{run}:published               -         -       write    -        -         -
 rollq:{run}:launches                -         -       write    -        -         -
@@ -110,7 +112,7 @@ READS = (
 )
 WRITES = (
     "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim persist rpush sadd set srem unlink "
-    "xadd zadd zpopmin zrem zremrangebyrank"
+    "xadd zadd zpopmin zrem zremrangebyrank zremrangebyscore"
 )
 DROPS = "hdel hexists hstrlen unlink"
 

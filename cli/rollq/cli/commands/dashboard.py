@@ -76,7 +76,7 @@ def dashboard(
         message = f"`rollq dashboard` needs the package {error.name!r}: pip install 'rollq[dashboard]'"
         raise ConfigError(message) from error
     from rollq.cli.run_location import find_run
-    from rollq.cli.run_reader import RunReader
+    from rollq.cli.run_reader import CurveFinder, RunReader
     from rollq.cli.signals import stop_on_signals
     from rollq.monitor.dashboard.trainer_values import TrainedReader
     from rollq.monitor.metrics.shared_status import SharedReading
@@ -95,7 +95,8 @@ def dashboard(
         shared = _Shared(reader)
         trained = TrainedReader(lambda: _annotations(location.file, shared))
         browsing = Browsing(location.run, LiveRollouts(shared), BROWSED, trained, token_texts(location.file))
-        page = Dashboard(location.run, shared, SharedReading(shared.read), browsing, _Orders(location), token)
+        curves = CurveFinder(location, shared.call)
+        page = Dashboard(location.run, shared, SharedReading(shared.read), browsing, curves, _Orders(location), token)
         serve(Guarded(page.app()), host, port, allowed_hosts, on_stop=page.events.stop)
 
 

@@ -28,6 +28,7 @@ from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.access import refusal_of
 from rollq.monitor.dashboard.answers import Unreadable, answer, dumps, json_endpoint, number_of
 from rollq.monitor.dashboard.browsing import Browsing
+from rollq.monitor.dashboard.curve_pages import CurvePages, CurveSource
 from rollq.monitor.dashboard.events import Events
 from rollq.monitor.dashboard.orders import Steering, preview_of_group
 from rollq.monitor.dashboard.series import series
@@ -90,11 +91,13 @@ class Dashboard:
         reader: Reader,
         reading: SharedReading,
         browsing: Browsing,
+        curves: CurveSource,
         steering: Steering,
         token: str | None,
     ) -> None:
         """Without a `token`, nothing can be changed."""
         self._run, self._reader, self._reading, self._browsing = run, reader, reading, browsing
+        self._curves = CurvePages(run, curves)
         self._steering, self._token = steering, token
         self._histories: dict[int, tuple[float, bytes]] = {}
         self.events = Events(self._event)
@@ -108,6 +111,7 @@ class Dashboard:
                 *self._browsing.routes(),
                 Route("/api/status", json_endpoint(self._status)),
                 Route("/api/history", json_endpoint(self._history)),
+                *self._curves.routes(),
                 Route("/api/events", self.events),
                 Route("/api/changes", self._change, methods=["POST"]),
                 *metrics.routes,

@@ -118,6 +118,8 @@ local function run_begin_epoch(keys, args)
     'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms), 'lease_ms', lease_ms,
     'undone', undone, 'process', process)
   trace(trainer, live_epoch, epoch)
+  redis.call('ZREMRANGEBYSCORE', prefix .. 'curves', '(' .. from_step, '+inf')
+  redis.call('ZREMRANGEBYSCORE', prefix .. 'evaluations', '(' .. from_step, '+inf')
   publish_checkpoint(prefix, epoch, from_step, mode, uri, digest)
   return { epoch, nonce, tonumber(from_step), mode }
 end

@@ -1,0 +1,165 @@
+"""The table of curves: which numbers of a train step are kept and drawn by step, under which names. Pure.
+
+Metrics on disk, trackers, Prometheus, the dashboard and the terminal all take their names from here.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+ChartGroup = Literal["learning", "lengths", "optimisation", "freshness", "speed"]
+MOST_NUMBERS: Final = 96
+"""Numbers that are kept of a step; of those with a task in their names, the first ones."""
+MOST_ROW_BYTES: Final = 4096
+"""All names and numbers of a step take at most this much in the store."""
+MOST_STEP: Final = 10**15 - 1
+_NUMBER_BYTES: Final = 20
+"""A number in a row takes at most this much, with quotes and commas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart.
+
+    `name`: the keys of a line of `metrics.jsonl`, joined by `/`, as trackers have it; a key `*` is any, such as a
+    task. `trl` and `verl`: the names of the same, or nearly the same, number there.
+    """
+
+    name: str
+    text: str
+    trl: str = ""
+    verl: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the number in a line of metrics."""
+        return tuple(self.name.split("/"))
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines that are drawn together, since they have the same unit."""
+
+    name: str
+    title: str
+    unit: str
+    group: ChartGroup
+    lines: tuple[Line, ...]
+
+
+CHARTS: Final[tuple[Chart, ...]] = (
+    Chart("reward", "Reward", "", "learning", (
+        Line("reward", "mean reward of the batch", "reward", "critic/rewards/mean"),
+        Line("rewards/*", "the same, by task"),
+    )),
+    Chart("parts", "Parts of the reward", "", "learning", (
+        Line("parts/*/*", "mean of a part of the reward, or of another number of samples, by task",
+             "rewards/NAME/mean"),
+    )),
+    Chart("equal_rewards", "Groups with equal rewards", "share", "learning", (
+        Line("frac_reward_zero_std", "share of groups whose samples all have the same reward: without advantage, they "
+             "teach nothing", "frac_reward_zero_std"),
+    )),
+    Chart("entropy", "Entropy", "nats", "learning", (
+        Line("entropy", "mean entropy of the policy at a trained token; with `[trainer.loss] entropy = true`",
+             "entropy", "actor/entropy"),
+    )),
+    Chart("response_length", "Response length", "tokens", "lengths", (
+        Line("response_length/mean", "mean response length of a sample, over all its turns",
+             "completions/mean_length", "response_length/mean"),
+        Line("response_length/p95", "95 % of samples are as long or shorter"),
+        Line("response_length/max", "the longest sample", "completions/max_length", "response_length/max"),
+    )),
+    Chart("truncated", "Truncated responses", "share", "lengths", (
+        Line("response_length/clip_ratio", "share of samples that were cut at the length limit",
+             "completions/clipped_ratio", "response_length/clip_ratio"),
+    )),
+    Chart("loss", "Loss", "", "optimisation", (
+        Line("loss", "loss of the batch", "loss", "actor/pg_loss"),
+    )),
+    Chart("gradient_norm", "Gradient norm", "", "optimisation", (
+        Line("gradient_norm", "norm of the gradient before it was clipped", "grad_norm", "actor/grad_norm"),
+    )),
+    Chart("learning_rate", "Learning rate", "", "optimisation", (
+        Line("learning_rate", "learning rate of the step", "learning_rate", "actor/lr"),
+    )),
+    Chart("kl", "KL to the reference", "nats", "optimisation", (
+        Line("kl", "mean k3 estimate of KL(policy || reference) at a trained token; with `kl_coefficient` above 0",
+             "kl", "actor/kl_loss"),
+    )),
+    Chart("clip_fraction", "Clipped tokens", "share", "optimisation", (
+        Line("clip_fraction", "share of trained tokens whose ratio was clipped", "clip_ratio/region_mean",
+             "actor/pg_clipfrac"),
+        Line("masked_fraction", "share of trained tokens that a mask or a correction left out"),
+    )),
+    Chart("staleness", "Staleness", "steps", "freshness", (
+        Line("staleness", "mean staleness of a trained token, in train steps", "", "fully_async/staleness/mean"),
+    )),
+    Chart("mismatch", "Mismatch of logprobs", "nats", "freshness", (
+        Line("mismatch/mean", "mean difference between the trainer's and the engines' logprobs",
+             "sampling/sampling_logp_difference/mean", "training/rollout_probs_diff_mean"),
+        Line("mismatch/p99", "99 % of tokens differ by as much or less"),
+    )),
+    Chart("tokens_per_s", "Trained tokens", "tokens/s", "speed", (
+        Line("tokens_per_s", "trained tokens per second of the whole step", "", "perf/throughput"),
+    )),
+    Chart("seconds", "Seconds of a step", "s", "speed", (
+        Line("wait_s", "seconds in which the trainer waited for the batch", "", "timing_s/gen"),
+        Line("train_s", "seconds of gradients and updates", "", "timing_s/update_actor"),
+        Line("publish_s", "seconds of publishing weights", "", "timing_s/update_weights"),
+    )),
+)  # fmt: skip
+LINES: Final = tuple(line for chart in CHARTS for line in chart.lines)
+
+
+def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a line of metrics that have curves, by name; within the bounds of a row."""
+    found: dict[str, float] = {}
+    taken = 0
+    for name, value in sorted(_numbers(line), key=lambda item: item[0].count("/")):
+        taken += len(name.encode(errors="replace")) + _NUMBER_BYTES
+        if len(found) < MOST_NUMBERS and taken <= MOST_ROW_BYTES:
+            found[name] = value
+    return found
+
+
+def step_of(line: Mapping[str, Any]) -> int | None:
+    """The train step of a line of metrics; None without one."""
+    step = line.get("step")
+    return step if type(step) is int and 0 <= step <= MOST_STEP else None
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number with six significant digits; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def matches(name: str, line: Line) -> bool:
+    """Whether a name is one of a line's."""
+    keys = name.split("/", len(line.keys) - 1)
+    return len(keys) == len(line.keys) and all(key in ("*", mine) for key, mine in zip(line.keys, keys, strict=True))
+
+
+def lines_of(chart: Chart, names: Collection[str]) -> list[str]:
+    """The names that a chart has, in its order."""
+    return [name for line in chart.lines for name in names if matches(name, line)]
+
+
+def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for one in LINES:
+        yield from _at(line, one.keys, "")
+
+
+def _at(value: Any, keys: tuple[str, ...], name: str) -> Iterator[tuple[str, float]]:
+    if not keys:
+        if (number := as_number(value)) is not None:
+            yield name, number
+        return
+    if not isinstance(value, Mapping):
+        return
+    for key in list(value) if keys[0] == "*" else [keys[0]]:
+        if isinstance(key, str) and key in value:
+            yield from _at(value[key], keys[1:], f"{name}/{key}" if name else key)

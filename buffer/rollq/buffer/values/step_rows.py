@@ -1,0 +1,53 @@
+"""Rows of numbers by train step, as the server keeps them and as files have them. Plain values.
+
+The newest `FULL_ROWS` rows are all there. Of the older ones every second, every fourth, and so on, so that there are
+at most `THINNED_ROWS` of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self, TypeVar
+
+import orjson
+
+from rollq.buffer.values.curves import as_number
+
+FULL_ROWS: Final = 1000
+THINNED_ROWS: Final = 4000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """Numbers of a train step by name. `time_s`: when they were reported, in seconds since 1970."""
+
+    step: int
+    time_s: float
+    numbers: Mapping[str, float]
+
+    @classmethod
+    def decode(cls, member: bytes, step: float) -> Self:
+        """The row that `report_trainer` has written. Raises `ValueError` for anything else."""
+        _, time_ms, numbers = member.split(b" ", 2)
+        found = {
+            name: number
+            for name, value in dict(orjson.loads(numbers)).items()
+            if (number := as_number(value)) is not None
+        }
+        return cls(int(step), int(time_ms) / 1000, found)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The curves of a run: `steps`, and the rewards of its `evaluations` by name; both in the order of steps."""
+
+    steps: tuple[StepRow, ...] = ()
+    evaluations: tuple[StepRow, ...] = ()
+
+
+def thinned(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most `most` of the items, evenly spread, with the first and the last one."""
+    if len(items) <= most:
+        return items
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
