@@ -21,6 +21,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, HistoryGone, InvalidGroup, ServerError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.values.curves import LINES, numbers_of
 from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import describe_folder, digest_of
 from rollq.cli.main import main
@@ -104,7 +105,7 @@ def test_it_trains_publishes_checkpoints_and_reports(
     chosen = settings(checkpoint_every=2)
     with working(server_url, run_name, tmp_path) as buffer:
         assert train(Connection(server_url, run_name), chosen) == 4
-        live, counts = buffer.live_model(), buffer.counts("math")
+        live, counts, curves = buffer.live_model(), buffer.counts("math"), buffer.curves()
     assert live is not None
     assert (live.version, counts.clock.committed, counts.clock.checkpoint) == (4, 4, 4)
     lines = metrics(chosen.output)
@@ -115,6 +116,11 @@ def test_it_trains_publishes_checkpoints_and_reports(
     assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert lines[0]["on_policy_error"] < 1e-4
     assert lines[0]["effective_sample_size"]["0"] == pytest.approx(1.0)
+    assert lines[0]["response_length"] == {"mean": 5.0, "p95": 5, "max": 5, "clip_ratio": 1.0}
+    assert 0 <= lines[0]["frac_reward_zero_std"] <= 1
+    assert [(row.step, row.numbers) for row in curves.steps] == [(line["step"], numbers_of(line)) for line in lines]
+    expected = {line.name for line in LINES if "*" not in line.name} - {"entropy", "kl"}
+    assert expected <= curves.steps[0].numbers.keys()
     checkpoint = newest_checkpoint(chosen.output)
     assert checkpoint is not None
     assert checkpoint.step == 4
@@ -183,6 +189,7 @@ def test_a_restart_trains_the_same_batch_to_the_same_weights(
         monkeypatch.setattr(Learner, "gradients", real)
         assert train(connection, chosen, observers=[recorder]) == 4
         assert buffer.counts("math").unaccounted == 0
+        assert [row.step for row in buffer.curves().steps] == [1, 2, 3, 4]
     lines = metrics(chosen.output)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["replayed"] for line in lines] == [False, False, True, True]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy.typing as npt
 
 from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.evaluations import rewards_of
 from rollq.buffer.calls.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, CorruptGroup, NotClaimed
@@ -412,7 +413,11 @@ class Consumer(Iterator[Batch]):
         return {task: together(productions) for task, productions in taken.items()}
 
     def report(self, facts: Mapping[str, Any]) -> None:
-        """Store plain facts about the last step, for `rollq status`: any values that JSON has. Raises `FencedError`."""
+        """Store plain facts about the last step, for `rollq status`: any values that JSON has, up to 1 MiB.
+
+        With a `step`, the numbers in `rollq.buffer.values.curves` are kept by step. A further report of the step adds
+        to them. Raises `ConfigError` for other values, and `FencedError`.
+        """
         if self._settings.rank == 0:
             self._lease.buffer.report_trainer(self._lease.epoch, facts)
 
@@ -436,13 +441,14 @@ class Consumer(Iterator[Batch]):
         step, and none of it is ever trained. Do not publish weights during an evaluation: every token must be of the
         live version.
         After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}.
-        `evaluation_metrics` defines the metrics. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
+        `evaluation_metrics` defines the metrics. Rewards are kept by train step, as of the last one that was committed.
+        Raises `ConfigError` for an unknown evaluation, and `FencedError` if
         another trainer has taken over, since the live weights are then no longer this trainer's.
         """
         if self._settings.rank != 0:
             return {}
         with self._activity.during(TrainerPhase.EVALUATING):
-            return evaluate(
+            metrics = evaluate(
                 self._lease,
                 names,
                 timeout_s=timeout_s,
@@ -451,3 +457,5 @@ class Consumer(Iterator[Batch]):
                 stop=self._stop,
                 meanwhile=self._publisher.serve_late,
             )
+        self._lease.buffer.report_evaluations(self._lease.epoch, self._step - 1, rewards_of(metrics))
+        return metrics

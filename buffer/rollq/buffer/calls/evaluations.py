@@ -1,15 +1,16 @@
 """Evaluations: groups that measure one version of the weights and are never trained."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rollq.buffer.calls.batches import Batches
 from rollq.buffer.calls.replies import BatchState
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.curves import as_number
 from rollq.buffer.values.rollouts import SampleStatus
 from rollq.buffer.values.sample_numbers import Numbers, means, together
 from rollq.buffer.wire.sample_rows import SampleRows
@@ -106,3 +107,14 @@ def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed:
                 "reward_std": float(rewards.std()),
             }
     return {f"eval/{name}/{key}": value for key, value in metrics.items()}
+
+
+def rewards_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The reward of each evaluation, by its name, among metrics of `evaluation_metrics`."""
+    rewards = {}
+    for name, value in metrics.items():
+        kind, _, rest = name.partition("/")
+        evaluation, _, metric = rest.partition("/")
+        if kind == "eval" and metric == "reward" and (number := as_number(value)) is not None:
+            rewards[evaluation] = number
+    return rewards

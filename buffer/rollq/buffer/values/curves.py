@@ -94,7 +94,7 @@ CHARTS: Final[tuple[Chart, ...]] = (
         Line("masked_fraction", "share of trained tokens that a mask or a correction left out"),
     )),
     Chart("staleness", "Staleness", "steps", "freshness", (
-        Line("staleness", "mean staleness of a trained token, in train steps", "", "fully_async/staleness/mean"),
+        Line("staleness", "mean staleness of a trained token, in train steps"),
     )),
     Chart("mismatch", "Mismatch of logprobs", "nats", "freshness", (
         Line("mismatch/mean", "mean difference between the trainer's and the engines' logprobs",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from rollq.buffer.values.rollouts import Sample
 from rollq.consumer.batches.batch import Batch
 
 MOST_NAMED = 20
@@ -17,9 +18,14 @@ INSERTED = ""
 
 def samples_by_worker(batch: Batch) -> Counter[str]:
     """How many trained samples of this rank's share each worker made."""
-    of_rank = sorted({batch.sequences[index].sample for index in batch.share})  # a group may be shared by ranks
-    samples = [batch.samples[index] for index in of_rank]
+    samples = trained_samples(batch)
     return Counter(INSERTED if sample.is_inserted else str(sample.extra.get("worker", "?")) for sample in samples)
+
+
+def trained_samples(batch: Batch) -> list[Sample]:
+    """The trained samples of this rank's share."""
+    of_rank = sorted({batch.sequences[index].sample for index in batch.share})  # a group may be shared by ranks
+    return [batch.samples[index] for index in of_rank]
 
 
 def described(samples: Mapping[str, int]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class TokenSums:
     ratio: float = 0.0
     clipped: float = 0.0
     entropy: float = 0.0
+    kl: float = 0.0
     masked: float = 0.0
     importance: float = 0.0
     importance_squared: float = 0.0
@@ -60,7 +61,7 @@ class LossMetrics:
         self._tokens: list[tuple[npt.NDArray[Any], ...]] = []
         self.loss = 0.0  # so far
         self._on_policy_error = 0.0
-        self._has_entropy = False
+        self._has_entropy = self._has_kl = False
         self._has_importance = False
         self._by_staleness: dict[int, TokenSums] = defaultdict(TokenSums)
         self.left_out = Counter[str]()  # loss tokens by task, of samples without logprobs
@@ -82,12 +83,15 @@ class LossMetrics:
         versions: torch.Tensor,
         was_masked: torch.Tensor | None = None,
         importance: torch.Tensor | None = None,
+        kl: torch.Tensor | None = None,
     ) -> None:
         """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
         `sequences` are indices into `Batch.sequences`; `importance` are the weights of a correction, if the loss has
-        one. The mismatch of inserted tokens is that to no engine: it is in no sum."""
+        one; `kl` estimates the divergence from the reference, if there is one. The mismatch of inserted tokens is that
+        to no engine: it is in no sum."""
         self.loss += float(loss)
         self._has_entropy = entropy is not None
+        self._has_kl = kl is not None
         self._has_importance = importance is not None
         inserted = versions == NO_VERSION
         self.mismatch.add(mismatch[~inserted], sequences[~inserted], versions[~inserted])
@@ -101,6 +105,7 @@ class LossMetrics:
             "ratio": ratio.double(),
             "clipped": was_clipped.double(),
             "entropy": torch.zeros_like(w) if entropy is None else entropy.double(),
+            "kl": torch.zeros_like(w) if kl is None else kl.double(),
             "masked": torch.zeros_like(w) if was_masked is None else was_masked.double(),
             "importance": torch.zeros_like(w) if importance is None else importance.double(),
             "importance_squared": torch.zeros_like(w) if importance is None else importance.double() ** 2,
@@ -124,6 +129,7 @@ class LossMetrics:
             "loss": self.loss,
             "on_policy_error": self._on_policy_error,
             "has_entropy": self._has_entropy,
+            "has_kl": self._has_kl,
             "has_importance": self._has_importance,
             "by_staleness": [[age, *astuple(sums)] for age, sums in self._by_staleness.items()],
             "left_out": self.left_out,
@@ -135,6 +141,7 @@ class LossMetrics:
         error = sums["on_policy_error"]
         self._on_policy_error = max(self._on_policy_error, math.inf if error is None else error)
         self._has_entropy |= sums["has_entropy"]
+        self._has_kl |= sums["has_kl"]
         self._has_importance |= sums["has_importance"]
         self.left_out.update(sums["left_out"])
         for age, *values in sums["by_staleness"]:
@@ -155,8 +162,9 @@ class LossMetrics:
     def result(self) -> dict[str, Any]:
         """Plain numbers: means over the loss tokens; tokens and effective sample size by staleness too.
 
-        There is no `entropy` where it was not measured, and no `importance`, the weights of a correction, where the
-        loss has none. `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among
+        There is no `entropy` where it was not measured, no `kl` without a reference, no `importance`, the weights of a
+        correction, where the loss has none, and no `staleness`, a mean, where all tokens were inserted.
+        `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among
         `tokens`, but not in `mismatch_kl`, nor by staleness; there is no such number where none were inserted.
         `without_logprobs` are tokens by task that were left out for want of logprobs, and are in no other number.
         """
@@ -183,7 +191,13 @@ class LossMetrics:
                 else {}
             ),
             **({"entropy": total.entropy / tokens} if self._has_entropy else {}),
+            **({"kl": total.kl / tokens} if self._has_kl else {}),
             "on_policy_error": self._on_policy_error,
+            **(
+                {"staleness": sum(age * sums.tokens for age, sums in by_staleness) / sampled.tokens}
+                if sampled.tokens
+                else {}
+            ),
             "staleness_tokens": {str(age): int(sums.tokens) for age, sums in by_staleness},
             "effective_sample_size": {str(age): sums.effective_sample_size for age, sums in by_staleness},
         }

@@ -22,6 +22,7 @@ from rollq.consumer.batches.sequences import BatchCounts, TokenSequence
 from rollq.consumer.losses.aggregation import token_weights
 from rollq.consumer.losses.components import distillation, distillation_top_k, imitation
 from rollq.consumer.losses.compose import policy_terms
+from rollq.consumer.losses.kl import k3
 from rollq.consumer.losses.samples import sample_sums
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.objective.metrics import LossMetrics
@@ -106,6 +107,7 @@ def policy_loss(
             mismatch=(new.detach() if others.old is None else others.old) - behaviour,
             staleness=micro.staleness[mask],
             entropy=entropy,
+            kl=None if others.reference is None else k3(new.detach(), others.reference),
             sequences=micro.sequence_index[mask],
             versions=micro.versions[mask],
         )

@@ -2,15 +2,17 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 
+from rollq.buffer.rewards.advantages import no_advantage
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.sample_numbers import Numbers, means, together
 from rollq.consumer.batches.batch import Batch
+from rollq.consumer.batches.response_lengths import Lengths, described_lengths, response_lengths
 from rollq.consumer.batches.worker_shares import described, samples_by_worker
 from rollq.consumer.objective.metrics import LossMetrics
 from rollq.consumer.objective.mismatch import LabelledMismatch
@@ -21,22 +23,25 @@ from rollq.consumer.trainer.ranks import Ranks
 class StepMetrics:
     """The metrics of all ranks on the batch of a step.
 
-    `workers`: how many samples each made, see `samples_by_worker`.
+    `workers`: how many samples each made, see `samples_by_worker`; `lengths`: of the responses, by rank.
     """
 
     loss: LossMetrics
     mismatch: LabelledMismatch
     workers: Mapping[str, int]
+    lengths: Sequence[Lengths]
 
     @classmethod
     def gather(cls, batch: Batch, mine: LossMetrics, ranks: Ranks) -> Self:
         """Put together what the ranks have measured on their shares. All ranks call it."""
-        loss, everywhere = LossMetrics(), Counter[str]()
-        for sums, counted in ranks.gather([mine.sums(), samples_by_worker(batch)]):
+        loss, everywhere, lengths = LossMetrics(), Counter[str](), list[Lengths]()
+        for sums, counted, of_rank in ranks.gather([mine.sums(), samples_by_worker(batch), response_lengths(batch)]):
             loss.add_sums(sums)
             everywhere.update(counted)
+            lengths.append(of_rank)
         encoded = ranks.gather_bytes(mine.mismatch.labelled(batch).encode())
-        return cls(loss, LabelledMismatch.together([LabelledMismatch.decode(data) for data in encoded]), everywhere)
+        mismatch = LabelledMismatch.together([LabelledMismatch.decode(data) for data in encoded])
+        return cls(loss, mismatch, everywhere, lengths)
 
     def result(self) -> dict[str, Any]:
         """Plain numbers. `mismatch` is how far the trainer's logprobs are from the engines'; see `Mismatch`."""
@@ -47,6 +52,7 @@ class StepMetrics:
         }
         return {
             **described(self.workers),
+            **described_lengths(self.lengths),
             **self.loss.result(),
             "mismatch": {**({} if total is None else asdict(total)), **by},
         }
@@ -70,8 +76,19 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
             for task in sorted(set(tasks))
             if (chosen := batch.valid & (tasks == task)).any()
         },
+        **_equal_groups(batch),
         "parts": {task: means(together(numbers)) for task, numbers in sorted(by_task.items())},
         "groups": batch.counts.groups,
         "samples": batch.counts.samples,
         "prefetched": batch.prefetched,
     }
+
+
+def _equal_groups(batch: Batch) -> dict[str, float]:
+    """The share of groups whose samples have the same reward; empty where every sample has failed."""
+    rewards: dict[int, list[float]] = {}
+    groups = batch.sample_groups[batch.valid].tolist()
+    for group, reward in zip(groups, batch.rewards[batch.valid].tolist(), strict=True):
+        rewards.setdefault(group, []).append(reward)
+    equal = sum(map(no_advantage, rewards.values()))
+    return {"frac_reward_zero_std": equal / len(rewards)} if rewards else {}

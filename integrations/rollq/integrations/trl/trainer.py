@@ -16,6 +16,7 @@ import torch
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import Consumer
+from rollq.consumer.batches.response_lengths import Lengths, described_lengths, response_lengths
 from rollq.consumer.batches.worker_shares import described, samples_by_worker
 from rollq.consumer.trainer.step_metrics import describe_batch
 from rollq.integrations.trl.checkpoints import begin, finish, folder_of
@@ -138,16 +139,18 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """The weights have learned from the batch: publish them if it is time, and commit."""
         batch = self._feed.batch
         assert batch is not None
-        made = Counter[str]()
-        for counted in self._ranks.gather(samples_by_worker(batch)):  # no rank may still fail in this step
+        made, lengths = Counter[str](), list[Lengths]()
+        measured = [samples_by_worker(batch), response_lengths(batch)]
+        for counted, of_rank in self._ranks.gather(measured):  # no rank may still fail in this step
             made.update(counted)
+            lengths.append(of_rank)
         if batch.step % self._consumer.sync_weights_interval == 0:
             self._publish(batch.step)
         self._consumer.commit(batch)
         facts = describe_batch(batch)
         self._metrics["train"]["reward"].append(facts["reward"])
         self._metrics["train"]["rollq/wait_s"].append(self._feed.wait_s)
-        self._consumer.report({**facts, **described(made), "wait_s": self._feed.wait_s})
+        self._consumer.report({**facts, **described(made), **described_lengths(lengths), "wait_s": self._feed.wait_s})
 
     def _can_save(self) -> bool:
         return bool(self.args.save_strategy != "no" and self.state.global_step > self._saved_step)

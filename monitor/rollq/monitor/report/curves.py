@@ -1,10 +1,11 @@
 """The curves of a run by train step: read from the server, or from the files of its trainer where that is gone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rollq.buffer.calls.evaluations import rewards_of
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.curves import as_number, numbers_of, step_of
@@ -56,18 +57,7 @@ def curves_in(folder: Path, run: str) -> RunCurves:
     return RunCurves(run, "files", StepRows(*by_step))
 
 
-def rewards_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The rewards in a line of `evaluations.jsonl`, by the name of the evaluation."""
-    rewards = {}
-    for name, value in line.items():
-        kind, _, rest = name.partition("/")
-        evaluation, _, metric = rest.partition("/")
-        if kind == "eval" and metric == "reward" and (number := as_number(value)) is not None:
-            rewards[evaluation] = number
-    return rewards
-
-
-def _rows(path: Path, numbers: Any) -> Iterator[StepRow]:
+def _rows(path: Path, numbers: Callable[[Mapping[str, Any]], Mapping[str, float]]) -> Iterator[StepRow]:
     for line in read_lines(path):
         if (step := step_of(line)) is not None:
             yield StepRow(step, as_number(line.get("time_s")) or 0.0, numbers(line))
