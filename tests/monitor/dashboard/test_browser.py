@@ -203,11 +203,15 @@ def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown
     shown.buffer.report_worker("worker-1", REPORT)
     workers = page.get_by_role("table", name="Workers")
     expect(workers).to_contain_text("worker-1")
-    for title in ("process", "samples", "of batch"):
+    for title in ("host", "process", "samples", "of batch"):
         expect(workers.get_by_role("columnheader", name=title, exact=True)).to_be_visible()
-    for text in ("box:4242", "21 / 64"):
+    for text in ("box", "4242", "21 / 64"):
         expect(workers.get_by_role("cell", name=text, exact=True)).to_be_visible()
     expect(page.get_by_role("table", name="Tasks")).to_contain_text("math")
+    errors = page.locator(".errors summary")
+    expect(errors).to_contain_text(re.compile(r"1 error, the last .* ago: math: .*<script>"))
+    errors.focus()
+    page.keyboard.press("Enter")
     expect(page.get_by_role("table", name="Last errors")).to_contain_text("<script>")
     expect(page.get_by_role("row", name="alone retired")).to_be_visible()
     expect(page.get_by_label("Task of the charts")).to_have_value("math")
@@ -435,7 +439,7 @@ def test_a_server_that_goes_is_said_and_the_page_recovers(browser: Browser, fres
         assert watched.page.get_by_role("button", name="Pause").count() == 0
         fresh_server.stop()
         expect(state).to_have_text("lost:")
-        expect(watched.page.locator("#diagnosis")).to_have_class("state-lost")
+        expect(watched.page.locator("#diagnosis")).to_have_attribute("data-state", "lost")
         fresh_server.start()
         expect(state).to_have_text(READ)
         expect(watched.page.locator("#age")).to_have_text(REFRESHED)
@@ -456,15 +460,62 @@ def test_what_to_do_is_a_list_and_what_is_to_blame_is_red(browser: Browser, fres
         expect(workers).to_have_class("bad")
         expect(page.locator("dt", has_text="memory").locator("xpath=../dd")).not_to_have_class("bad")
         expect(page.get_by_role("table", name="Latest rollouts")).to_contain_text("leave at the next checkpoint")
-        expect(page.get_by_role("figure", name="Pause of a swap")).to_contain_text("no data yet")
-        expect(page.get_by_role("figure", name="Pause of a swap").locator(".unit")).to_have_text("s")
+        buffer_part = page.locator("details", has_text="Buffer")
+        expect(buffer_part).to_contain_text("nothing in it now")
+        expect(buffer_part).not_to_have_attribute("open", "")
+        expect(page.locator("#diagnosis")).to_have_attribute("data-level", "attention")
         assert watched.problems == []
         context.close()
 
 
-def test_groups_that_failed_are_in_the_charts(page: Page, shown: Shown) -> None:
+def test_groups_that_failed_are_counted_beside_the_chart_of_the_queue(page: Page, shown: Shown) -> None:
     expect(page.get_by_role("figure", name="Groups per second").locator(".legend")).to_contain_text("failed")
-    expect(page.get_by_role("columnheader", name="claimed")).to_be_visible()
+    depth = page.get_by_role("figure", name="Groups by status")
+    expect(depth.locator(".legend .aside")).to_have_text("failed, kept to look at1")
+    assert depth.locator("path.s-failed").count() == 0
+
+
+def test_the_legend_and_the_table_show_the_same_moment(page: Page, shown: Shown) -> None:
+    legend = page.get_by_role("figure", name="Groups by status").locator(".legend li")
+    tasks = page.get_by_role("table", name="Tasks")
+    titles = tasks.get_by_role("columnheader").all_inner_texts()
+    cells = tasks.get_by_role("row", name="math ").get_by_role("cell")
+    for status in ("completed", "running", "pending"):
+        said = legend.filter(has_text=re.compile(f"^{status}")).locator("b")
+        expect(said).to_have_text(cells.nth(titles.index(status)).inner_text())
+
+
+def test_the_name_of_a_run_can_be_read_on_a_phone(browser: Browser, shown: Shown) -> None:
+    context, watched = opened(browser, shown.address, width=390)
+    name = watched.page.locator("#run-name")
+    for view in ("", "#/rollouts"):
+        watched.page.goto(f"{shown.address}/{view}")
+        expect(name).to_have_text("sums")
+        assert name.evaluate("name => name.scrollWidth <= name.clientWidth && name.clientWidth > 30")
+    context.close()
+
+
+def test_workers_fit_a_laptop(page: Page, shown: Shown) -> None:
+    shown.buffer.report_worker("worker-1-0123abcd", {**REPORT, "host": "trainer-machine-17"})
+    box = page.get_by_role("region", name="Workers")
+    expect(box).to_contain_text("trainer-machine-17")
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
+def test_marks_of_an_axis_are_round_and_have_one_format(page: Page) -> None:
+    found = page.evaluate(
+        """async () => {
+          const { valueAxis, stepAxis } = await import("/static/axes.js");
+          const said = (axis) => axis.marks.map(axis.text).join(" ");
+          return [[0, 0.83], [0, 2.5], [0.91, 0.97], [-0.2, 0.1], [0, 0], [0, 84_000], [0, 3e-6]]
+            .map(([low, high]) => said(valueAxis(low, high)))
+            .concat(said(valueAxis(0, 2.5, { least: 1 })), said(stepAxis(1, 40)));
+        }"""
+    )
+    assert found == [
+        "0.0 0.5 1.0", "0 1 2 3", "0.90 0.92 0.94 0.96 0.98", "-0.2 -0.1 0.0 0.1", "0.0 0.5",
+        "0 50k 100k", "0 1e-6 2e-6 3e-6", "0 1 2 3", "10 20 30 40",
+    ]  # fmt: skip
 
 
 def test_ten_thousand_archived_groups_are_browsed_without_a_server(

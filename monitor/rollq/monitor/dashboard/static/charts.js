@@ -1,163 +1,283 @@
-// Small charts of lines and bars, drawn as SVG.
+// Charts of lines, areas and points over one axis. A chart draws few paths, however many values it has.
 
+import { valueAxis } from "./axes.js";
 import { h, setText, svg } from "./dom.js";
-import { clock, short } from "./format.js";
+import { number, short } from "./format.js";
 
-const WIDTH = 340,
-  HEIGHT = 130,
-  LEFT = 48,
-  RIGHT = 6,
+export const HEIGHT = 140,
+  LEFT = 44,
+  RIGHT = 8,
   TOP = 8,
   BOTTOM = 18;
-
+const FIRST_WIDTH = 350;
 /** Units that the legend repeats behind a value. */
 const SAID = ["s", "steps"];
 
-/** The next of 1, 2, 5, 10, 20, ... that is not below a value. */
-function ceiling(value) {
-  const power = 10 ** Math.floor(Math.log10(value || 1));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999) ?? value;
+/** A place on the axis that several charts share: the one under the pointer, or one that was pinned. */
+export class Cursor {
+  constructor() {
+    [this.pointed, this.pinned] = [null, null];
+    this.watchers = [];
+  }
+
+  get at() {
+    return this.pointed ?? this.pinned;
+  }
+
+  /** Call `onMove(at)` at each move; null: nothing is pointed at. */
+  watch(onMove) {
+    this.watchers.push(onMove);
+  }
+
+  point(at) {
+    this.#move(() => {
+      this.pointed = at;
+    });
+  }
+
+  pin(at) {
+    this.#move(() => {
+      [this.pinned, this.pointed] = [at, null];
+    });
+  }
+
+  #move(change) {
+    const before = this.at;
+    change();
+    if (this.at !== before) for (const onMove of this.watchers) onMove(this.at);
+  }
 }
 
-/** The unit of the y axis, beside it. */
-function unitMark(unit) {
-  const y = (TOP + HEIGHT - BOTTOM) / 2;
-  return svg("text", { class: "unit", x: 10, y, transform: `rotate(-90 10 ${y})`, "text-anchor": "middle" }, unit);
-}
+const resized = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) target.onwidth?.(Math.round(contentRect.width));
+});
 
-/** What a chart says in its middle while there is nothing to draw. */
-function inTheMiddle(text) {
-  return svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, text);
-}
-
-/** Lines over time, or areas one above the other, with a legend that shows the values under the pointer, or the last ones. */
-export class LineChart {
-  constructor(title, unit, note = "", isStacked = false) {
-    this.unit = unit;
-    this.isStacked = isStacked;
-    this.legend = h("ul", { class: "legend" });
+/** The frame of a chart, which is drawn again when its width changes. */
+export class Frame {
+  constructor(title, unit, note, redraw) {
+    this.width = FIRST_WIDTH;
     this.when = h("span", { class: "when" });
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
+    this.legend = h("ul", { class: "legend" });
+    this.picture = svg("svg", { height: HEIGHT, role: "img", "aria-label": title });
+    this.picture.onwidth = (width) => {
+      if (!width || width === this.width) return;
+      this.width = width;
+      redraw();
+    };
+    resized.observe(this.picture);
     this.element = h(
       "figure",
-      { class: "chart", tabindex: "0", "aria-label": `${title}: arrow keys show values` },
+      { class: "chart", "aria-label": title },
       h(
         "figcaption",
         null,
         h("span", { class: "title" }, title),
+        h("span", { class: "unit" }, unit),
         note && h("span", { class: "note" }, note),
         this.when,
       ),
       this.picture,
       this.legend,
     );
-    this.at = null;
-    this.picture.addEventListener("pointermove", (event) => {
-      const box = this.picture.getBoundingClientRect();
-      const share = (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT);
-      this.#point(Math.round(share * (this.times.length - 1)));
-    });
-    this.picture.addEventListener("pointerleave", () => this.#point(null));
-    this.element.addEventListener("blur", () => this.#point(null));
-    this.element.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!step || !this.times?.length) return;
-      event.preventDefault();
-      this.#point((this.at ?? this.times.length - 1) + step);
-    });
   }
 
-  /** lines: [{name, values, kind}] with a value, or null, for each of `times` (ms). bound: {name, value}. */
-  show(times, lines, bound = null) {
-    Object.assign(this, { times, lines, bound });
-    const tops = this.isStacked ? stacked(lines) : lines.map((line) => line.values);
-    const known = tops.flat().filter((value) => value !== null);
-    this.top = ceiling(Math.max(0, ...known, bound?.value ?? 0));
-    const marks = [0, this.top / 2, this.top].map((value) => [
-      svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: this.#y(value), y2: this.#y(value) }),
-      svg("text", { x: LEFT - 5, y: this.#y(value) + 3, "text-anchor": "end" }, short(value)),
-    ]);
-    this.cross = svg("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
-    this.picture.replaceChildren(
-      ...marks.flat(),
-      ...(bound
-        ? [
-            svg("line", {
-              class: "bound",
-              x1: LEFT,
-              x2: WIDTH - RIGHT,
-              y1: this.#y(bound.value),
-              y2: this.#y(bound.value),
-            }),
-          ]
-        : []),
-      unitMark(this.unit),
-      ...(known.length ? [] : [inTheMiddle(this.isStacked && times.length ? "none" : "no data yet")]),
-      ...lines.map((line, i) => {
-        const kind = `c${line.kind ?? i % 8}`;
-        if (!this.isStacked) return svg("path", { class: `line dashed${i % 3} ${kind}`, d: this.#path(tops[i]) });
-        const below = i ? tops[i - 1] : times.map(() => 0);
-        return svg("path", { class: `area bar ${kind}`, d: this.#area(below, tops[i]) });
-      }),
-      svg("text", { x: LEFT, y: HEIGHT - 5 }, times.length ? clock(times[0]) : ""),
-      svg(
-        "text",
-        { x: WIDTH - RIGHT, y: HEIGHT - 5, "text-anchor": "end" },
-        times.length > 1 ? clock(times.at(-1)) : "a point each 10 s",
+  /** Lines and texts of both axes; `toX` and `toY` give the place of a value. */
+  axes(horizontal, toX, vertical, toY) {
+    const right = this.width - RIGHT;
+    const grid = vertical.marks.map((value) => `M${LEFT} ${toY(value)}H${right}`).join("");
+    const anchor = (x) => (x < LEFT + 14 ? "start" : x > right - 14 ? "end" : "middle");
+    return [
+      svg("path", { class: "grid", d: grid }),
+      ...vertical.marks.map((value) =>
+        svg("text", { x: LEFT - 6, y: toY(value) + 3, "text-anchor": "end" }, vertical.text(value)),
       ),
+      ...horizontal.marks.map((value) =>
+        svg("text", { x: toX(value), y: HEIGHT - 5, "text-anchor": anchor(toX(value)) }, horizontal.text(value)),
+      ),
+    ];
+  }
+
+  /** What the chart says in its middle while there is nothing to draw. */
+  middle(text) {
+    return svg("text", { x: (LEFT + this.width) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, text);
+  }
+}
+
+/** Lines over an axis, or areas one above the other; its legend shows the values at the cursor, or the last ones. */
+export class LineChart {
+  /** `name`: of a place of the axis: value => text. `least`: the least distance of marks. */
+  constructor(title, { unit, note = "", isStacked = false, cursor = new Cursor(), name, least = 0 }) {
+    Object.assign(this, { unit, isStacked, cursor, name, least, lines: [], toX: null });
+    this.frame = new Frame(title, unit, note, () => this.#draw());
+    this.element = this.frame.element;
+    this.element.tabIndex = 0;
+    this.element.ariaLabel = `${title}: arrow keys show values`;
+    const { picture } = this.frame;
+    picture.addEventListener("pointermove", (event) => this.cursor.point(this.#under(event)));
+    picture.addEventListener("pointerleave", () => this.cursor.point(null));
+    picture.addEventListener("click", (event) => {
+      this.cursor.pin(this.cursor.pinned === null ? this.#under(event) : null);
+    });
+    this.element.addEventListener("blur", () => this.cursor.point(null));
+    this.element.addEventListener("keydown", (event) => this.#step(event));
+    cursor.watch((at) => this.#point(at));
+  }
+
+  /** Draw anew. lines: [{name, xs, values, kind, dash, isDots}], `xs` rising, a value or null for each; axis: the
+   * horizontal one; bound: {name, value}; changes: [{x, text}]; aside: [{name, value}], in the legend alone. */
+  show({ lines, axis, bound = null, changes = [], aside = [] }) {
+    Object.assign(this, { lines, axis, bound, changes, aside });
+    this.#draw();
+  }
+
+  #draw() {
+    if (!this.axis) return;
+    const { frame, axis, lines, bound } = this,
+      tops = this.isStacked ? stacked(lines) : lines.map((line) => line.values),
+      [low, high] = extent(tops, bound ? [bound.value] : []),
+      vertical = valueAxis(low ?? 0, high ?? 1, { least: this.least, isFromZero: this.isStacked }),
+      place =
+        (from, size, { low, high }) =>
+        (value) =>
+          Math.round((from + (size * (value - low)) / (high - low || 1)) * 10) / 10;
+    this.vertical = vertical;
+    this.toX = place(LEFT, frame.width - LEFT - RIGHT, axis);
+    const toY = place(HEIGHT - BOTTOM, TOP + BOTTOM - HEIGHT, vertical);
+    this.cross = svg("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM });
+    frame.picture.setAttribute("viewBox", `0 0 ${frame.width} ${HEIGHT}`);
+    frame.picture.replaceChildren(
+      ...frame.axes(axis, this.toX, vertical, toY),
+      ...this.changes.map(({ x, text }) =>
+        svg("path", { class: "change", d: `M${this.toX(x)} ${TOP}V${HEIGHT - BOTTOM}` }, svg("title", null, text)),
+      ),
+      ...(bound ? [svg("path", { class: "bound", d: `M${LEFT} ${toY(bound.value)}H${frame.width - RIGHT}` })] : []),
+      ...(low === null ? [frame.middle("none")] : []),
+      ...lines.map((line, i) => this.#shape(line, tops[i], i ? tops[i - 1] : null, toY)),
       this.cross,
     );
-    this.legend.replaceChildren(
-      ...lines.map((line, i) =>
-        h("li", null, h("i", { class: `key c${line.kind ?? i % 8}` }), line.name, h("b", null)),
-      ),
+    this.frame.legend.replaceChildren(
+      ...lines.map((line) => h("li", null, h("i", { class: `key ${line.kind} ${look(line)}` }), line.name, h("b"))),
       ...(bound ? [h("li", null, h("i", { class: "key dashed" }), bound.name, h("b", null, short(bound.value)))] : []),
+      ...this.aside.map(({ name, value }) => h("li", { class: "aside" }, name, h("b", null, short(value)))),
     );
-    this.#point(this.at);
+    this.#point(this.cursor.at);
   }
 
-  #x(at) {
-    return LEFT + (WIDTH - LEFT - RIGHT) * (this.times.length < 2 ? 1 : at / (this.times.length - 1));
-  }
-  #y(value) {
-    return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value / this.top);
-  }
-
-  #path(values) {
-    let path = "",
-      isDown = false;
-    values.forEach((value, at) => {
-      if (value === null) {
-        isDown = false;
-        return;
-      }
-      path += `${isDown ? "L" : "M"}${this.#x(at).toFixed(1)} ${this.#y(value).toFixed(1)}`;
-      if (!isDown) path += "h0.01"; // a value between unknown ones is a dot
-      isDown = true;
+  #shape(line, values, below, toY) {
+    const { xs } = line,
+      { toX } = this;
+    if (!this.isStacked)
+      return svg("path", {
+        class: `line ${line.kind} ${look(line)}`,
+        d: path(thinned(xs, values, toX), toX, toY, line),
+      });
+    const edge = (ys) => xs.map((x, i) => `${toX(x)} ${toY(ys[i])}`);
+    const floor = edge(below ?? xs.map(() => 0)).reverse();
+    return svg("path", {
+      class: `area ${line.kind}`,
+      d: xs.length ? `M${[...edge(values), ...floor].join("L")}Z` : "",
     });
-    return path;
   }
 
-  #area(below, above) {
-    const at = (values) => values.map((value, i) => `${this.#x(i).toFixed(1)} ${this.#y(value).toFixed(1)}`);
-    return above.length ? `M${[...at(above), ...at(below).reverse()].join("L")}Z` : "";
+  /** The place of the axis under the pointer that has a value. */
+  #under(event) {
+    const xs = this.lines[0]?.xs;
+    if (!xs?.length) return null;
+    const box = this.frame.picture.getBoundingClientRect(),
+      share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
+    return xs[nearest(xs, this.axis.low + share * (this.axis.high - this.axis.low))];
+  }
+
+  #step(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key],
+      xs = this.lines[0]?.xs;
+    if (!step || !xs?.length) return;
+    event.preventDefault();
+    const at = this.cursor.at === null ? xs.length - 1 : nearest(xs, this.cursor.at) + step;
+    this.cursor.point(xs[Math.max(0, Math.min(xs.length - 1, at))]);
   }
 
   #point(at) {
-    if (!this.times) return;
-    this.at = at === null ? null : Math.max(0, Math.min(this.times.length - 1, at));
-    const x = this.at === null ? -9 : this.#x(this.at);
+    if (!this.toX) return;
+    const isIn = at !== null && at >= this.axis.low && at <= this.axis.high,
+      x = isIn ? this.toX(at) : -9;
     this.cross.setAttribute("x1", x);
     this.cross.setAttribute("x2", x);
-    setText(this.when, this.at === null || !this.times.length ? "" : clock(this.times[this.at]));
+    setText(this.frame.when, at === null ? "" : this.name(at));
     this.lines.forEach((line, i) => {
-      const value = this.at === null ? line.values.findLast((one) => one !== null) : line.values[this.at];
-      setText(
-        this.legend.children[i].lastChild,
-        `${short(value ?? null)}${value === null || value === undefined || !SAID.includes(this.unit) ? "" : ` ${this.unit}`}`,
-      );
+      setText(this.frame.legend.children[i].lastChild, this.#said(valueAt(line, at)));
     });
   }
+
+  /** A value as the legend says it: with the unit where that is short, and with decimals where the axis has some. */
+  #said(value) {
+    if (value === null) return "-";
+    const text = Number.isInteger(value) ? number(value, this.vertical.isWhole ? 0 : 2) : short(value);
+    return SAID.includes(this.unit) ? `${text} ${this.unit}` : text;
+  }
+}
+
+/** How a line is drawn, as names of classes. */
+function look({ dash = 0, isDots = false }) {
+  return `dash${dash}${isDots ? " dots" : ""}`;
+}
+
+/** The value of a line at a place of the axis, or its last one; null where it has none there. */
+function valueAt({ xs, values, isDots }, at) {
+  if (at === null) return values.findLast((value) => value !== null) ?? null;
+  const i = nearest(xs, at);
+  if (isDots && xs[i] !== at) return null;
+  return i < 0 || at < xs[0] || at > xs.at(-1) ? null : values[i];
+}
+
+/** The index of the number that is nearest to a value, in rising numbers; -1 in none. */
+export function nearest(xs, value) {
+  let low = 0,
+    high = xs.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] < value) low = middle;
+    else high = middle;
+  }
+  return high < 0 || value - xs[low] <= xs[high] - value ? Math.min(low, high) : high;
+}
+
+/** The least and the largest of the values; both null without any. */
+function extent(columns, others) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const values of [...columns, others])
+    for (const value of values) if (value !== null) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  return low > high ? [null, null] : [low, high];
+}
+
+/** The points of a line that can be seen: of those that share a pixel the first, the least, the largest and the last. */
+function thinned(xs, values, toX) {
+  const points = [];
+  let pixel = null,
+    kept = [];
+  const flush = () => {
+    points.push(...[...new Set(kept)].sort((one, other) => one - other).map((i) => [xs[i], values[i]]));
+  };
+  for (let i = 0; i < xs.length; i++) {
+    if (values[i] === null) continue;
+    const at = Math.floor(toX(xs[i]));
+    if (at !== pixel) {
+      flush();
+      [pixel, kept] = [at, [i, i, i, i]];
+      continue;
+    }
+    if (values[i] < values[kept[1]]) kept[1] = i;
+    if (values[i] > values[kept[2]]) kept[2] = i;
+    kept[3] = i;
+  }
+  flush();
+  return points;
+}
+
+/** The path of a line, joined over places without a value; or of dots. */
+function path(points, toX, toY, { isDots }) {
+  if (isDots || points.length === 1) return points.map(([x, y]) => `M${toX(x)} ${toY(y)}h0.01`).join("");
+  return points.map(([x, y], i) => `${i ? "L" : "M"}${toX(x)} ${toY(y)}`).join("");
 }
 
 /** The upper edges of areas that stand on each other. */
@@ -165,63 +285,4 @@ function stacked(lines) {
   const tops = [];
   for (const line of lines) tops.push(line.values.map((value, at) => (value ?? 0) + (tops.at(-1)?.[at] ?? 0)));
   return tops;
-}
-
-/** Bars side by side: how many there are of each. */
-export class BarChart {
-  constructor(title, unit, note = "") {
-    this.unit = unit;
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
-    this.legend = h("ul", { class: "legend" });
-    this.element = h(
-      "figure",
-      { class: "chart" },
-      h("figcaption", null, h("span", { class: "title" }, title), note && h("span", { class: "note" }, note)),
-      this.picture,
-      this.legend,
-    );
-  }
-
-  /** sets: [{name, values: {label: count}}] */
-  show(sets, empty) {
-    const labels = [...new Set(sets.flatMap((set) => Object.keys(set.values)))].sort((a, b) => a - b);
-    const top = ceiling(Math.max(1, ...sets.flatMap((set) => Object.values(set.values))));
-    const y = (value) => HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value / top);
-    const slot = (WIDTH - LEFT - RIGHT) / Math.max(1, labels.length);
-    const thick = Math.min(34, (slot * 0.8) / Math.max(1, sets.length));
-    const bars = labels.flatMap((label, i) =>
-      sets.map((set, j) => {
-        const value = set.values[label] ?? 0;
-        const x = LEFT + slot * (i + 0.5) + thick * (j - sets.length / 2);
-        return svg(
-          "rect",
-          { class: `bar c${j % 8}`, x, y: y(value), width: Math.max(1, thick - 1), height: HEIGHT - BOTTOM - y(value) },
-          svg("title", null, `${set.name}, ${label}: ${value}`),
-        );
-      }),
-    );
-    this.picture.replaceChildren(
-      ...(top < 2 ? [0, top] : [0, top / 2, top]).flatMap((value) => [
-        svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
-        svg("text", { x: LEFT - 5, y: y(value) + 3, "text-anchor": "end" }, short(value)),
-      ]),
-      ...bars,
-      ...labels.map((label, i) =>
-        svg("text", { x: LEFT + slot * (i + 0.5), y: HEIGHT - 5, "text-anchor": "middle" }, label),
-      ),
-      unitMark(this.unit),
-      ...(sets.some((set) => Object.values(set.values).some(Boolean)) ? [] : [inTheMiddle(empty)]),
-    );
-    this.legend.replaceChildren(
-      ...sets.map((set, i) =>
-        h(
-          "li",
-          null,
-          h("i", { class: `key c${i % 8}` }),
-          set.name,
-          h("b", null, short(Object.values(set.values).reduce((sum, value) => sum + value, 0))),
-        ),
-      ),
-    );
-  }
 }

@@ -12,6 +12,7 @@ export function short(value) {
   if (size >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
   if (size >= 1e4) return `${(value / 1e3).toFixed(0)}k`;
   if (size >= 100 || Number.isInteger(value)) return number(value);
+  if (size < 0.01) return value.toPrecision(2);
   return size >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 

@@ -45,6 +45,7 @@ async function start() {
     for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== shown;
     for (const link of document.querySelectorAll("nav a"))
       link.ariaCurrent = link.dataset.view === (shown === "group" ? "rollouts" : shown) ? "page" : null;
+    byId("diagnosis").classList.toggle("brief", shown !== "run");
     if (shown === "run") views.run.refresh();
     if (shown === "group") views.group.show(task, group);
     if (shown === "rollouts") views.rollouts.show(Object.fromEntries(new URLSearchParams(query ?? "")));
@@ -92,11 +93,11 @@ function onKey(event) {
   }
 }
 
-function diagnose({ state, sentence, remedies }, run) {
+function diagnose({ state, sentence, remedies, level = remedies.length ? "attention" : "good" }, run) {
   const box = byId("diagnosis");
+  box.dataset.level = level;
   if (box.dataset.state !== state) {
     box.dataset.state = state;
-    box.className = `state-${state.replace(" ", "-")}`;
     byId("state-icon").replaceChildren(
       svg("svg", { viewBox: "0 0 16 16" }, svg("path", { d: ICONS[state] ?? ICONS.starting })),
     );

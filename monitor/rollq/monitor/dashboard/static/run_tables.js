@@ -1,0 +1,133 @@
+// The tables of the run: its tasks, evaluations included, and its workers.
+
+import { columns as orders } from "./changes.js";
+import { h } from "./dom.js";
+import { number, percent, seconds, short } from "./format.js";
+import { Table } from "./table.js";
+
+/** Rows of history of which the reward of a task is the mean: about a minute. */
+const RECENT = 6;
+
+/** The tasks of a status, with their reward and the mean length of their answers of the last minute of their history;
+ * `isWorst`: whether no other task that is trained has a lower reward. */
+export function judged(tasks, history) {
+  const rows = tasks.map((task) => {
+    const { reward = [], tokens = [], groups = [] } = history?.[task.task] ?? {},
+      last = groups.findLastIndex(Boolean);
+    return {
+      ...task,
+      reward: mean(reward.filter((value) => value !== null).slice(-RECENT)),
+      length: last < 0 ? null : tokens[last] / groups[last] / task.group_size,
+    };
+  });
+  const trained = rows.filter((row) => row.kind === "train" && !row.is_retired && row.reward !== null),
+    worst = trained.length > 1 ? Math.min(...trained.map((row) => row.reward)) : null;
+  for (const row of rows) row.isWorst = worst !== null && row.reward === worst && trained.includes(row);
+  return rows;
+}
+
+function mean(values) {
+  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+}
+
+export function taskTable() {
+  const link = (task, status, count) =>
+    h("a", { href: `#/rollouts?task=${encodeURIComponent(task)}&status=${status}` }, number(count));
+  const counted = (status) => ({
+    title: status,
+    mark: (task) => (status === "failed" && task.isFailing ? "bad" : ""),
+    number: true,
+    redraw: true,
+    cell: (task) => (task.statuses[status] ? link(task.task, status, task.statuses[status]) : "0"),
+  });
+  const trained = (text) => (task) => (task.kind === "train" ? text(task) : "-");
+  return new Table(
+    "Tasks",
+    [
+      { title: "task", cell: (task) => task.task },
+      {
+        title: "state",
+        cell: (task) => (task.kind === "train" ? task.state : "evaluation"),
+        mark: (task) => (["run", "retired"].includes(task.state) ? "" : "warn"),
+      },
+      {
+        title: "reward",
+        cell: (task) => `${task.isWorst ? "lowest: " : ""}${number(task.reward, 3)}`,
+        mark: (task) => (task.isWorst ? "warn" : ""),
+        number: true,
+      },
+      { title: "length", cell: (task) => short(task.length && Math.round(task.length)), number: true },
+      { title: "step", cell: trained((task) => number(task.step)), number: true },
+      {
+        title: "ready",
+        cell: trained((task) => `${number(task.ready)} / ${number(task.batch_groups)}`),
+        number: true,
+      },
+      {
+        title: "bound",
+        cell: trained((task) => `${number(task.scheduled - task.trained)} / ${number(task.limit - task.trained)}`),
+        number: true,
+        spare: true,
+      },
+      ...["pending", "running", "completed", "claimed", "failed"].map(counted),
+      { title: "groups/s", roomy: true, cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
+      { title: "tokens/s", cell: (task) => (task.rates ? short(task.rates.tokens) : "-"), number: true },
+      { title: "kept", cell: (task) => (task.outcomes ? percent(task.kept / task.outcomes) : "-"), number: true },
+      {
+        title: "producer",
+        cell: (task) => (task.producer_silent_s === null ? "never seen" : `${seconds(task.producer_silent_s)} ago`),
+        number: true,
+        spare: true,
+      },
+      ...orders("task", (task) => task.task),
+    ],
+    (task) => task.task,
+    { empty: "the run has no tasks yet" },
+  );
+}
+
+export function workerTable() {
+  const CONDITIONS = { alive: "", silent: "warn", dead: "bad" };
+  const marked = (worker) => CONDITIONS[worker.condition];
+  return new Table(
+    "Workers",
+    [
+      { title: "worker", cell: (worker) => worker.name },
+      { title: "host", cell: (worker) => worker.host ?? "-" },
+      { title: "process", cell: (worker) => `${worker.pid ?? "-"}`, number: true, spare: true },
+      {
+        title: "state",
+        cell: (worker) => (worker.condition === "alive" ? (worker.state ?? "alive") : worker.condition),
+        mark: marked,
+      },
+      { title: "heard", cell: (worker) => `${seconds(worker.age_s)} ago`, mark: marked, number: true },
+      {
+        title: "samples",
+        cell: (worker) => `${number(worker.samples_in_flight)} / ${number(worker.capacity)}`,
+        number: true,
+      },
+      { title: "tokens/s", cell: (worker) => short(worker.tokens_per_s ?? null), number: true },
+      {
+        title: "of batch",
+        cell: (worker) => (worker.batch_share === undefined ? "-" : percent(worker.batch_share)),
+        number: true,
+      },
+      { title: "version", cell: (worker) => number(worker.version), number: true },
+      { title: "done", cell: (worker) => number(worker.groups), number: true },
+      { title: "failed", cell: (worker) => number(worker.failed_samples), number: true },
+      { title: "generate", cell: (worker) => seconds(worker.generate_s ?? null), number: true, roomy: true },
+      { title: "judge", cell: (worker) => seconds(worker.judge_s ?? null), number: true, roomy: true },
+      {
+        title: "swap",
+        cell: (worker) => (worker.swaps ? seconds(worker.swap_pause_s / worker.swaps) : "-"),
+        number: true,
+        roomy: true,
+      },
+      { title: "groups", cell: (worker) => number(worker.in_flight), number: true, roomy: true },
+      { title: "engine", cell: (worker) => worker.engine ?? "-", roomy: true },
+      ...orders("worker", (worker) => worker.name),
+    ],
+    (worker) => worker.name,
+    { empty: "no worker has reported lately" },
+  );
+}
