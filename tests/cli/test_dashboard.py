@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.calls.replies import Control
-from rollq.buffer.query.pages import MOST_READ, MOST_ROWS
+from rollq.buffer.query.pages import MOST_READ
+from rollq.buffer.query.selection import MOST_ROWS
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.values.rollouts import Sample, SampleStatus
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.cli.commands.dashboard import token_texts
 from rollq.cli.main import main
 from rollq.monitor.dashboard.groups import FIRST_TOKENS, MOST_TOKENS
@@ -155,6 +156,54 @@ def test_ten_thousand_groups_are_read_by_the_page(buffer: Buffer, server_url: st
         assert [(row["group"], row["error"][: len(HOSTILE)]) for row in page["groups"]] == [(failed, HOSTILE[:200])]
         for wrong in ({"task": "none"}, {"status": "none"}, {"after": "1.x"}, {"step": "0"}, {"limit": "-1"}):
             assert ask(groups, **wrong)[0] == 400
+
+
+def test_groups_are_filtered_and_sorted_by_their_samples(buffer: Buffer, server_url: str) -> None:
+    world = World(buffer).start(math={"max_staleness": 4}, code={"max_staleness": 4})
+    put(world, written("right", reward=1.0), written("wrong" * 30, reward=0.0))
+    put(world, written("wrong" * 50, reward=0.0), written("no", reward=0.25))
+    put(world, written("right" * 70, reward=1.0), written("x", reward=1.0), task="code")
+    put(world, *[Sample((), SampleStatus.FAILED, error="no memory")] * 2)
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        groups = f"{address}/api/groups"
+
+        def listed(**given: object) -> list[tuple[str, int]]:
+            _, page = ask(groups, **given)
+            assert (page["partial"], page["note"]) == (False, "")
+            return [(row["task"], row["group"]) for row in page["groups"]]
+
+        assert listed(sort="-tokens") == [("code", 1), ("math", 2), ("math", 1), ("math", 3)]
+        assert listed(sort="-tokens", max_reward=0.2) == [("math", 2), ("math", 1)]
+        assert listed(max_reward=0.2, max_tokens=200) == [("math", 1)]
+        assert listed(min_reward=0.5, finish="stop", task="math") == [("math", 1)]
+        assert listed(finish="length,abort") == []
+        assert listed(sort="reward")[:2] == [("math", 2), ("math", 1)]
+        assert listed(sort="-at", status="failed") == [("math", 3)]
+        assert listed(sort="-tokens", max_reward=0.2, q="wrong")[0] == ("math", 2)
+        _, page = ask(groups, sort="-tokens", max_reward=0.2, limit=1)
+        (row,) = page["groups"]
+        assert row["samples"] == [[0, 0.0, 250, "stop", True, True], [1, 0.25, 2, "stop", True, False]]
+        assert (row["min_reward"], row["max_reward"], row["tokens"], row["archived"]) == (0.0, 0.25, 250, False)
+        assert listed(sort="-tokens", max_reward=0.2, limit=1, after=page["after"]) == [("math", 1)]
+        _, page = ask(groups, sort="-tokens", status="failed")
+        assert page["groups"][0]["samples"] == [[index, None, 0, None, False, True] for index in range(2)]
+        for wrong in ({"sort": "colour"}, {"finish": "none"}, {"min_reward": "x"}, {"min_reward": "nan"}):
+            assert ask(groups, **wrong)[0] == 400
+
+
+def test_groups_of_the_same_prompt_are_found(buffer: Buffer, server_url: str) -> None:
+    world = World(buffer).start(math={"max_staleness": 4})
+    prompts = [(Prompt(f"prompt {place % 3}", row=place % 3), place + 1) for place in range(7)]
+    buffer.admit("math", prompts, epoch=1, cursor=0, target=100, step=1)
+    world.put(world.lease(7))
+    plain = put(world, written("a"), written("b"))
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        _, page = ask(f"{address}/api/groups", prompt_of="math/2")
+        assert sorted(row["group"] for row in page["groups"]) == [2, 5]
+        _, page = ask(f"{address}/api/groups", prompt_of="math/1", limit=2)
+        assert (len(page["groups"]), page["after"]) == (2, "0.2")
+        assert ask(f"{address}/api/groups", prompt_of=f"math/{plain}")[0] == 404
+        assert ask(f"{address}/api/groups", prompt_of="math/99")[0] == 404
 
 
 def test_a_server_that_goes_is_said_and_it_recovers(fresh_server: EmbeddedServer, tmp_path: Path) -> None:

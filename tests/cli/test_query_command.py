@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.query.language import FIELDS, GroupRecord
+from rollq.buffer.query.language import FIELDS
+from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
+from rollq.buffer.wire.sample_outcomes import SampleOutcome
 from rollq.cli.main import main
-from rollq.monitor.groups.query_table import as_lines, as_table
+from rollq.monitor.groups.query_table import Answer, as_lines, as_table
 from support.buffer_run import World
 
 Ask = Callable[..., Result]
@@ -41,19 +43,19 @@ def test_xb15_the_answer_is_a_table(ask: Ask) -> None:
     found = ask('{"status": "completed", "staleness": {"$lte": 0}}')
     assert found.exit_code == 0
     assert found.output.splitlines() == [
-        "task  uid  status     step  staleness  reward  tries",
-        "math    1  completed     -          0   1.000      1",
-        "math    2  completed     -          0   1.000      1",
+        "task  uid  status     step  staleness  reward  tokens  tries",
+        "math    1  completed     -          0   1.000       3      1",
+        "math    2  completed     -          0   1.000       3      1",
     ]
     assert ask('{"status": "aborted"}').output == "no groups\n"
 
 
 def test_errors_stand_at_the_end_of_the_row_cut_to_a_terminal_of_100_columns(ask: Ask) -> None:
     header, row = ask('{"status": "failed"}').output.splitlines()
-    assert header == "task  uid  status  step  staleness  reward  tries  error"
-    assert row.startswith("math    3  failed     -          0       -      1  judge: no number in the answer and so on")
+    assert header == "task  uid  status  step  staleness  reward  tokens  tries  error"
+    assert row.startswith("math    3  failed     -          0       -       0      1  judge: no number in the answer")
     assert row.endswith("...")
-    assert len(row) == 100
+    assert len(row) <= 100
     (line,) = ask('{"status": "failed"}', "--json").output.splitlines()
     assert orjson.loads(line)["error"].startswith(
         "judge:\nno number in the answer and so on and so on and so on and so on"
@@ -62,34 +64,38 @@ def test_errors_stand_at_the_end_of_the_row_cut_to_a_terminal_of_100_columns(ask
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     records = [
-        GroupRecord(7, "a-long-name-of-a-task", "completed", 12, 7, -1.25, 1),
-        GroupRecord(1234567890, "b", "failed", 0, 1234567890, None, 3, "an error"),
+        Answer(GroupRecord(7, "a-long-name-of-a-task", "completed", 12, 7, -1.25, 1)),
+        Answer(GroupRecord(1234567890, "b", "failed", 0, 1234567890, None, 3, "an error")),
     ]
     assert as_table(records, more=True).splitlines() == [
-        "task                          uid  status     step  staleness  reward  tries  error",
-        "a-long-name-of-a-task           7  completed     -         12  -1.250      1",
-        "b                      1234567890  failed        -          0       -      3  an error",
+        "task                          uid  status     step  staleness  reward  tokens  tries  error",
+        "a-long-name-of-a-task           7  completed     -         12  -1.250       -      1",
+        "b                      1234567890  failed        -          0       -       -      3  an error",
         "and more: see --limit and --count",
     ]
 
 
 @pytest.mark.parametrize(("length", "shown"), [(100, 100), (101, 100)])
 def test_a_row_that_just_fits_is_not_cut(length: int, shown: int) -> None:
-    before = len("task  uid  status  step  staleness  reward  tries  ")
-    row = as_table([GroupRecord(1, "math", "failed", 0, 1, None, 1, (length - before) * "e")], more=False).splitlines()[
-        1
-    ]
+    before = len("task  uid  status  step  staleness  reward  tokens  tries  ")
+    failed = Answer(GroupRecord(1, "math", "failed", 0, 1, None, 1, (length - before) * "e"))
+    row = as_table([failed], more=False).splitlines()[1]
     assert len(row) == shown
     assert row.endswith("...") is (length > 100)
 
 
 def test_programs_get_a_line_of_json_for_each_group(ask: Ask) -> None:
     (line,) = ask('{"uid": 2}', "--json").output.splitlines()
-    expected = GroupRecord(2, "math", "completed", 0, 2, 1.0, 1)
-    assert line == as_lines([expected])[0]
+    samples = [SampleOutcome(index, 1.0, 3, "stop", "", True) for index in range(2)]
+    expected = GroupRecord(2, "math", "completed", 0, 2, 1.0, 1, samples=samples)
+    assert line == as_lines([Answer(expected)])[0]
     assert orjson.loads(line) == {
         "uid": 2, "task": "math", "status": "completed", "staleness": 0, "arrival": 2, "reward": 1.0, "tries": 1,
-        "error": "", "step": None,
+        "error": "", "step": None, "min_reward": 1.0, "max_reward": 1.0, "tokens": 3, "finish_reason": ["stop"],
+        "samples": [
+            {"index": index, "reward": 1.0, "tokens": 3, "finish_reason": "stop", "error": "", "is_valid": True}
+            for index in range(2)
+        ],
     }  # fmt: skip
     assert ask('{"uid": 99}', "--json").output == ""
 
@@ -107,14 +113,14 @@ def test_a_limit_ends_the_table_and_a_count_has_none(ask: Ask) -> None:
 def test_xb15_every_example_of_the_help_is_a_query(ask: Ask) -> None:
     page = run("--help").output
     queries = [shlex.split(quoted)[0] for quoted in re.findall(r"'\{.*?\}'", page)]
-    assert len(queries) == 11
+    assert len(queries) == 12
     for query in queries:
         assert ask(query, "--count").exit_code == 0, query
     named = re.findall(r"^    (\$.*?)  ", page, re.MULTILINE)
     assert set(" ".join(named).split()) == {
         "$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$not_in", "$between", "$contains", "$or", "$and",
     }  # fmt: skip
-    assert set(FIELDS) <= set(re.findall(r"^    ([a-z]+)  ", page, re.MULTILINE))
+    assert set(FIELDS) <= set(re.findall(r"^    ([a-z_]+)  ", page, re.MULTILINE))
     assert all(re.search(rf"\b{status}\b", page) for status in Status)
 
 

@@ -14,7 +14,10 @@ from rollq.buffer.archive.pages import ArchivePages
 from rollq.buffer.archive.reader import ARCHIVED_AS, Archive
 from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.errors import QueryError
-from rollq.buffer.query.pages import MOST_READ, Selection
+from rollq.buffer.query.language import parse_sample
+from rollq.buffer.query.pages import MOST_READ
+from rollq.buffer.query.ranking import Sort
+from rollq.buffer.query.selection import Selection
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.monitor.groups.view import view_of
 from support.buffer_run import World
@@ -77,6 +80,25 @@ def test_groups_are_chosen_by_task_status_step_and_text(found: ArchivePages) -> 
     assert list(every(found, step=9)) == []
     with pytest.raises(QueryError):
         list(found.page(Selection(["math"], ARCHIVED_AS), after="x"))
+
+
+def test_groups_are_sorted_and_filtered_by_their_samples(world: World, folder: Path) -> None:
+    world.start(math={"archive": True, "batch_groups": 3})
+    put(world, written("right" * 9, reward=1.0), written("wrong", reward=0.0))
+    put(world, written("wrong" * 20, reward=0.0), written("no", reward=0.25))
+    put(world, written("right" * 50, reward=1.0), written("x", reward=1.0))
+    live = {group.group_id: group.outcomes for group in world.buffer.glance("math", [1, 2, 3])}
+    world.train(1, math=3)
+    world.buffer.checkpoint(world.held, 1)
+    Archiver(world.buffer, str(folder), wait_s=0).finish(threading.Event())
+    found = ArchivePages(Archive(str(folder)))
+    assert {group.group_id: group.outcomes for group in found.page(Selection(["math"], ARCHIVED_AS)).groups} == live
+    longest, wrong = Sort("tokens", descending=True), parse_sample({"reward": {"$lt": 0.2}})
+    assert list(every(found, sort=longest)) == [("math", 3), ("math", 2), ("math", 1)]
+    assert list(every(found, sort=longest, sample=wrong, limit=1)) == [("math", 2), ("math", 1)]
+    assert list(every(found, sample=wrong, text="x", sort=longest)) == []
+    query = {"sample": {"reward": {"$lt": 0.2}, "tokens": {"$gt": 10}}}
+    assert [rows[0]["group_id"] for rows in Archive(str(folder)).groups(query)] == [2]
 
 
 def test_an_archived_group_is_shown_as_it_was_in_the_buffer(world: World, archived: Path) -> None:

@@ -14,7 +14,9 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PutOutcome, SalvageOutcome
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.query import calls as asking
-from rollq.buffer.query.language import GroupRecord, parse_query
+from rollq.buffer.query.language import parse_query
+from rollq.buffer.query.ranking import QUERY_SORTS, Sort
+from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.store.connection import connect, open_client
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
@@ -120,6 +122,46 @@ def test_xb15_a_query_for_everything_tells_all_groups_in_order(world: World) -> 
     ]
     assert [one for one in found if one.task == "math"] == MATH
     assert [replace(one, task="math") for one in found if one.task == "code"] == MATH
+
+
+def sampled(world: World) -> None:
+    """Four groups of two samples each, with rewards and lengths."""
+    world.start(math={"max_staleness": 4})
+    world.admit(4)
+    made = [
+        (make_sample(0, reward=0.0, tokens=5), make_sample(0, reward=1.0, tokens=90)),
+        (make_sample(0, reward=0.0, tokens=40), make_sample(0, reward=0.5, tokens=7)),
+        (make_sample(0, reward=0.0, tokens=30), make_sample(0, reward=0.0, tokens=60)),
+        (make_sample(0, reward=1.0, tokens=2), Sample((), SampleStatus.FAILED, error="judge.py:8 no number")),
+    ]
+    world.buffer.put([GroupResult(lease, pair) for lease, pair in zip(world.lease(4), made, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("query", "sort", "uids"),
+    [
+        ({}, "-tokens", [1, 3, 2, 4]),
+        ({}, "tokens", [4, 2, 3, 1]),
+        ({"min_reward": 0}, "-max_reward", [1, 2, 3]),
+        ({"max_reward": {"$lt": 1}}, None, [2, 3]),
+        ({"tokens": {"$between": [40, 60]}}, None, [2, 3]),
+        ({"finish_reason": "stop", "min_reward": 1}, None, [4]),
+        ({"finish_reason": "length"}, None, []),
+        ({"sample": {"reward": 0}}, "-tokens", [3, 2, 1]),
+        ({"sample": {"reward": {"$lte": 0.2}, "tokens": {"$gt": 30}}}, "-tokens", [3, 2]),
+        ({"sample": {"reward": 1, "tokens": {"$lt": 90}}}, None, [4]),
+        ({"sample": {"error": {"$contains": "NO NUMBER"}}}, None, [4]),
+        ({"sample": {"reward": None}}, None, [4]),
+        ({"sample": {"reward": {"$gte": 0.5}}}, "-reward", [1, 4, 2]),
+    ],
+)
+def test_groups_are_found_and_sorted_by_their_samples(
+    world: World, query: dict[str, Any], sort: str | None, uids: list[int]
+) -> None:
+    sampled(world)
+    order = Sort.parse(sort, QUERY_SORTS) if sort else None
+    assert [one.uid for one in world.buffer.query(query, sort=order)] == uids
+    assert [one.uid for one in world.buffer.query(query, sort=order, limit=1)] == uids[:1]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ConfigError, QueryError
-from rollq.buffer.query.language import MAX_DEPTH, GroupRecord, parse_query
+from rollq.buffer.query.language import MAX_DEPTH, parse_query
+from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.query.texts import GroupTexts
 from rollq.buffer.values.rollouts import Status
 
 ONE = GroupRecord(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1, step=2)
-FIELD_NAMES = "uid, task, status, staleness, arrival, reward, tries, error, step, prompt, text"
+FIELD_NAMES = (
+    "uid, task, status, staleness, arrival, reward, min_reward, max_reward, tokens, finish_reason, tries, error, step, "
+    "prompt, text, sample"
+)
 UNJUDGED = replace(ONE, reward=None)
 
 
@@ -169,6 +173,20 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ({"reward": {"$between": [None, 1]}}, "reward $between: a number is needed, not None"),
         ({"reward": {"$gt": None}}, "reward $gt: a number is needed, not None"),
         ({"task": {"$lt": 3}}, "task $lt: a text is needed, not 3"),
+        (
+            {"finish_reason": "bored"},
+            "finish_reason $eq: unknown finish reason 'bored': there are stop, length, tool_calls, abort, error",
+        ),
+        (
+            {"finish_reason": {"$gt": "stop"}},
+            "unknown operator '$gt' of field 'finish_reason': there are $eq, $ne, $in, $not_in",
+        ),
+        ({"sample": 0}, 'sample: conditions on one sample are needed, such as {"reward": 0}, not 0'),
+        ({"sample": {}}, 'sample: conditions on one sample are needed, such as {"reward": 0}, not {}'),
+        (
+            {"sample": {"step": 3}},
+            "sample: unknown field 'step': there are reward, tokens, finish_reason, error",
+        ),
     ],
 )
 def test_xb15_what_makes_no_sense_is_named(query: Any, message: str) -> None:

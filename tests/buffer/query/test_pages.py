@@ -7,7 +7,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query import pages
-from rollq.buffer.query.pages import Selection
+from rollq.buffer.query.selection import SEARCHED_PER_TRIP, Page, Selection
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
@@ -92,7 +92,7 @@ def test_a_search_through_large_samples_reads_fewer(world: World, monkeypatch: p
     monkeypatch.setattr(pages, "MOST_READ_BYTES", 1)
     every = Selection(("math",), (Status.COMPLETED, Status.ARCHIVED), text="answers")
     page = world.buffer.page(every)
-    assert (page.read, len(page.groups)) == (pages.SEARCHED_PER_TRIP, 4)
+    assert (page.read, len(page.groups)) == (SEARCHED_PER_TRIP, 4)
     assert world.buffer.page(every, after=page.after or "").read == 2
 
 
@@ -103,4 +103,4 @@ def test_a_place_that_no_page_returned_is_refused(world: World, after: str) -> N
 
 
 def test_a_place_beyond_the_end_is_the_end(world: World) -> None:
-    assert world.buffer.page(Selection(("math",), (Status.FAILED,)), after="7.0") == ((), 0, None)
+    assert world.buffer.page(Selection(("math",), (Status.FAILED,)), after="7.0") == Page((), 0, None)

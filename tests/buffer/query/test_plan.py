@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from rollq.buffer.query.language import GroupRecord, parse_query
+from rollq.buffer.query.language import parse_query
 from rollq.buffer.query.plan import BY_VERSION, Range, Reach, ReadPlan, Scores, plan_reads, reach_of
+from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.values.rollouts import Status
 from support.query_strategies import QUERIES, TASKS
 

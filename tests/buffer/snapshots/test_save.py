@@ -24,7 +24,7 @@ from rollq.buffer.snapshots import save as saving
 from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index
 from rollq.buffer.snapshots.save import as_indexed
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.values.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
 from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import encode_payload
@@ -322,7 +322,7 @@ def test_a_snapshot_of_a_run_with_another_schema_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr("rollq.buffer.snapshots.save.SCHEMA_VERSION", version)
         world.buffer.save(tmp_path / "saved")
-    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores schema 8"):
+    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores schema {SCHEMA_VERSION}"):
         elsewhere.buffer.restore(tmp_path / "saved")
 
 

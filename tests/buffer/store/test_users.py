@@ -19,7 +19,7 @@ from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError, ServerRefused
-from rollq.buffer.query.pages import Selection
+from rollq.buffer.query.selection import Selection
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store import keys

@@ -5,10 +5,10 @@ from datetime import datetime
 from typing import Any
 
 from rollq.buffer.archive.reader import status_of
-from rollq.buffer.archive.rows import content_of, sample_of
+from rollq.buffer.archive.rows import content_of, letters_of, outcomes_of, sample_of
 from rollq.buffer.calls.group_details import FoundGroup, PastLease, TrainStep
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.values.rollouts import Prompt, SampleStatus
+from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import decode_prompt
 
 
@@ -37,12 +37,14 @@ def _fields(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = rows[0]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     return {
-        "letters": "".join(SampleStatus[row["status"].upper()].value for row in rows),
+        "letters": letters_of(rows),
         "reward": sum(rewards) / len(rewards) if rewards else None,
         "tokens": sum(span["tokens"] for row in rows for segment in row["versions"] for span in segment),
         "tries": first["tries"],
         "worker": next((row["worker"] for row in rows if row["worker"]), None),
         "error": first["reason"],
+        "samples": outcomes_of(rows),
+        "prompt": first["prompt_record"],
         "shaped": first["pipeline"],
         "row": first["row"],
         "step": first["step"],

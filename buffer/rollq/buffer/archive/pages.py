@@ -6,7 +6,7 @@ Files that appear later are not seen.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import PurePosixPath
@@ -17,7 +17,9 @@ from rollq.buffer.archive.reader import OF_A_STEP, Archive, by_group
 from rollq.buffer.archive.rows import Row
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.common import exact_json
-from rollq.buffer.query.pages import MOST_READ, MOST_ROWS, Page, Selection, parse_after
+from rollq.buffer.query.pages import MOST_READ, MOST_READ_BYTES
+from rollq.buffer.query.ranking import MOST_SORTED
+from rollq.buffer.query.selection import MOST_ROWS, Candidate, Candidates, Page, Selection, parse_after, ranked_page
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 
 FILES_KEPT = 8
@@ -27,7 +29,7 @@ FILES_PER_PAGE = 32
 LISTED = (
     "task", "group_id", "sample", "outcome", "reason", "step", "status", "reward", "worker", "versions",
     "prompt_record", "tries", "admitted_at", "put_at", "claimed_at", "committed_at", "left_at", "generate_ms", "row",
-    "pipeline", "leases",
+    "pipeline", "leases", "finish_reason", "error",
 )  # fmt: skip
 """The columns of a list of groups."""
 SEARCHED = ("status", "text", "extra")
@@ -75,9 +77,40 @@ class ArchivePages:
 
         Raises `QueryError`, `ArchiveError`.
         """
-        place, rank = parse_after(after)
-        most = MOST_READ if selection.prompt or selection.text else None
         limit = max(1, min(limit, MOST_ROWS))
+        if selection.is_ranked:
+            return ranked_page(
+                self.candidates(selection), selection, lambda some: self.read_candidates(some, selection),
+                after=after, limit=limit, most_read=MOST_READ, most_bytes=MOST_READ_BYTES,
+            )  # fmt: skip
+        return self._page_of_files(selection, *parse_after(after), limit)
+
+    def candidates(self, selection: Selection) -> Candidates:
+        """The groups that a ranked list may show, in its order: of the newest `FILES_PER_PAGE` files of the selection,
+        and of at most `MOST_SORTED` groups."""
+        found: list[Candidate] = []
+        names = [name.name for name in self._names if _may_have(name, selection)]
+        looked_at = files = 0
+        with self._lock:
+            for name in names[:FILES_PER_PAGE]:
+                if looked_at >= MOST_SORTED:
+                    break
+                listed, files = self._list(name), files + 1
+                looked_at += len(listed)
+                for index, (group, _, _) in enumerate(listed):
+                    if _is_wanted(group, selection) and (place := selection.place(group, group.outcomes)) is not None:
+                        found.append(Candidate(place, group.task, group.group_id, (name, index)))
+        return Candidates(sorted(found, key=lambda one: one.place), files < len(names))
+
+    def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> Iterator[FoundGroup]:
+        """The groups of candidates, with as much of their samples as a search needs."""
+        for candidate in some:
+            name, index = candidate.where
+            with self._lock:
+                yield self._searchable(name, self._list(name)[index], selection)
+
+    def _page_of_files(self, selection: Selection, place: int, rank: int, limit: int) -> Page:
+        most = MOST_READ if selection.prompt or selection.text else None
         groups: list[FoundGroup] = []
         read = files = 0
         with self._lock:

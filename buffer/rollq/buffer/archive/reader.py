@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from rollq.buffer.archive.archiver import open_archive
-from rollq.buffer.archive.rows import Row, TrainedGroup, content_of, group_of, sample_of
+from rollq.buffer.archive.rows import Row, TrainedGroup, content_of, group_of, letters_of, outcomes_of, sample_of
 from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, archive_file, parquet
 from rollq.buffer.errors import ArchiveError
-from rollq.buffer.query.language import GroupRecord, parse_query
+from rollq.buffer.query.language import parse_query
+from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.query.texts import GroupTexts, texts_of
 from rollq.buffer.rules.staleness import staleness
 from rollq.buffer.values.rollouts import Status
+from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 SUFFIX = ".parquet"
 OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")
@@ -150,6 +152,9 @@ def _record(rows: Sequence[Row]) -> GroupRecord:
         tries=first["tries"],
         error=first["reason"] or "",
         step=first["step"] if first["outcome"] == "trained" else None,
+        listed_step=first["step"],
+        row=first["row"],
+        samples=decode_outcomes(outcomes_of(rows), letters_of(rows)),
     )
 
 

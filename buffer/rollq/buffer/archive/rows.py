@@ -29,6 +29,7 @@ from rollq.buffer.values.rollouts import (
 )
 from rollq.buffer.wire.group_fields import decode_kept
 from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.sample_outcomes import encode_columns
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +198,18 @@ def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
     floors = Floors.decode(first["floors"] or "")
     numbers = (first["position"], first["batch_groups"], first["step_groups"], first["trainer_epoch"])
     return TrainedGroup(group, *numbers, floors, first["token_threshold"])
+
+
+def letters_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The letters of a group's samples, as Redis keeps them."""
+    return "".join(SampleStatus[row["status"].upper()].value for row in rows)
+
+
+def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The outcomes of a group's samples, as Redis holds them."""
+    tokens = [sum(span["tokens"] for segment in row["versions"] for span in segment) for row in rows]
+    rewards, reasons, errors = ([row[name] for row in rows] for name in ("reward", "finish_reason", "error"))
+    return encode_columns(rewards, tokens, reasons, errors).decode()
 
 
 def sample_of(row: Mapping[str, Any]) -> Sample:

@@ -13,6 +13,7 @@ from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import frames_by_index
 from rollq.buffer.wire.parts import decode_parts
 from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.sample_outcomes import SampleOutcome, decode_outcomes, longest
 
 GROUPS_PER_TRIP = 16
 STEPPED = (Status.CLAIMED, Status.ARCHIVED)
@@ -67,6 +68,44 @@ class FoundGroup:
     server_ms: int
     is_archived: bool = False
 
+    @property
+    def outcomes(self) -> tuple[SampleOutcome, ...]:
+        """The outcomes of the samples that have started."""
+        return decode_outcomes(self.fields.get("samples", ""), self.fields.get("letters", ""))
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over its samples when it was last put; None if no finished one is left."""
+        fields = self.fields
+        return float(fields["reward"]) if fields.get("reward") and SampleStatus.COMPLETED in fields["letters"] else None
+
+    @property
+    def tokens(self) -> int | None:
+        """Response tokens of the longest sample; None without samples."""
+        return longest(self.outcomes)
+
+    @property
+    def listed_step(self) -> int | None:
+        """The train step that has claimed it, else the one that it was admitted for."""
+        if self.batch:
+            return self.batch.step
+        return _number(self.fields.get("trained_step") or self.fields.get("step"))
+
+    @property
+    def at_ms(self) -> int | None:
+        """When it was put last, or else admitted, in ms since 1970."""
+        return _number(self.fields.get("put_ms") or self.fields.get("admitted_ms"))
+
+    @property
+    def row(self) -> int | None:
+        """The row of its prompt in the prompts of its task."""
+        return _number(self.fields.get("row"))
+
+    @property
+    def tries(self) -> int | None:
+        """Its attempts since it was last interrupted or expired."""
+        return _number(self.fields.get("tries"))
+
 
 class Looking(BufferCore):
     """Calls that read groups with their samples."""
@@ -92,6 +131,13 @@ class Looking(BufferCore):
         """The groups in the batch of a train step, in its order; none when the buffer has no such batch."""
         ids = self.send("HGET", task_keys(self.run, task).manifest(step), "ids") or b""
         return [int(group_id) for group_id in ids.split(b",") if group_id]
+
+    def leaving_of_step(self, task: str, step: int) -> list[int]:
+        """The groups that wait for the archive since a train step, at which they were trained or dropped."""
+        return [
+            int(one)
+            for one in self.send("ZRANGE", task_keys(self.run, task).status(Status.LEAVING), step, step, "BYSCORE")
+        ]
 
     def _look_at(self, task: str, ids: Sequence[int]) -> list[FoundGroup]:
         keys = task_keys(self.run, task)
@@ -142,6 +188,10 @@ class Looking(BufferCore):
             return None
         deadline = self.send("ZSCORE", task_keys(self.run, task).status(status), group_id)
         return None if deadline is None else int(deadline)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 def past_leases(fields: Mapping[str, str]) -> tuple[PastLease, ...]:

@@ -17,6 +17,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE, FinishedGroup
 from rollq.buffer.wire.group_fields import encode_whole
 from rollq.buffer.wire.prompts import encode_prompt
+from rollq.buffer.wire.sample_outcomes import encode_outcomes
 
 MOST_SOURCE_CHARACTERS = 200
 
@@ -90,6 +91,6 @@ def encode_finished(group: FinishedGroup, rules: TaskRules, vocab_size: int | No
     frame = bytes(whole)
     reward = fmean(sample.reward for sample in samples if sample.reward is not None)
     tokens = sum(sample.response_tokens for sample in samples)
-    rows = encoded_rows(samples)
-    args: list[Any] = [prompt, reward, tokens, len(frame), rows, frame]
+    rows, outcomes = encoded_rows(samples), encode_outcomes(samples)
+    args: list[Any] = [prompt, reward, tokens, len(frame), rows, outcomes, frame]
     return GroupArgs(args, {WHOLE: frame})

@@ -32,6 +32,7 @@ from rollq.buffer.values.sample_numbers import sample_numbers
 from rollq.buffer.wire.group_fields import encode_payload, encode_whole, is_whole
 from rollq.buffer.wire.joined_frame import Pieces
 from rollq.buffer.wire.parts import encode_part
+from rollq.buffer.wire.sample_outcomes import encode_outcomes
 from rollq.buffer.wire.sample_rows import SampleRows
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "token_versions", "oldest", "newest", "filtered", "reward",
     "rewarded", "new_tokens", "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes",
-    "rows", "counted_in", "unjudged",
+    "rows", "counted_in", "unjudged", "samples",
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
@@ -172,6 +173,7 @@ def result_args(
         "rows": encoded_rows(samples) if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
         "counted_in": epoch,
         "unjudged": ",".join(str(index) for index, sample in enumerate(samples) if sample.awaits_judge),
+        "samples": encode_outcomes(samples),
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
 

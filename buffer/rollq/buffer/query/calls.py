@@ -1,7 +1,7 @@
 """Queries, answered from the sorted sets and the groups' numbers. Payloads are read only to search texts."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -9,20 +9,24 @@ from typing import Any
 from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, Looking
 from rollq.buffer.calls.replies import Clock
 from rollq.buffer.errors import QueryError
-from rollq.buffer.query.language import Condition, GroupRecord, parse_query
+from rollq.buffer.query.conditions import Condition
+from rollq.buffer.query.language import parse_query
 from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
+from rollq.buffer.query.ranking import Sort, first_records
+from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.query.texts import texts_of
 from rollq.buffer.rules.shards import shards_among
 from rollq.buffer.rules.staleness import Floors, staleness
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.values.rollouts import Status
+from rollq.buffer.values.rollouts import SampleStatus, Status
+from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 IDS_PER_TRIP = 500
 """Groups whose numbers are read in one trip. With a limit, at most this many are read in vain."""
 
 _NUMBERS = (
     "status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error", "step", "counted_in",
-    "staleness",
+    "staleness", "trained_step", "left", "put_ms", "admitted_ms", "row", "samples",
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -37,20 +41,33 @@ class Querying(Looking):
     """Calls that search the buffer."""
 
     def query(
-        self, query: Any, *, limit: int | None = None, on_searched: Callable[[int], object] | None = None
+        self,
+        query: Any,
+        *,
+        limit: int | None = None,
+        sort: Sort | None = None,
+        on_searched: Callable[[int], object] | None = None,
     ) -> list[GroupRecord]:
-        """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival.
+        """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival;
+        or in the order of `sort`, where those samples count that a condition on single ones accepts.
+
+        `limit`: the most groups to return. See `matching`.
+
+        >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
+        """
+        return first_records(self.matching(query, on_searched), parse_query(query), sort, limit)
+
+    def matching(self, query: Any, on_searched: Callable[[int], object] | None = None) -> Iterator[GroupRecord]:
+        """The groups for which `query` holds, by task, then in order of arrival.
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
         instant, and then a few numbers of each group: a group that moves in between is reported with its new status,
-        and a group that leaves is left out. `limit`: the most groups to return. Raises `QueryError`, including for a
-        task that the run does not have, and `StoreLost`.
+        and a group that leaves is left out. Raises `QueryError`, including for a task that the run does not have, and
+        `StoreLost`.
 
-        A search in prompts or texts reads the samples of every group for which the rest of the query may hold, until
-        the limit is reached; `on_searched` is called with the number of groups that were read. Groups whose samples
-        cannot be read are logged.
-
-        >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
+        A search in prompts or texts reads the samples of every group for which the rest of the query may hold;
+        `on_searched` is called with the number of groups that were read. Groups whose samples cannot be read are
+        logged.
         """
         condition, tasks = parse_query(query), self.tasks()
         _check_task(query.get("task"), tasks)
@@ -62,8 +79,8 @@ class Querying(Looking):
         )
         records: Iterator[GroupRecord] = filter(condition.holds, looked_at)
         if condition.searches_texts:
-            records = self._search(condition, records, on_searched or (lambda groups: None))
-        return list(islice(records, limit))
+            return self._search(condition, records, on_searched or (lambda groups: None))
+        return records
 
     def _search(
         self, condition: Condition, candidates: Iterator[GroupRecord], on_searched: Callable[[int], object]
@@ -88,6 +105,10 @@ class Querying(Looking):
                 if condition.holds(record, texts_of(group.prompt.content, group.samples)):
                     yield record
 
+    def records(self, task: str, ids: Sequence[int]) -> list[GroupRecord]:
+        """The numbers of these groups; those that are not there are left out."""
+        return self._records(task, ids, self.clock(task))
+
     def _records_within(self, reach: Reach, task: str) -> Iterator[GroupRecord]:
         clock = self.clock(task)
         rules = clock.rules
@@ -107,44 +128,61 @@ class Querying(Looking):
         replies = self.call_task("find", task, *ranges)
         return sorted({int(member) for members in replies for member in members})
 
-    def _records(self, task: str, ids: Sequence[int], clock: Clock) -> Iterator[GroupRecord]:
+    def _records(self, task: str, ids: Sequence[int], clock: Clock) -> list[GroupRecord]:
         keys = task_keys(self.run, task)
         replies = self.send_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
         records = []
         for group_id, reply in zip(ids, replies, strict=True):
-            status, *texts = ((value or b"").decode() for value in reply)
-            if status:  # otherwise it has left, or was never there
-                records.append(_record(task, group_id, clock, status, *texts))
+            fields = {name: (value or b"").decode() for name, value in zip(_NUMBERS, reply, strict=True)}
+            if fields["status"]:  # otherwise it has left, or was never there
+                records.append(_record(task, group_id, clock, fields))
         claimed = [record for record in records if record.status in _CLAIMED]
         scores = self.send_all([("ZSCORE", keys.status(Status(member.status)), member.uid) for member in claimed])
-        steps = {record.uid: score for record, score in zip(claimed, scores, strict=True) if score is not None}
-        for record in records:
-            yield replace(record, step=int(steps[record.uid])) if record.uid in steps else record
+        steps = {record.uid: int(score) for record, score in zip(claimed, scores, strict=True) if score is not None}
+        return [
+            replace(record, step=steps[record.uid], listed_step=steps[record.uid]) if record.uid in steps else record
+            for record in records
+        ]
 
 
 _CLAIMED = (Status.CLAIMED, Status.ARCHIVED)
 _ON_THE_WAY = (Status.PENDING, Status.RUNNING)
 
 
-def _record(
-    task: str, group_id: int, clock: Clock, status: str, arrival: str, letters: str, counted: str, *rest: str
-) -> GroupRecord:
-    token_versions, reward, tries, error, admitted_for, counted_in, expired_with = rest
-    # versions may still speak of samples that were reset; of a group that had none yet they are empty
-    versions = (token_versions or counted).split(",")
-    held = [version for letter, version in zip(letters, versions, strict=False) if letter != "p"]
-    # a batch stays as old as it was when it was claimed
-    floors = Floors() if status in _CLAIMED or not counted_in else clock.floors
-    is_expired = status == Status.EXPIRED
-    counted_as = [floors.counted(int(counted_in or 0), int(version)) for version in held if version != "-"]
+def _record(task: str, group_id: int, clock: Clock, fields: Mapping[str, str]) -> GroupRecord:
+    """A group from its `_NUMBERS`. A step that is the score of a set is not among them."""
+    status, letters = fields["status"], fields["letters"]
+    admitted_for, trained_step = _number(fields["step"]), _number(fields["trained_step"])
+    has_left = status == Status.LEAVING and fields["left"] == "trained"
     return GroupRecord(
         uid=group_id,
         task=task,
         status=status,
-        staleness=int(expired_with) if is_expired and expired_with else staleness(clock.step, counted_as),
-        arrival=int(arrival),
-        reward=float(reward) if reward and "c" in letters else None,
-        tries=int(tries),
-        error=error,
-        step=int(admitted_for) if status in _ON_THE_WAY else None,
+        staleness=_staleness(clock, fields),
+        arrival=int(fields["arrival"]),
+        reward=float(fields["reward"]) if fields["reward"] and SampleStatus.COMPLETED in letters else None,
+        tries=int(fields["tries"]),
+        error=fields["error"],
+        step=trained_step if has_left else admitted_for if status in _ON_THE_WAY else None,
+        listed_step=trained_step or admitted_for,
+        at_ms=_number(fields["put_ms"] or fields["admitted_ms"]),
+        row=_number(fields["row"]),
+        samples=decode_outcomes(fields["samples"], letters),
     )
+
+
+def _staleness(clock: Clock, fields: Mapping[str, str]) -> int:
+    status, counted_in = fields["status"], fields["counted_in"]
+    if status == Status.EXPIRED and fields["staleness"]:
+        return int(fields["staleness"])
+    # versions may still speak of samples that were reset; of a group that had none yet they are empty
+    versions = (fields["token_versions"] or fields["versions"]).split(",")
+    held = [version for letter, version in zip(fields["letters"], versions, strict=False) if letter != "p"]
+    # a batch stays as old as it was when it was claimed
+    floors = Floors() if status in _CLAIMED or not counted_in else clock.floors
+    counted_as = [floors.counted(int(counted_in or 0), int(version)) for version in held if version != "-"]
+    return staleness(clock.step, counted_as)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text else None

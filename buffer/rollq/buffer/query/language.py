@@ -3,49 +3,23 @@
 `{"status": "completed", "staleness": {"$gte": 1}}`: a field with a value must equal it, a field with operators must
 satisfy them all, and several fields must all hold. `{}` holds for every group.
 
+`{"sample": {"reward": 0, "tokens": {"$gt": 100}}}` holds for a group with one sample for which all of it holds.
+
 operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between ([low, high], both included)
 ... of `error`         $contains (a text, in upper or lower case); `prompt` and `text` have only that one
 operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rollq.buffer.errors import QueryError
-from rollq.buffer.query.texts import GroupTexts
-from rollq.buffer.rules.shards import task_of
-from rollq.buffer.values.rollouts import Status
+from rollq.buffer.query.conditions import IN_TEXTS, ORDERED, AllOf, AnyOf, Condition, Field, OneSample
+from rollq.buffer.values.rollouts import FinishReason, Status
 
 MAX_DEPTH = 32
 """How deep queries may be nested."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRecord:
-    """One group, as queries see it.
-
-    `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
-    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. For an
-    expired group, its staleness when it expired.
-    `reward`: mean over its samples when it was last put, None if no finished sample is left. `tries`: its attempts,
-    counted from 0 again after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
-    earlier try; else "". `step`: the train step that has claimed it, or, while it is pending or running, the step that
-    it was admitted for; None in every other status.
-    """
-
-    uid: int
-    task: str
-    status: str
-    staleness: int
-    arrival: int
-    reward: float | None
-    tries: int
-    error: str = ""
-    step: int | None = None
-
 
 FIELDS: Final[Mapping[str, type]] = {
     "uid": int,
@@ -54,6 +28,10 @@ FIELDS: Final[Mapping[str, type]] = {
     "staleness": int,
     "arrival": int,
     "reward": float,
+    "min_reward": float,
+    "max_reward": float,
+    "tokens": int,
+    "finish_reason": str,
     "tries": int,
     "error": str,
     "step": int,
@@ -61,89 +39,16 @@ FIELDS: Final[Mapping[str, type]] = {
     "text": str,
 }
 """Field -> type of its values; a whole number is a number too."""
+SAMPLE = "sample"
+SAMPLE_FIELDS: Final = ("reward", "tokens", "finish_reason", "error")
+"""The fields of one sample, with the types that `FIELDS` has."""
 
-_ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "$gt": operator.gt,
-    "$gte": operator.ge,
-    "$lt": operator.lt,
-    "$lte": operator.le,
-}
-_OPERATORS: Final = ("$eq", "$ne", *_ORDERED, "$in", "$not_in", "$between")
-_IN_TEXTS: Final = frozenset({"prompt", "text"})
-"""Fields of `GroupTexts`, whose only operator is $contains."""
-_SEARCHED: Final = frozenset({"error", *_IN_TEXTS})
+_EQUAL: Final = ("$eq", "$ne", "$in", "$not_in")
+_OPERATORS: Final = ("$eq", "$ne", *ORDERED, "$in", "$not_in", "$between")
+_SEARCHED: Final = frozenset({"error", *IN_TEXTS})
 """Fields with free text, which have the operator $contains."""
-_MAY_BE_NONE: Final = frozenset({"reward", "step"})
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """`field` compared by one operator with `value` (a tuple for $in, $not_in and $between)."""
-
-    field: str
-    operator: str
-    value: Any
-
-    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
-        """Whether the field of the group is as wanted. Without `texts`, what is wanted of these counts as found."""
-        if self.field not in _IN_TEXTS:
-            return self.matches(getattr(record, self.field))
-        return texts is None or self.matches(getattr(texts, self.field))
-
-    @property
-    def searches_texts(self) -> bool:
-        return self.field in _IN_TEXTS
-
-    def matches(self, found: Any) -> bool:
-        """Whether the operator accepts this value of the field. A shard is equal to its task, too."""
-        equals = {found, task_of(found)} if self.field == "task" else {found}
-        match self.operator:
-            case "$eq":
-                return self.value in equals
-            case "$ne":
-                return self.value not in equals
-            case "$in":
-                return not equals.isdisjoint(self.value)
-            case "$not_in":
-                return equals.isdisjoint(self.value)
-            case "$contains":
-                return self.value.casefold() in found.casefold()
-        if found is None:  # a group without a reward is neither above nor below anything
-            return False
-        if self.operator == "$between":
-            return bool(self.value[0] <= found <= self.value[1])
-        return _ORDERED[self.operator](found, self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    """Every part holds; of no parts, too."""
-
-    parts: tuple["Condition", ...]
-
-    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
-        return all(part.holds(record, texts) for part in self.parts)
-
-    @property
-    def searches_texts(self) -> bool:
-        return any(part.searches_texts for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """At least one part holds; of no parts, never."""
-
-    parts: tuple["Condition", ...]
-
-    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
-        return any(part.holds(record, texts) for part in self.parts)
-
-    @property
-    def searches_texts(self) -> bool:
-        return any(part.searches_texts for part in self.parts)
-
-
-Condition = Field | AllOf | AnyOf
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"status": tuple(Status), "finish_reason": tuple(FinishReason)}
+_MAY_BE_NONE: Final = frozenset({"reward", "min_reward", "max_reward", "tokens", "step"})
 
 
 def parse_query(query: Any) -> Condition:
@@ -165,10 +70,25 @@ def _parts(key: Any, value: Any, depth: int) -> Sequence[Condition]:
             raise QueryError(f"{key}: a list of queries is needed, not {value!r}")
         parts = tuple(_parse(part, depth + 1) for part in value)
         return [AllOf(parts) if key == "$and" else AnyOf(parts)]
+    if key == SAMPLE:
+        return [parse_sample(value)]
     if key not in FIELDS:
         if str(key).startswith("$"):
             raise QueryError(f"unknown operator {key!r}: between queries there are $and and $or")
-        raise QueryError(f"unknown field {key!r}: there are {', '.join(FIELDS)}")
+        raise QueryError(f"unknown field {key!r}: there are {', '.join((*FIELDS, SAMPLE))}")
+    return _fields(key, value)
+
+
+def parse_sample(value: Any) -> OneSample:
+    """Parse the conditions on one sample. Raises `QueryError`."""
+    if not isinstance(value, Mapping) or not value:
+        raise QueryError(f'{SAMPLE}: conditions on one sample are needed, such as {{"reward": 0}}, not {value!r}')
+    if unknown := [key for key in value if key not in SAMPLE_FIELDS]:
+        raise QueryError(f"{SAMPLE}: unknown field {unknown[0]!r}: there are {', '.join(SAMPLE_FIELDS)}")
+    return OneSample(tuple(part for key, given in value.items() for part in _fields(key, given)))
+
+
+def _fields(key: str, value: Any) -> list[Field]:
     if not isinstance(value, Mapping):
         return [_field(key, "$eq", value)]
     if not value:
@@ -178,8 +98,10 @@ def _parts(key: Any, value: Any, depth: int) -> Sequence[Condition]:
 
 def _field(field: str, name: str, operand: Any) -> Field:
     where = f"{field} {name}"
-    if field in _IN_TEXTS and name != "$contains":
+    if field in IN_TEXTS and name != "$contains":
         raise QueryError(f'{field}: only $contains searches it, such as {{"{field}": {{"$contains": "a word"}}}}')
+    if field == "finish_reason" and name not in _EQUAL:
+        raise _unknown(field, name, _EQUAL)
     match name:
         case "$in" | "$not_in":
             if not isinstance(operand, list):
@@ -191,10 +113,13 @@ def _field(field: str, name: str, operand: Any) -> Field:
             return Field(field, name, _value(field, where, operand))
         case "$contains" if field in _SEARCHED:
             return Field(field, name, _value(field, where, operand))
-    if name not in _ORDERED:
-        operators = (*_OPERATORS, "$contains") if field in _SEARCHED else _OPERATORS
-        raise QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(operators)}")
+    if name not in ORDERED:
+        raise _unknown(field, name, (*_OPERATORS, "$contains") if field in _SEARCHED else _OPERATORS)
     return Field(field, name, _ordered_value(field, where, operand))
+
+
+def _unknown(field: str, name: str, known: Sequence[str]) -> QueryError:
+    return QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(known)}")
 
 
 def _bounds(field: str, where: str, operand: Any) -> tuple[Any, Any]:
@@ -220,6 +145,8 @@ def _ordered_value(field: str, where: str, operand: Any) -> Any:
         return operand
     if not isinstance(operand, str):
         raise QueryError(f"{where}: a text is needed, not {operand!r}")
-    if field == "status" and operand not in set(Status):
-        raise QueryError(f"{where}: unknown status {operand!r}: there are {', '.join(Status)}")
+    if operand not in _CHOICES.get(field, (operand,)):
+        raise QueryError(
+            f"{where}: unknown {field.replace('_', ' ')} {operand!r}: there are {', '.join(_CHOICES[field])}"
+        )
     return operand

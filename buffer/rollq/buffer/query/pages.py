@@ -1,79 +1,52 @@
 """Groups by the page: some of each sorted set at a time, so that the work does not grow with the buffer."""
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from rollq.buffer.calls.core import pairs
 from rollq.buffer.calls.group_details import STEPPED, FoundGroup, TrainStep, past_leases
-from rollq.buffer.errors import QueryError
-from rollq.buffer.query.calls import Querying
-from rollq.buffer.query.texts import texts_of
+from rollq.buffer.query.calls import IDS_PER_TRIP, Querying
+from rollq.buffer.query.ranking import MOST_SORTED
+from rollq.buffer.query.selection import (
+    MOST_ROWS,
+    SEARCHED_PER_TRIP,
+    Candidate,
+    Candidates,
+    Page,
+    Selection,
+    parse_after,
+    ranked_page,
+)
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.prompts import decode_prompt
 
-MOST_ROWS = 200
-"""Groups on a page at most."""
 MOST_READ = 128
 """Groups that a search reads for one page at most."""
 MOST_READ_BYTES = 32 << 20
 """A search begins no further trip once it has read this much of samples for one page."""
-SEARCHED_PER_TRIP = 4
-"""Groups whose samples are read in one trip."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The groups of these tasks that have one of these statuses, in this order.
-
-    `step`: only those in the batch of a train step. `prompt`, `text`: only those that have it in their prompt, or in
-    their samples, in upper or lower case; "" for any.
-    """
-
-    tasks: Sequence[str]
-    statuses: Sequence[Status]
-    step: int | None = None
-    prompt: str = ""
-    text: str = ""
-
-    @property
-    def searches_samples(self) -> bool:
-        """Whether samples must be read."""
-        return bool(self.text)
-
-    def holds(self, group: FoundGroup) -> bool:
-        """Whether a group is wanted, with its samples if these are searched."""
-        if group.status not in self.statuses:
-            return False
-        if not self.prompt and not self.text:
-            return True
-        texts = texts_of(group.prompt.content, group.samples)
-        return self.prompt.casefold() in texts.prompt.casefold() and self.text.casefold() in texts.text.casefold()
-
-
-class Page(NamedTuple):
-    """Some groups without their samples, how many were read for them, and where the next page begins: None at the
-    end."""
-
-    groups: tuple[FoundGroup, ...]
-    read: int
-    after: str | None
 
 
 class Paging(Querying):
     """Calls that read groups by the page."""
 
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
-        """Up to `limit` groups of a selection, those with the highest score of each set first.
+        """Up to `limit` groups of a selection; unless it is sorted, those with the highest score of each set first.
 
         `after`: of the page before; "" for the first one. A search reads at most `MOST_READ` groups, fewer if they are
         large, so a page may be empty and yet have a next one. Groups that move between pages may be missing or come
         twice. Raises `QueryError`, `StoreLost`.
         """
-        place, rank = parse_after(after)
         limit = max(1, min(limit, MOST_ROWS))
+        if selection.is_ranked:
+            return ranked_page(
+                self.candidates(selection), selection, lambda some: self.read_candidates(some, selection),
+                after=after, limit=limit, most_read=MOST_READ, most_bytes=MOST_READ_BYTES,
+            )  # fmt: skip
+        return self._page_of_sets(selection, *parse_after(after), limit)
+
+    def _page_of_sets(self, selection: Selection, place: int, rank: int, limit: int) -> Page:
         sets = list(self._sets(selection))
         sizes = self._sizes(sets)
         is_search = bool(selection.prompt or selection.text)
@@ -96,6 +69,26 @@ class Paging(Querying):
             shown += filter(selection.holds, groups)
             read, rank = read + len(ids), rank + len(ids)
         return Page(tuple(shown), read, f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
+
+    def candidates(self, selection: Selection) -> Candidates:
+        """The groups that a ranked list may show, in its order: of the first `MOST_SORTED` of the selection."""
+        sets = list(self._sets(selection))
+        sizes = self._sizes(sets)
+        left, found = MOST_SORTED, list[Candidate]()
+        for current, size in zip(sets, sizes, strict=True):
+            for rank in range(0, min(size, left), IDS_PER_TRIP):
+                ids = self._ids_at(current, rank, min(IDS_PER_TRIP, left - rank))
+                for record in self.records(current.task, ids):
+                    if (place := selection.place(record, record.samples)) is not None:
+                        found.append(Candidate(place, current.task, record.uid))
+            left -= min(size, left)
+        return Candidates(sorted(found, key=lambda one: one.place), sum(sizes) > MOST_SORTED)
+
+    def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> Iterator[FoundGroup]:
+        """The groups of candidates that are still there, with their samples if these are searched."""
+        read = self.look if selection.searches_samples else self.glance
+        for task, of_task in groupby(some, key=lambda one: one.task):
+            yield from read(task, [one.group_id for one in of_task])
 
     def glance(self, task: str, group_ids: Sequence[int]) -> list[FoundGroup]:
         """The groups that are in the buffer, without their samples; others are left out. Raises `StoreLost`."""
@@ -121,10 +114,11 @@ class Paging(Querying):
         ]  # fmt: skip
 
     def _sets(self, selection: Selection) -> "Iterator[_Set]":
-        """The sets of a selection; the batch of a step is one, too."""
+        """The sets of a selection; the batch of a step is one, too, with those of its groups that are leaving."""
         if selection.step is not None:
             for task in selection.tasks:
-                yield _Set(task, None, tuple(self.groups_of_step(task, selection.step)))
+                ids = self.groups_of_step(task, selection.step) + self.leaving_of_step(task, selection.step)
+                yield _Set(task, None, tuple(dict.fromkeys(ids)))
             return
         for task in selection.tasks:
             for status in selection.statuses:
@@ -148,11 +142,3 @@ class _Set(NamedTuple):
     task: str
     status: Status | None
     ids: tuple[int, ...] = ()
-
-
-def parse_after(after: str) -> tuple[int, int]:
-    """Where a page begins: which set of a selection, and how many of it came before. Raises `QueryError`."""
-    if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
-        raise QueryError(f"after {after!r}: pass the value that the page before has returned")
-    place, _, rank = after.partition(".")
-    return int(place or 0), int(rank or 0)

@@ -5,6 +5,7 @@ A plan covers every group for which the condition holds, and may cover more: the
 status                                 what its sorted set is scored by
 completed, aborted                     version that it counts as, then arrival; arrival where order = "fifo"
 gathered, expired, filtered, failed    arrival
+claimed, archived, leaving             step
 the others                             step or deadline, which queries do not use
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
-from rollq.buffer.query.language import AllOf, AnyOf, Condition, Field
+from rollq.buffer.query.conditions import AllOf, AnyOf, Condition, Field, OneSample
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 from rollq.buffer.values.rollouts import Status
 
@@ -22,6 +23,9 @@ BY_VERSION: Final = "by_version"
 """The index of completed and aborted groups by version, for every order of a task."""
 
 _IN_VERSION_INDEX: Final = frozenset({Status.COMPLETED, Status.ABORTED})
+_BY_STEP: Final = frozenset({Status.CLAIMED, Status.ARCHIVED, Status.LEAVING})
+_OF_A_STEP: Final = _BY_STEP | {Status.PENDING, Status.RUNNING}
+"""The statuses of groups that have a step, as queries see it."""
 _BY_ARRIVAL: Final = frozenset({Status.GATHERED, Status.EXPIRED, Status.FILTERED, Status.FAILED})
 
 
@@ -50,16 +54,18 @@ _NONE: Final = Range(math.inf, -math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The groups that are in one of these tasks and statuses, and in both ranges. Group ids are arrivals."""
+    """The groups that are in one of these tasks and statuses, and in all ranges. Group ids are arrivals."""
 
     tasks: frozenset[str]
     statuses: frozenset[Status] = frozenset(Status)
     staleness: Range = _ALL
     arrivals: Range = _ALL
+    steps: Range = _ALL
 
     @property
     def is_empty(self) -> bool:
-        return not self.tasks or not self.statuses or self.staleness.is_empty or self.arrivals.is_empty
+        ranges = (self.staleness, self.arrivals, self.steps)
+        return not self.tasks or not self.statuses or any(one.is_empty for one in ranges)
 
     def both(self, other: "Reach") -> "Reach":
         return Reach(
@@ -67,6 +73,7 @@ class Reach:
             self.statuses & other.statuses,
             self.staleness.both(other.staleness),
             self.arrivals.both(other.arrivals),
+            self.steps.both(other.steps),
         )
 
     def either(self, other: "Reach") -> "Reach":
@@ -78,6 +85,7 @@ class Reach:
             self.statuses | other.statuses,
             self.staleness.either(other.staleness),
             self.arrivals.either(other.arrivals),
+            self.steps.either(other.steps),
         )
 
 
@@ -88,6 +96,8 @@ def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
             return reduce(Reach.both, (reach_of(part, tasks) for part in parts), Reach(tasks))
         case AnyOf(parts):
             return reduce(Reach.either, (reach_of(part, tasks) for part in parts), Reach(frozenset()))
+        case OneSample():
+            return Reach(tasks)
     return _reach_of_field(condition, tasks)
 
 
@@ -101,6 +111,9 @@ def _reach_of_field(condition: Field, tasks: frozenset[str]) -> Reach:
             return Reach(tasks, staleness=_range(condition))
         case "uid" | "arrival":
             return Reach(tasks, arrivals=_range(condition))
+        case "step":
+            steps = _range(condition)
+            return Reach(tasks) if steps == _ALL else Reach(tasks, _OF_A_STEP, steps=steps)
         case _:
             return Reach(tasks)
 
@@ -108,6 +121,8 @@ def _reach_of_field(condition: Field, tasks: frozenset[str]) -> Reach:
 def _range(condition: Field) -> Range:
     """The whole numbers among which all are that the condition accepts."""
     value = condition.value
+    if value is None or (condition.operator == "$in" and None in value):
+        return _ALL
     match condition.operator:
         case "$eq":
             return Range(math.ceil(value), math.floor(value))
@@ -170,5 +185,7 @@ def _scores(status: Status, reach: Reach, step: int, order: str, token_shift: in
             yield Scores(index, low=NO_TOKENS * ARRIVALS)
     elif status in _BY_ARRIVAL or (status in _IN_VERSION_INDEX and not by_version):
         yield Scores(status, reach.arrivals.low, reach.arrivals.high + 1)
+    elif status in _BY_STEP:
+        yield Scores(status, reach.steps.low, reach.steps.high + 1)
     else:
         yield Scores(status)

@@ -107,7 +107,7 @@ class _Archived:
 
     def of_step(self, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
         """The batch of a step."""
-        from rollq.buffer.query.pages import Selection
+        from rollq.buffer.query.selection import Selection
 
         if (pages := self._found) is None:
             return []

@@ -25,12 +25,18 @@ Fields:
               filtered failed claimed archived leaving
   staleness   of its oldest token, at the step that is trained next
   reward      mean of its samples; null before they are judged
+  min_reward  the lowest reward of a sample
+  max_reward  the highest reward of a sample
+  tokens      response tokens of the longest sample
+  finish_reason  why a sample ended: stop length tool_calls abort error
   tries       attempts since it was last interrupted or expired
   error       why it failed or was filtered, or the error of an earlier try
   step        the train step that has claimed it; while it is pending or
               running, the one that it was admitted for; else null
   prompt      its prompt, all messages; only $contains
   text        what its samples say, with conversations; only $contains
+  sample      conditions that one and the same sample must satisfy, on its
+              reward, tokens, finish_reason and error
 
 A search in prompt or text reads samples, which takes longer: narrow it by
 other fields, and by --limit.
@@ -49,6 +55,7 @@ Operators between queries:
 
 \b
 Example:
+  rollq query '{"step": 3, "sample": {"reward": 0}}' --sort -tokens
   rollq query '{"status": "completed", "staleness": {"$gte": 1}}'
   rollq query rollq.toml '{"status": "failed", "task": "math"}' --json
   rollq query '{"status": "archived", "text": {"$contains": "sorry"}}' --limit 5
@@ -81,33 +88,46 @@ def status(file: Path | None, url: str | None, run_name: str | None, as_json: bo
 @click.command(help=QUERY_HELP)
 @file_and(query="QUERY")
 @connection_options
+@click.option("--sort", help="Order by a field, the highest first with a - before it: -tokens.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Most groups to show.")
 @click.option("--count", "only_count", is_flag=True, help="Show only the number of groups; --limit does not apply.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
 def query(
-    query: str, file: Path | None, url: str | None, run_name: str | None, limit: int, only_count: bool, as_json: bool
+    query: str,
+    file: Path | None,
+    url: str | None,
+    run_name: str | None,
+    sort: str | None,
+    limit: int,
+    only_count: bool,
+    as_json: bool,
 ) -> None:
     from tqdm import tqdm
 
     from rollq.buffer.query.language import parse_query
+    from rollq.buffer.query.ranking import QUERY_SORTS, Sort
     from rollq.cli.run_location import find_run
-    from rollq.monitor.groups.query_table import as_lines, as_table
+    from rollq.monitor.groups.query_table import answers_of, as_lines, as_table
 
     conditions = parse_query_text(query)
-    searches_texts = parse_query(conditions).searches_texts
+    condition = parse_query(conditions)
+    order = Sort.parse(sort, QUERY_SORTS) if sort else None
+    searches_texts = condition.searches_texts
     location = find_run(file, url, run_name)
     with (
         location.buffer() if searches_texts else location.without_payloads() as buffer,
         tqdm(desc="searched", unit=" groups", leave=False, disable=not (searches_texts and sys.stderr.isatty())) as bar,
     ):
-        groups = buffer.query(conditions, limit=None if only_count else limit + 1, on_searched=bar.update)
+        groups = buffer.query(conditions, limit=None if only_count else limit + 1, sort=order, on_searched=bar.update)
     if only_count:
         click.echo(len(groups))
-    elif as_json:
-        for line in as_lines(groups[:limit]):
+        return
+    answers = answers_of(groups[:limit], condition, order)
+    if as_json:
+        for line in as_lines(answers):
             click.echo(line)
     else:
-        click.echo(as_table(groups[:limit], more=len(groups) > limit))
+        click.echo(as_table(answers, more=len(groups) > limit))
 
 
 def parse_query_text(query: str) -> Any:

@@ -21,7 +21,7 @@ from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.calls.orders import GroupOrder, Order
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.listening.connections import identify
-from rollq.buffer.query.pages import Page, Selection
+from rollq.buffer.query.selection import Page, Selection
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.values.history import HISTORY_ROW_MS, HISTORY_ROWS
 from rollq.buffer.values.rollouts import Status

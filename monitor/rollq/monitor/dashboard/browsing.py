@@ -1,6 +1,7 @@
 """The rollout browser as JSON: pages of groups, one group, and more of its tokens, of a live run or of an archive."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -9,11 +10,12 @@ from starlette.routing import Route
 
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.common.whole_numbers import whole_number
-from rollq.buffer.query.pages import Page, Selection
+from rollq.buffer.query.selection import Page, Selection
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.answers import Missing, json_endpoint, number_of
-from rollq.monitor.dashboard.groups import TokenTexts, chosen, group_of, row_of, tokens_of
+from rollq.monitor.dashboard.groups import TokenTexts, group_of, row_of, tokens_of
 from rollq.monitor.dashboard.trainer_values import TrainedReader
+from rollq.monitor.dashboard.wanted import selection_of
 from rollq.monitor.groups.view import view_of
 
 
@@ -57,14 +59,26 @@ class Browsing:
         return {"run": self._run, "rollq": version("rollq"), "statuses": statuses, "texts": self._texts.note}
 
     def _groups(self, request: Request) -> Any:
-        given = request.query_params
-        statuses = [Status(name) for name in chosen(given.get("status", ""), self._statuses, "status")]
-        tasks = chosen(given.get("task", ""), self._rollouts.tasks(), "task")
-        step = number_of(request, "step", None, least=1)
-        selection = Selection(tasks, statuses, step, given.get("prompt", ""), given.get("q", ""))
-        limit = number_of(request, "limit", 50)
-        page = self._rollouts.page(selection, after=given.get("after", ""), limit=limit)
-        return {"groups": [row_of(group) for group in page.groups], "read": page.read, "after": page.after}
+        selection = selection_of(request, self._rollouts.tasks(), self._statuses)
+        if same := request.query_params.get("prompt_of", ""):
+            selection = self._of_same_prompt(selection, same)
+        after, limit = request.query_params.get("after", ""), number_of(request, "limit", 50)
+        page = self._rollouts.page(selection, after=after, limit=limit)
+        return {
+            "groups": [row_of(group, selection.sample) for group in page.groups],
+            "read": page.read,
+            "after": page.after,
+            "partial": page.is_partial,
+            "note": page.note,
+        }
+
+    def _of_same_prompt(self, selection: Selection, name: str) -> Selection:
+        """The groups of a selection that have the prompt of the group `TASK/NUMBER`."""
+        task, _, number = name.rpartition("/")
+        group = self._group_named(task, number)
+        if group.row is None:
+            raise Missing(f"group {name} has no row in the prompts of its task: no other group has its prompt")
+        return replace(selection, tasks=[task], row=group.row, record=group.fields["prompt"])
 
     def _group(self, request: Request) -> Any:
         group = self._look(request)
@@ -81,7 +95,9 @@ class Browsing:
         return {"parts": tokens_of(samples[index], start, count, annotations, self._texts)}
 
     def _look(self, request: Request) -> FoundGroup:
-        task, text = request.path_params["task"], request.path_params["group"]
+        return self._group_named(request.path_params["task"], request.path_params["group"])
+
+    def _group_named(self, task: str, text: str) -> FoundGroup:
         if (number := whole_number(text)) is None:
             raise Missing(f"{text[:40]!r} is not the number of a group")
         if (group := self._rollouts.look(task, number)) is None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from rollq.buffer.archive.annotations import Annotations
 from rollq.buffer.calls.group_details import FoundGroup
+from rollq.buffer.query.conditions import OneSample
+from rollq.buffer.wire.sample_outcomes import SampleOutcome, longest, rewards_of
 from rollq.monitor.dashboard.token_text import Decode, pieces
 from rollq.monitor.dashboard.trainer_values import Trained, values_of
 from rollq.monitor.groups.view import GroupView, SampleView, SegmentView, prompt_turns
@@ -14,6 +16,8 @@ FIRST_TOKENS = 600
 """Tokens of each sample that come with its group."""
 MOST_TOKENS = 4_000
 """Tokens of a sample in one answer."""
+MOST_SAMPLES = 64
+"""Samples of a group in a row of the list."""
 PROMPT_CHARACTERS = 200
 ERROR_CHARACTERS = 200
 
@@ -26,22 +30,38 @@ class TokenTexts:
     note: str
 
 
-def row_of(group: FoundGroup) -> dict[str, Any]:
-    """A row of the list. `at_ms`: when it was put last, or else admitted."""
+def row_of(group: FoundGroup, sample: OneSample | None = None) -> dict[str, Any]:
+    """A row of the list. `at_ms`: when it was put last, or else admitted. `samples`: for each that has started, at most
+    `MOST_SAMPLES`, its index, reward, response tokens, finish reason, whether it is finished and judged, and whether it
+    is one that is wanted: those come first where there are more."""
     stored, turns = group.fields, prompt_turns(group.prompt) if group.prompt.content else ()
+    outcomes = group.outcomes
+    rewards = rewards_of(outcomes)
     return {
         "task": group.task,
         "group": group.group_id,
         "status": group.status.value,
-        "step": group.batch.step if group.batch else _number(stored.get("step")),
-        "reward": float(stored["reward"]) if stored.get("reward") and "c" in stored.get("letters", "") else None,
-        "tokens": _number(stored.get("tokens")),
-        "tries": _number(stored.get("tries")),
+        "archived": group.is_archived,
+        "step": group.listed_step,
+        "reward": group.reward,
+        "min_reward": min(rewards, default=None),
+        "max_reward": max(rewards, default=None),
+        "tokens": longest(outcomes),
+        "samples": _outcome_rows(outcomes, sample),
+        "tries": group.tries,
         "worker": group.leases[-1].worker if group.leases else stored.get("worker", ""),
-        "at_ms": _number(stored.get("put_ms") or stored.get("admitted_ms")),
+        "at_ms": group.at_ms,
         "error": stored.get("error", "")[:ERROR_CHARACTERS],
         "prompt": turns[-1].text[:PROMPT_CHARACTERS] if turns else "",
     }
+
+
+def _outcome_rows(outcomes: Sequence[SampleOutcome], sample: OneSample | None) -> list[list[Any]]:
+    rows = [
+        [one.index, one.reward, one.tokens, one.finish_reason, one.is_valid, sample is None or sample.accepts(one)]
+        for one in outcomes
+    ]
+    return sorted(sorted(rows, key=lambda row: not row[-1])[:MOST_SAMPLES])
 
 
 def group_of(view: GroupView, trained: Trained, texts: TokenTexts) -> dict[str, Any]:
@@ -92,15 +112,3 @@ def _sample(sample: SampleView, annotations: Annotations, texts: TokenTexts) -> 
 
 def _shallow(value: GroupView | SampleView) -> dict[str, Any]:
     return {attribute.name: getattr(value, attribute.name) for attribute in fields(value)}
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text else None
-
-
-def chosen(values: str, known: Sequence[str], what: str) -> list[str]:
-    """The comma-separated `values`, in the order of `known`; all for "". Raises `ValueError` for an unknown one."""
-    wanted = [value for value in values.split(",") if value]
-    if unknown := [value for value in wanted if value not in known]:
-        raise ValueError(f"{what} {unknown[0]!r}: there are {', '.join(known)}")
-    return [value for value in known if value in wanted] if wanted else list(known)

@@ -1,37 +1,94 @@
 """The result of a query, as a table or as JSON lines."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
-from rollq.buffer.query.language import GroupRecord
+from rollq.buffer.query.conditions import Condition, wanted_samples
+from rollq.buffer.query.ranking import Sort
+from rollq.buffer.query.records import GroupRecord
+from rollq.buffer.wire.sample_outcomes import SampleOutcome
 from rollq.monitor.text.tables import aligned
 from rollq.monitor.text.terminal import cut, one_line
 
 WIDTH = 100
 """Width of a row in characters; longer rows are cut."""
+SAMPLES_SHOWN = 3
+"""Samples of a group in a row of the table."""
 
-_HEADER = ("task", "uid", "status", "step", "staleness", "reward", "tries", "error")
-_TEXT_COLUMNS = (0, 2, 7)
+_HEADER = ("task", "uid", "status", "step", "staleness", "reward", "tokens", "tries", "samples", "error")
+_TEXT_COLUMNS = (0, 2, 8, 9)
+_MAY_BE_LEFT_OUT = (9, 8)
 
 
-def as_lines(records: Sequence[GroupRecord]) -> list[str]:
+class Answer(NamedTuple):
+    """A group that a query has found. `samples`: those that the query asks for, the first ones first; None if it says
+    nothing of single samples."""
+
+    group: GroupRecord
+    samples: Sequence[SampleOutcome] | None = None
+
+
+def answers_of(records: Iterable[GroupRecord], condition: Condition, sort: Sort | None) -> list[Answer]:
+    """The groups with their samples that a condition asks for, in the order of `sort`."""
+    answers = []
+    for record in records:
+        samples = wanted_samples(condition, record.samples)
+        if samples is not None and sort is not None:
+            samples.sort(key=sort.sample_place)
+        answers.append(Answer(record, samples))
+    return answers
+
+
+def as_lines(answers: Sequence[Answer]) -> list[str]:
     """One JSON object per group, in ASCII: an error may quote what a model wrote."""
-    return [json.dumps(asdict(record), separators=(",", ":")) for record in records]
+    return [json.dumps(_plain(answer), separators=(",", ":")) for answer in answers]
 
 
-def as_table(records: Sequence[GroupRecord], *, more: bool) -> str:
+def _plain(answer: Answer) -> dict[str, object]:
+    group = answer.group
+    return {
+        "uid": group.uid,
+        "task": group.task,
+        "status": group.status,
+        "step": group.step,
+        "staleness": group.staleness,
+        "arrival": group.arrival,
+        "reward": group.reward,
+        "min_reward": group.min_reward,
+        "max_reward": group.max_reward,
+        "tokens": group.tokens,
+        "finish_reason": sorted(group.finish_reason),
+        "tries": group.tries,
+        "error": group.error,
+        "samples": [asdict(sample) for sample in (group.samples if answer.samples is None else answer.samples)],
+    }
+
+
+def as_table(answers: Sequence[Answer], *, more: bool) -> str:
     """One row per group, with its error at the end. `more` adds a line that says that there are further groups."""
-    if not records:
+    if not answers:
         return "no groups"
-    rows = [_HEADER, *map(_cells, records)]
-    if not any(record.error for record in records):
-        rows = [row[:-1] for row in rows]
+    rows = [_HEADER, *map(_cells, answers)]
+    for column in _MAY_BE_LEFT_OUT:
+        if not any(row[column] for row in rows[1:]):
+            rows = [(*row[:column], *row[column + 1 :]) for row in rows]
     lines = [cut(line, WIDTH) for line in aligned(rows, left=_TEXT_COLUMNS)]
     return "\n".join([*lines, *(["and more: see --limit and --count"] if more else [])])
 
 
-def _cells(record: GroupRecord) -> tuple[str, ...]:
-    reward = "-" if record.reward is None else f"{record.reward:.3f}"
-    step, numbers = "-" if record.step is None else str(record.step), (str(record.staleness), reward, str(record.tries))
-    return record.task, str(record.uid), record.status, step, *numbers, one_line(record.error)
+def _cells(answer: Answer) -> tuple[str, ...]:
+    group = answer.group
+    reward = "-" if group.reward is None else f"{group.reward:.3f}"
+    step, tokens = ("-" if number is None else str(number) for number in (group.step, group.tokens))
+    shown = ", ".join(map(_sample, (answer.samples or ())[:SAMPLES_SHOWN]))
+    rest = len(answer.samples or ()) - SAMPLES_SHOWN
+    samples = f"{shown} and {rest} more" if rest > 0 else shown
+    numbers = (step, str(group.staleness), reward, tokens, str(group.tries))
+    return group.task, str(group.uid), group.status, *numbers, samples, one_line(group.error)
+
+
+def _sample(sample: SampleOutcome) -> str:
+    reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
+    return f"{sample.index}: {reward}, {sample.tokens} tokens"

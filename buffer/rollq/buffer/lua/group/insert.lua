@@ -1,24 +1,25 @@
 -- Inserts finished samples, which no worker of the run has made, as groups of a task that is offline.
 -- Moves: new -> completed
 -- KEYS: clock
--- ARGV: incarnation, source, after, then per group: prompt, reward, tokens, bytes, rows, frame
+-- ARGV: incarnation, source, after, then per group: prompt, reward, tokens, bytes, rows, samples, frame
 --   source: what they come from   after: how many groups of it were inserted before these
 --   reward: mean of its samples   tokens: of their responses   bytes: of the frame
---   rows: of its samples, for the trainer (see `rollq.buffer.wire.sample_rows`)   frame: of the WHOLE group
+--   rows: of its samples, for the trainer (see `rollq.buffer.wire.sample_rows`)   samples: their outcomes (see
+--   `rollq.buffer.wire.sample_outcomes`)   frame: of the WHOLE group
 -- Returns: how many groups of the source were inserted so far
 -- Caller: Insertion.insert; producers
 -- Repeat: finds that more of the source was inserted, and inserts nothing
 local FIRST_GROUP = 4
-local GROUP_ARGS = 6
+local GROUP_ARGS = 7
 
 local function insert_group(clock, id, source, now, args, at)
-  local prompt, reward, tokens, bytes, rows, frame = unpack(args, at, at + GROUP_ARGS - 1)
+  local prompt, reward, tokens, bytes, rows, samples, frame = unpack(args, at, at + GROUP_ARGS - 1)
   local key, letters = group_key(clock.prefix, id), string.rep(SAMPLE.completed, clock.group_size)
   -- stylua: ignore
   redis.call('HSET', key, 'arrival', id, 'attempt', 0, 'tries', 0, 'deaths', 0, 'step', clock.step, 'eval', 0,
     'letters', letters, 'versions', no_versions(clock), 'oldest', NO_TOKENS, 'newest', NO_VERSION, 'reward', reward,
-    'tokens', tokens, 'admitted_ms', now, 'put_ms', now, 'counted_in', clock.epoch, 'rows', rows, 'prompt', prompt,
-    'source', source)
+    'tokens', tokens, 'admitted_ms', now, 'put_ms', now, 'counted_in', clock.epoch, 'rows', rows, 'samples', samples,
+    'prompt', prompt, 'source', source)
   redis.call('HSET', rollout_key(clock.prefix, id), WHOLE, frame)
   note_bytes(clock, id, tonumber(bytes))
   file_result(clock, id, 'completed', NO_TOKENS, id)

@@ -4,7 +4,7 @@
 -- KEYS: clock, payloads
 -- ARGV: incarnation, epoch, floors, then per group: id, attempt, nonce, letters, versions, token_versions, oldest,
 --   newest, filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed,
---   rewarded_tokens, bytes, rows, counted_in, unjudged
+--   rewarded_tokens, bytes, rows, counted_in, unjudged, samples
 --   epoch, floors: by which versions were counted   letters: one per sample
 --   versions: the one that each sample counts as, comma separated, '-' without tokens
 --   token_versions: likewise, the version of the oldest token of each sample
@@ -15,6 +15,7 @@
 --   rows: of the samples, for the trainer (see `rollq.buffer.wire.sample_rows`); '' unless all have ended
 --   counted_in: the epoch; or a dead one that made all tokens, whose versions are then as they were in it
 --   unjudged: indices of samples that are whole and were interrupted while they were judged, comma separated
+--   samples: the outcome of each (see `rollq.buffer.wire.sample_outcomes`)
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
 --   others, or one of each new sample by index. In place of a large frame of the WHOLE group, the field is BESIDE
 --   and the frame '': its payload is one of the keys; or the field AWAY comes with the name of an external payload
@@ -26,7 +27,7 @@
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
 local FIRST_RESULT = 4
-local RESULT_ARGS = 22 -- of one group, without its frames
+local RESULT_ARGS = 23 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local HAVE_ALL = { [WHOLE] = true, [BESIDE] = true, [AWAY] = true }
@@ -50,7 +51,8 @@ end
 
 local function check_result(clock, result)
   local letters, versions = result.letters, result.versions
-  check_counts(result.counted_in) -- the last argument: then all are there
+  check_given(result.samples) -- the last argument: then all are there
+  check_counts(result.counted_in)
   check_choice(result.filtered, '0', '1')
   check_counts(
     result.rewarded,
@@ -96,7 +98,7 @@ local function read_result(clock, args, at)
   -- in the order of `result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, token_versions, oldest, newest, filtered, reward, rewarded, new_tokens,
-    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in, unjudged =
+    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in, unjudged, samples =
       unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
@@ -121,15 +123,15 @@ local function read_result(clock, args, at)
     rows = rows,
     counted_in = counted_in,
     unjudged = unjudged,
+    samples = samples,
   }
   check_result(clock, result)
   result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
   result.has_payload = result.frames[1] == BESIDE or result.frames[1] == AWAY
   if result.has_payload then check_payload(clock, result) end
   result.key, result.cap = group_key(clock.prefix, id), cap_of(clock, counted_in)
-  result.oldest = tonumber(oldest) or NO_TOKENS -- as it is stored
+  result.oldest, result.rewarded, result.filtered = tonumber(oldest) or NO_TOKENS, tonumber(rewarded), filtered == '1'
   result.counted = capped(result.oldest, result.cap)
-  result.rewarded, result.filtered = tonumber(rewarded), filtered == '1'
   return result
 end
 
@@ -220,7 +222,7 @@ local function store_group(clock, group, result, status, totals, now)
   redis.call('HSET', result.key, 'status', status, 'letters', result.letters, 'versions', result.versions,
     'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
     'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths,
-    'counted_in', result.counted_in, 'rows', result.rows)
+    'counted_in', result.counted_in, 'rows', result.rows, 'samples', result.samples)
   if result.unjudged == '' then
     redis.call('HDEL', result.key, 'unjudged')
   else

@@ -1,0 +1,130 @@
+"""Conditions on groups and on their samples. Pure."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollq.buffer.query.records import GroupRecord
+from rollq.buffer.query.texts import GroupTexts
+from rollq.buffer.rules.shards import task_of
+from rollq.buffer.wire.sample_outcomes import SampleOutcome
+
+IN_TEXTS: Final = frozenset({"prompt", "text"})
+"""Fields of `GroupTexts`, whose only operator is $contains."""
+ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`field` compared by one operator with `value` (a tuple for $in, $not_in and $between)."""
+
+    field: str
+    operator: str
+    value: Any
+
+    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
+        """Whether the field of the group is as wanted. Without `texts`, what is wanted of these counts as found."""
+        if self.field not in IN_TEXTS:
+            return self.matches(getattr(record, self.field))
+        return texts is None or self.matches(getattr(texts, self.field))
+
+    @property
+    def searches_texts(self) -> bool:
+        return self.field in IN_TEXTS
+
+    def matches(self, found: Any) -> bool:
+        """Whether the operator accepts this value of the field; of a field with several values, one of them."""
+        equals = _equals(self.field, found)
+        match self.operator:
+            case "$eq":
+                return self.value in equals
+            case "$ne":
+                return self.value not in equals
+            case "$in":
+                return not equals.isdisjoint(self.value)
+            case "$not_in":
+                return equals.isdisjoint(self.value)
+            case "$contains":
+                return self.value.casefold() in found.casefold()
+        if found is None:  # a group without a reward is neither above nor below anything
+            return False
+        if self.operator == "$between":
+            return bool(self.value[0] <= found <= self.value[1])
+        return ORDERED[self.operator](found, self.value)
+
+
+def _equals(field: str, found: Any) -> frozenset[Any]:
+    """The values that a field is equal to. A shard is equal to its task, too."""
+    if isinstance(found, frozenset):
+        return found
+    return frozenset((found, task_of(found))) if field == "task" else frozenset((found,))
+
+
+@dataclass(frozen=True, slots=True)
+class OneSample:
+    """Every part holds for one and the same sample."""
+
+    parts: tuple[Field, ...]
+
+    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
+        return any(map(self.accepts, record.samples))
+
+    @property
+    def searches_texts(self) -> bool:
+        return False
+
+    def accepts(self, sample: SampleOutcome) -> bool:
+        """Whether a sample is as wanted."""
+        return all(part.matches(getattr(sample, part.field)) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Every part holds; of no parts, too."""
+
+    parts: tuple["Condition", ...]
+
+    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
+        return all(part.holds(record, texts) for part in self.parts)
+
+    @property
+    def searches_texts(self) -> bool:
+        return any(part.searches_texts for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """At least one part holds; of no parts, never."""
+
+    parts: tuple["Condition", ...]
+
+    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
+        return any(part.holds(record, texts) for part in self.parts)
+
+    @property
+    def searches_texts(self) -> bool:
+        return any(part.searches_texts for part in self.parts)
+
+
+Condition = Field | OneSample | AllOf | AnyOf
+
+
+def wanted_samples(condition: Condition, samples: Sequence[SampleOutcome]) -> list[SampleOutcome] | None:
+    """The samples that a condition on single samples accepts; None where there is no such condition."""
+    wanted = _of_samples(condition)
+    return [sample for sample in samples if any(one.accepts(sample) for one in wanted)] if wanted else None
+
+
+def _of_samples(condition: Condition) -> list[OneSample]:
+    match condition:
+        case OneSample():
+            return [condition]
+        case AllOf(parts) | AnyOf(parts):
+            return [one for part in parts for one in _of_samples(part)]
+    return []

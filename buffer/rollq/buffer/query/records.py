@@ -1,0 +1,56 @@
+"""One group as queries see it. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rollq.buffer.wire.sample_outcomes import SampleOutcome, longest, rewards_of
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group, as queries see it.
+
+    `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
+    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. For an
+    expired group, its staleness when it expired.
+    `reward`: mean over its samples when it was last put, None if no finished sample is left. `tries`: its attempts,
+    counted from 0 again after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
+    earlier try; else "". `step`: the train step that has claimed it, or, while it is pending or running, the step that
+    it was admitted for; None in every other status. `listed_step`: likewise, but in no status None. `at_ms`: when it
+    was put last, or else admitted, in ms since 1970. `row`: of its prompt in the prompts of its task. `samples`: the
+    outcomes of those that have started.
+    """
+
+    uid: int
+    task: str
+    status: str
+    staleness: int
+    arrival: int
+    reward: float | None
+    tries: int
+    error: str = ""
+    step: int | None = None
+    listed_step: int | None = field(default=None, compare=False)
+    at_ms: int | None = field(default=None, compare=False)
+    row: int | None = field(default=None, compare=False)
+    samples: Sequence[SampleOutcome] = field(default=(), compare=False)
+
+    @property
+    def tokens(self) -> int | None:
+        """Response tokens of the longest sample; None without samples."""
+        return longest(self.samples)
+
+    @property
+    def min_reward(self) -> float | None:
+        """The lowest reward of a sample; None without rewards."""
+        return min(rewards_of(self.samples), default=None)
+
+    @property
+    def max_reward(self) -> float | None:
+        """The highest reward of a sample; None without rewards."""
+        return max(rewards_of(self.samples), default=None)
+
+    @property
+    def finish_reason(self) -> frozenset[str]:
+        """Why generation of its samples ended: every reason that one of them has."""
+        return frozenset(outcome.finish_reason for outcome in self.samples if outcome.finish_reason)

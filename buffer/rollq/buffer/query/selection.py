@@ -1,0 +1,136 @@
+"""Which groups a list shows, in which order, and the page of a list whose order is known."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rollq.buffer.calls.group_details import FoundGroup
+from rollq.buffer.errors import QueryError
+from rollq.buffer.query.conditions import OneSample
+from rollq.buffer.query.ranking import Sort
+from rollq.buffer.query.texts import texts_of
+from rollq.buffer.values.rollouts import Status
+from rollq.buffer.wire.sample_outcomes import SampleOutcome
+
+MOST_ROWS = 200
+"""Groups on a page at most."""
+SEARCHED_PER_TRIP = 4
+"""Groups whose samples are read in one trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups of these tasks that have one of these statuses, in this order, or in the order of `sort`.
+
+    `step`: only those in the batch of a train step. `row`, `record`: only those
+    whose prompt is in this row of the prompts, and is stored as this text.
+    `sample`: only those with a sample for which all of it holds. `prompt`, `text`: only those that have it in their
+    prompt, or in their samples, in upper or lower case; "" for any.
+    """
+
+    tasks: Sequence[str]
+    statuses: Sequence[Status]
+    step: int | None = None
+    prompt: str = ""
+    text: str = ""
+    sample: OneSample | None = None
+    sort: Sort | None = None
+    row: int | None = None
+    record: str = ""
+
+    @property
+    def searches_samples(self) -> bool:
+        """Whether samples must be read."""
+        return bool(self.text)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the numbers of all groups are looked at before any is listed."""
+        return self.sort is not None or self.sample is not None or self.row is not None
+
+    def place(self, group: Any, outcomes: Sequence[SampleOutcome]) -> float | None:
+        """Where a group, or its numbers, comes in a ranked list; None for one that is not wanted."""
+        if group.status not in self.statuses or (self.row is not None and group.row != self.row):
+            return None
+        wanted = None if self.sample is None else [one for one in outcomes if self.sample.accepts(one)]
+        if wanted == []:
+            return None
+        return self.sort.place(group, wanted) if self.sort else 0.0
+
+    def holds(self, group: FoundGroup) -> bool:
+        """Whether a group is wanted, with its samples if these are searched."""
+        if self.place(group, group.outcomes if self.is_ranked else ()) is None:
+            return False
+        if self.record and group.fields.get("prompt") != self.record:
+            return False
+        if not self.prompt and not self.text:
+            return True
+        texts = texts_of(group.prompt.content, group.samples)
+        return self.prompt.casefold() in texts.prompt.casefold() and self.text.casefold() in texts.text.casefold()
+
+
+class Page(NamedTuple):
+    """Some groups without their samples, how many were read for them, and where the next page begins: None at the
+    end. `is_partial`: of a ranked list, there are groups that were not looked at. `note`: what else is missing."""
+
+    groups: tuple[FoundGroup, ...]
+    read: int
+    after: str | None
+    is_partial: bool = False
+    note: str = ""
+
+
+class Candidate(NamedTuple):
+    """A group that a ranked list may show, at its `place`. `where`: for whoever reads it."""
+
+    place: float
+    task: str
+    group_id: int
+    where: Any = None
+
+
+class Candidates(NamedTuple):
+    """The groups of a ranked list, in order. `is_partial`: there are more groups, which were not looked at."""
+
+    listed: Sequence[Candidate]
+    is_partial: bool
+
+
+def parse_after(after: str) -> tuple[int, int]:
+    """Where a page begins: which set of a selection, and how many of it came before. Raises `QueryError`."""
+    if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
+        raise QueryError(f"after {after!r}: pass the value that the page before has returned")
+    place, _, rank = after.partition(".")
+    return int(place or 0), int(rank or 0)
+
+
+def ranked_page(
+    found: Candidates,
+    selection: Selection,
+    read: Callable[[Sequence[Candidate]], Iterable[FoundGroup]],
+    *,
+    after: str,
+    limit: int,
+    most_read: int,
+    most_bytes: int,
+) -> Page:
+    """A page of candidates. `read`: the groups of some of them that are still there, in their order.
+
+    A search in prompts or texts reads at most `most_read` groups and `most_bytes` of samples. Raises `QueryError`.
+    """
+    _, rank = parse_after(after)
+    is_search = bool(selection.prompt or selection.text)
+    shown: list[FoundGroup] = []
+    start, read_bytes = rank, 0
+    while rank < len(found.listed) and read_bytes < most_bytes:
+        most = min(limit - len(shown), most_read - (rank - start)) if is_search else limit - len(shown)
+        if most <= 0:
+            break
+        some = found.listed[rank : rank + (min(most, SEARCHED_PER_TRIP) if selection.searches_samples else most)]
+        groups = list(read(some))
+        read_bytes += sum(int(group.fields.get("bytes") or 0) for group in groups) if selection.searches_samples else 0
+        shown += filter(selection.holds, groups)
+        rank += len(some)
+    next_page = f"0.{rank}" if rank < len(found.listed) else None
+    return Page(tuple(shown), rank - start, next_page, found.is_partial)

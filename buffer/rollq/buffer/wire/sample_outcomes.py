@@ -1,0 +1,85 @@
+"""The outcome of each sample of a group, beside its numbers in Redis: lists and queries need not read its samples.
+
+In Redis the outcomes are JSON, by column: `[rewards, tokens, finish reasons, {index: error}]`.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from rollq.buffer.values.rollouts import Sample, SampleStatus
+
+log = logging.getLogger(__name__)
+
+ERROR_CHARACTERS = 200
+"""An outcome has no more of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutcome:
+    """One sample that has started. `reward`: the judge's, None without one. `tokens`: of its response, in all segments.
+    `is_valid`: it is finished and judged, so it may be trained. `error`: cut; "" without one."""
+
+    index: int
+    reward: float | None
+    tokens: int
+    finish_reason: str | None
+    error: str
+    is_valid: bool
+
+
+def encode_outcomes(samples: Sequence[Sample]) -> bytes:
+    """The outcomes of all samples as Redis holds them."""
+    return encode_columns(
+        [sample.reward for sample in samples],
+        [sample.response_tokens for sample in samples],
+        [sample.finish_reason and sample.finish_reason.value for sample in samples],
+        [sample.error for sample in samples],
+    )
+
+
+def encode_columns(
+    rewards: Sequence[float | None],
+    tokens: Sequence[int],
+    finish_reasons: Sequence[str | None],
+    errors: Sequence[str | None],
+) -> bytes:
+    """The outcomes as Redis holds them, from columns with an entry for each sample."""
+    cut = {str(index): error[:ERROR_CHARACTERS] for index, error in enumerate(errors) if error}
+    return orjson.dumps([rewards, tokens, finish_reasons, cut], option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, ...]:
+    """The outcomes of the samples that have started, by their `letters`; none, and a warning, if they cannot be read."""
+    if not encoded:
+        return ()
+    try:
+        rewards, tokens, reasons, errors = orjson.loads(encoded)
+        columns = enumerate(zip(rewards, tokens, reasons, letters, strict=True))
+        return tuple(
+            SampleOutcome(
+                index,
+                None if reward is None else float(reward),
+                int(count),
+                None if reason is None else str(reason),
+                str(errors.get(str(index), "")),
+                letter == SampleStatus.COMPLETED,
+            )
+            for index, (reward, count, reason, letter) in columns
+            if letter != SampleStatus.PENDING
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        log.warning("the outcomes of a group's samples cannot be read, so it is shown without them: %s", error)
+        return ()
+
+
+def longest(outcomes: Iterable[SampleOutcome]) -> int | None:
+    """The tokens of the longest response; None without any."""
+    return max((outcome.tokens for outcome in outcomes), default=None)
+
+
+def rewards_of(outcomes: Iterable[SampleOutcome]) -> list[float]:
+    """The rewards of the samples that have one."""
+    return [outcome.reward for outcome in outcomes if outcome.reward is not None]
