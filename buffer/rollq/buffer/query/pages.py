@@ -114,7 +114,7 @@ class Paging(Querying):
         ]  # fmt: skip
 
     def _sets(self, selection: Selection) -> "Iterator[_Set]":
-        """The sets of a selection; the batch of a step is one, too, with those of its groups that are leaving."""
+        """The sets of a selection; the batch of a step is one, too, with groups of it that are leaving."""
         if selection.step is not None:
             for task in selection.tasks:
                 ids = self.groups_of_step(task, selection.step) + self.leaving_of_step(task, selection.step)

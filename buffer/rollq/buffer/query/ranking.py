@@ -1,4 +1,4 @@
-"""The order of groups in lists: by a number of the group, or of those of its samples that are wanted. Pure."""
+"""The order of groups in lists: by a number of the group, or of the samples in it that are wanted. Pure."""
 
 import heapq
 import math
@@ -47,7 +47,7 @@ class Sort:
         return -value if self.descending else value
 
     def sample_place(self, sample: SampleOutcome) -> float:
-        """Where a sample comes among those of its group; by another field, all are equal."""
+        """Where a sample comes among the others of its group; by another field, all are equal."""
         value = sample.tokens if self.field == "tokens" else sample.reward if self.field in _OF_REWARDS else 0
         if value is None:
             return math.inf
@@ -68,7 +68,7 @@ def first_records(
 ) -> list[GroupRecord]:
     """The first `limit` groups that match a condition, all for None, in the order of `sort`, or as they come.
 
-    No more than `limit` are held at a time.
+    At most `limit` are held at a time.
     """
     if sort is None:
         return list(islice(records, limit))

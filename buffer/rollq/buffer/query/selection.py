@@ -82,7 +82,7 @@ class Page(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A group that a ranked list may show, at its `place`. `where`: for whoever reads it."""
+    """A group that a ranked list may show, at its `place`. `where`: for the one who reads it."""
 
     place: float
     task: str

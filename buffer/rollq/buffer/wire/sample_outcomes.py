@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import Sample, SampleStatus
 log = logging.getLogger(__name__)
 
 ERROR_CHARACTERS = 200
-"""An outcome has no more of an error."""
+"""An outcome has at most as much of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def encode_columns(
 
 
 def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, ...]:
-    """The outcomes of the samples that have started, by their `letters`; none, and a warning, if they cannot be read."""
+    """The outcomes of the samples that have started, by `letters`; none, which is logged, if they are unreadable."""
     if not encoded:
         return ()
     try:
