@@ -86,7 +86,7 @@ def test_a_run_whose_trainer_is_gone(broken: SeenRun) -> None:
     broken.until("training: ")
     trainer.kill()
     trainer.join()
-    broken.until_in_browser("trainer gone: nothing has been heard of the trainer for", "start the trainer again")
+    broken.until_in_browser("trainer gone: nothing has been heard of the trainer on", "start the trainer again")
 
 
 def test_a_run_that_is_paused(broken: SeenRun) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -133,12 +134,14 @@ class Consumer(Iterator[Batch]):
 
         Raises `TrainerHeld` while another trainer is alive and `takeover` is not set,
         `HistoryGone` if the run cannot be taken back to `resume_from`, `StoreLost`,
-        `ReplayMismatch`, `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`.
+        `ReplayMismatch`, `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`. Later calls wait for an
+        unavailable server as long as `max_outage_s` says, without a limit by default.
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
         connection = Connection.to(place, run)
         buffer = connection.buffer(stop)
+        buffer.wait_out_outages(inf if settings.max_outage_s is None else settings.max_outage_s)
         try:
             buffer.check_payloads()
             sizes = BatchSizes.from_run(buffer, batch)

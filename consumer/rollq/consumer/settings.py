@@ -65,6 +65,9 @@ class ClientSettings(Settings):
     timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one batch, in seconds; default: no limit"
     )
+    max_outage_s: float | None = Field(
+        default=None, ge=0, description="longest wait for a server that does not answer, in seconds; default: no limit"
+    )
     transport: Transport = Field(
         default="redis",
         description="how weights reach workers: redis (up to 64 MiB), path (a shared folder), s3 (an object store), "

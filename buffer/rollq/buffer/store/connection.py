@@ -1,9 +1,9 @@
 """How rollq reaches a Redis server, and how it waits for one that is unavailable.
 
 `connect` returns only clients of servers that are recent enough, have Functions and evict nothing. `patiently` runs a
-command and waits out what passes by itself (a restart, a failover, a full disk), with one log line. Errors of rollq's
-own functions (`ROLLQ_<CODE> ...`) and errors about a command itself pass through both unchanged. No message, repr or
-log line made here contains a password.
+command and waits out what passes by itself (a restart, a failover, a full disk), with a line of the log a minute.
+Errors of rollq's own functions (`ROLLQ_<CODE> ...`) and errors about a command itself pass through both unchanged. No
+message, repr or log line made here contains a password.
 """
 
 import logging
@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from rollq.buffer.common.backoff import backoff_s
 from rollq.buffer.errors import ConfigError, ServerRefused
+from rollq.buffer.store.outages import Outages
 from rollq.buffer.store.redis_errors import Trouble, diagnose, reply_text
 from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_url
 
@@ -39,6 +40,8 @@ OLDEST_REDIS = (7, 0)
 OLDEST_VALKEY = (7, 2)
 
 T = TypeVar("T")
+
+_outages = Outages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ def wait_out(
             if before_next:
                 before_next()
         else:
-            if tries > 1:
-                log.info("%s serves again after %.1f s", name, time.monotonic() - started_s)
+            if tries > 1 and (lasted_s := _outages.end(name, time.monotonic())) is not None:
+                log.info("%s serves again after %.1f s", name, lasted_s)
             return result
     raise AssertionError("unreachable: count() has no end")
 
@@ -105,9 +108,12 @@ def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: 
     words = reply_text(error) if isinstance(error, driver.RedisError) else str(error).partition("\n")[0]
     message = f"{name}: {words}"
     if waited_s >= wait_s or patience.closed.is_set():
+        _outages.end(name, time.monotonic())
         raise trouble.error(f"{message} - {trouble.remedy}") from error
-    if tries == 1:
-        log.warning("%s - waiting%s for it", message, f" up to {wait_s:g} s" if wait_s < math.inf else "")
+    if (lasted_s := _outages.due(name, time.monotonic())) is not None:
+        limit = f" up to {wait_s:g} s" if wait_s < math.inf else ""
+        since = f", for {lasted_s:.0f} s by now" if lasted_s else ""
+        log.warning("%s - waiting%s for it%s", message, limit, since)
     pause_s = backoff_s(tries, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random())
     patience.closed.wait(pause_s)
 

@@ -80,9 +80,9 @@ class RunStore:
         """Set when the buffer is closed or its owner stops; it ends every wait for the server."""
         return self._patience.closed
 
-    def wait_out_outages(self) -> None:
-        """From now on, wait for an unavailable server until the buffer is closed, instead of raising after a while."""
-        self._patience = replace(self._patience, unanswered_s=inf, unready_s=inf)
+    def wait_out_outages(self, longest_s: float = inf) -> None:
+        """From now on, wait for an unavailable server for `longest_s`, or until the buffer is closed."""
+        self._patience = replace(self._patience, unanswered_s=longest_s, unready_s=longest_s)
 
     @property
     def incarnation(self) -> str:

@@ -1,0 +1,47 @@
+"""Lines about servers that do not serve."""
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from math import inf
+
+import pytest
+
+from rollq.buffer.store import outages
+from rollq.buffer.store.connection import Patience, connect, patiently
+from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.store.outages import Outages
+from support.waiting import wait_until
+
+
+def test_an_outage_has_a_line_a_minute_however_many_wait() -> None:
+    found = Outages()
+    assert [found.due("a", second) for second in (10.0, 10.1, 69.0, 70.0, 71.0, 131.0)] == [
+        0.0, None, None, 60.0, None, 121.0
+    ]  # fmt: skip
+    assert found.due("b", 20.0) == 0.0
+    assert found.end("a", 140.0) == 130.0
+    assert found.end("a", 141.0) is None
+    assert found.due("a", 150.0) == 0.0, "another outage"
+
+
+def test_threads_that_wait_for_a_server_share_its_lines(
+    fresh_server: EmbeddedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(outages, "EVERY_S", 0.5)
+    with connect(fresh_server.url) as client:
+        fresh_server.kill()
+        ping: Callable[[], object] = partial(client.set, "key", "value")
+        threads = [threading.Thread(target=patiently, args=(client, ping, Patience(inf, inf))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: "s by now" in caplog.text)
+        fresh_server.start()
+        for thread in threads:
+            thread.join()
+    first, *others = [record.message for record in caplog.records if "waiting" in record.message]
+    assert first.endswith(" - waiting for it")
+    assert all("waiting for it, for " in line and line.endswith(" s by now") for line in others)
+    assert len([record for record in caplog.records if "serves again after" in record.message]) == 1
