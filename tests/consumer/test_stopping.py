@@ -1,5 +1,6 @@
 """Every wait of a trainer ends: its errors when a batch cannot fill, and the metrics of evaluations."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,7 +11,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.batches import MAX_FILL
-from rollq.buffer.calls.evaluations import EvaluatedGroup, evaluation_metrics
+from rollq.buffer.calls.evaluations import EvaluatedGroup, EvaluationState, evaluation_metrics
 from rollq.buffer.calls.replies import Control, Counts
 from rollq.buffer.errors import (
     BatchOver,
@@ -30,16 +31,16 @@ from rollq.consumer import Batch, Consumer, ConsumerSettings
 from support.buffer_run import World, make_sample
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_until
 
 Connect = Callable[..., Consumer]
 
 
 @pytest.fixture
 def connect(server_url: str, run_name: str, model_folder: Path) -> Connect:
-    def open_consumer(**settings: object) -> Consumer:
+    def open_consumer(stop: threading.Event | None = None, **settings: object) -> Consumer:
         made = ConsumerSettings.model_validate(settings)
-        return Consumer.connect(server_url, run=run_name, weights=model_folder, settings=made)
+        return Consumer.connect(server_url, run=run_name, weights=model_folder, settings=made, stop=stop)
 
     return open_consumer
 
@@ -267,6 +268,7 @@ def test_xm01_an_evaluation_of_the_live_version_is_returned_and_leaves_nothing_b
                 "eval/held_out/reward_std": pytest.approx(0.408248),
             }
     assert statuses(buffer, "held_out") == {}
+    assert buffer.evaluation("held_out") == EvaluationState(False, 3, 3, 0, version=0, reward=0.5)
     assert buffer.counts("held_out").dropped == {"evaluated": 6}
     assert buffer.counts("math").progress["admitted"] == 0
     World(buffer).check()
@@ -310,6 +312,25 @@ def test_tc05_an_evaluation_tolerates_a_timeout(
     assert "1 of 2 prompts are finished" in caplog.text
     assert buffer.counts("held_out").dropped == {"evaluated": 1, "cancelled": 1}
     World(buffer).check()
+
+
+def test_a_trainer_that_is_stopped_drops_its_evaluation_and_has_no_result(
+    connect: Connect, buffer: Buffer, answering: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    answering += [1.0, -1.0]
+    stop = threading.Event()
+    with connect(stop=stop) as consumer:
+        done = threading.Thread(target=lambda: found.append(consumer.evaluate()))
+        found: list[dict[str, float]] = []
+        done.start()
+        wait_until(lambda: statuses(buffer, "held_out").get("gathered") == 1)
+        assert buffer.evaluation("held_out") == EvaluationState(True, 2, 1, 0)
+        stop.set()
+        done.join(PATIENCE_S)
+        assert found == [{}]
+    assert "the trainer stops, and drops what it evaluates: evaluation held_out: 1 of 2 prompts are" in caplog.text
+    assert buffer.evaluation("held_out") == EvaluationState(False, 2, 1, 0)
 
 
 def test_what_a_dead_trainer_left_of_an_evaluation_is_dropped(

@@ -147,9 +147,8 @@ def test_a_task_that_does_not_produce_says_why(buffer: Buffer, server_url: str) 
 
 def test_the_last_error_leaves_after_ten_minutes(buffer: Buffer, server_url: str) -> None:
     for age_s, is_shown in ((60, True), (610, False)):
-        at_ms = buffer.server_ms() - age_s * 1000
-        place = task_keys(buffer.run, "math").prefix + "last_error"
-        buffer.client.hset(place, mapping={"text": "ValueError: no number", "at_ms": at_ms})
+        key, at_ms = task_keys(buffer.run, "math").prefix + "last_error", buffer.server_ms() - age_s * 1000
+        buffer.send("HSET", key, "text", "ValueError: no number", "at_ms", at_ms)
         found = look(buffer, server_url)
         assert ("last error" in as_table(found)) is is_shown
         assert bool(orjson.loads(as_json(found))["tasks"][1]["last_error"]) is is_shown

@@ -5,6 +5,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from rollq.buffer.calls.evaluations import EvaluationState
 from rollq.buffer.calls.replies import LastError, Unusable
 from rollq.buffer.values.history import SeenProducer
 from rollq.buffer.values.memory_use import Fullness
@@ -102,6 +103,25 @@ def test_groups_that_are_kept_to_look_at_are_no_depth() -> None:
     lines = as_table(run_status(task_status("math", {Status.RUNNING: 4, Status.FAILED: 97, Status.FILTERED: 3})), 400)
     assert "failed" not in next(line for line in lines.splitlines() if line.startswith("task "))
     assert "math: kept to look at: 3 filtered, 97 failed" in lines.splitlines()
+
+
+def test_evaluations_have_a_table_and_are_no_tasks() -> None:
+    lines = as_table(
+        run_status(
+            task_status("math"),
+            task_status("aime", kind="eval", evaluation=EvaluationState(True, 64, 12, 1, version=40, reward=0.625)),
+            task_status("held_out", kind="eval"),
+        ),
+        400,
+    ).splitlines()
+    assert [line.split()[0] for line in lines[lines.index("") + 1 :] if "math" in line] == ["math"] * 3
+    at = next(index for index, line in enumerate(lines) if line.startswith("evaluation "))
+    assert [line.split() for line in lines[at : at + 3]] == [
+        ["evaluation", "last", "step", "reward", "done", "failed", "state"],
+        ["aime", "40", "0.625", "12/64", "1", "running"],
+        ["held_out", "-", "-", "-", "-", "not", "yet"],
+    ]
+    assert sum("aime" in line for line in lines) == 1
 
 
 def test_inserted_samples_of_the_last_batch_are_said() -> None:

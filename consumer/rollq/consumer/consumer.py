@@ -443,9 +443,9 @@ class Consumer(Iterator[Batch]):
         Producers schedule every prompt of an evaluation, workers generate them before the training groups of the next
         step, and none of it is ever trained. Do not publish weights during an evaluation: every token must be of the
         live version.
-        After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}.
-        `evaluation_metrics` defines the metrics. Rewards are kept by train step, as of the last one that was committed.
-        Raises `ConfigError` for an unknown evaluation, and `FencedError` if
+        After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}, and all do
+        when the trainer is stopped meanwhile. `evaluation_metrics` defines the metrics. Rewards are kept by train step,
+        as of the last one that was committed. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
         another trainer has taken over, since the live weights are then no longer this trainer's.
         """
         if self._settings.rank != 0:

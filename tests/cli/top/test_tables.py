@@ -17,7 +17,8 @@ WORKERS = {
     "a": worker(5, tokens_per_s=30.0),
     "c": worker(1, condition="dead", tokens_per_s=None),
 }
-RUN = run_status(MATH, task_status("code", control="done"), workers=WORKERS)
+HELD_OUT = task_status("held_out", kind="eval")
+RUN = run_status(MATH, task_status("code", control="done"), HELD_OUT, workers=WORKERS)
 
 
 def row(at_s: int, ready: int, tokens: float) -> HistoryRow:
@@ -29,6 +30,10 @@ def test_a_row_of_a_task_has_what_its_columns_say() -> None:
         "task": "math", "step": "41", "ready": "3/16", "bound": "20/32", "pending": "4", "running": "13",
         "groups/s": "4.00", "tokens/s": "2,000", "kept": "90%", "state": "run",
     }  # fmt: skip
+
+
+def test_evaluations_are_no_tasks() -> None:
+    assert list(task_rows(RUN)) == ["math", "code"]
 
 
 @pytest.mark.parametrize(

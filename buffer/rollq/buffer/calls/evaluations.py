@@ -2,10 +2,12 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import orjson
 
 from rollq.buffer.calls.batches import Batches
 from rollq.buffer.calls.replies import BatchState
@@ -32,6 +34,22 @@ class EvaluatedGroup(NamedTuple):
     samples: int
     failed: bool
     numbers: Numbers = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationState:
+    """The evaluation of a task that is under way, or else the last one.
+
+    Of its `prompts`, `finished` are finished, of these `failed` without a result. `version` and `reward` are of the
+    last one that has ended with a result: the live weights, and its mean reward; None before the first one.
+    """
+
+    is_running: bool
+    prompts: int
+    finished: int
+    failed: int
+    version: int | None = None
+    reward: float | None = None
 
 
 class Evaluations(Batches):
@@ -118,3 +136,26 @@ def rewards_of(metrics: Mapping[str, Any]) -> dict[str, float]:
         if kind == "eval" and metric == "reward" and (number := as_number(value)) is not None:
             rewards[evaluation] = number
     return rewards
+
+
+def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -> EvaluationState | None:
+    """The state of what is under way or ended last; None without an evaluation.
+
+    `batches` are fields of batches: first `over` that have ended, the last one last, then all.
+    """
+    ended = [batch for batch in batches[:over] if batch["type"] == b"eval"]
+    running = [batch for batch in batches[over:] if batch["type"] == b"eval" and batch["state"] == b"running"]
+    if not ended and not running:
+        return None
+    shown = (running or ended)[-1]
+    gathered, failed = (int(shown[name] or 0) for name in ("gathered", "failed"))
+    results = [(int(batch["version"] or 0), _reward(batch["result"] or b"{}")) for batch in ended]
+    version, reward = next((result for result in reversed(results) if result[1] is not None), (None, None))
+    return EvaluationState(bool(running), int(shown["size"] or 0), gathered + failed, failed, version, reward)
+
+
+def _reward(result: bytes) -> float | None:
+    """The mean reward in the result of an evaluation; None without one."""
+    found = orjson.loads(result)
+    metrics = found.get("metrics") if isinstance(found, dict) else None
+    return next(iter(rewards_of(metrics or {}).values()), None)

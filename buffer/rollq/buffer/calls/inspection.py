@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.calls.core import BufferCore, number, pairs
+from rollq.buffer.calls.evaluations import EvaluationState, evaluation_state
 from rollq.buffer.calls.replies import ArchiveState, Counts, LastError, Unusable
 from rollq.buffer.calls.trainer_process import process_of
 from rollq.buffer.common.log_once import LogOnce
@@ -26,6 +27,8 @@ _unreadable = LogOnce(logging.getLogger(__name__))
 
 SILENT_WORKER_S = 30.0
 GROUPS_SAMPLED = 32
+LAST_EVALUATIONS = 5
+"""Among these, the last one with a result is looked for."""
 
 
 class Inspection(BufferCore):
@@ -89,6 +92,16 @@ class Inspection(BufferCore):
             trouble=trouble.decode(errors="replace") if trouble and is_alive else "",
             is_alive=is_alive,
         )
+
+    def evaluation(self, task: str) -> EvaluationState | None:
+        """The evaluation of a task that is under way, or else the last one; None before the first one."""
+        keys = task_keys(self.run, task)
+        over = self.send("LRANGE", keys.prefix + "batches_over", -LAST_EVALUATIONS, -1)
+        is_open = int(self.send("HGET", keys.clock, "open_evaluations") or 0) > 0
+        handles = [*over, *(self.send("HVALS", keys.batches) if is_open else [])]
+        names = ("state", "type", "version", "size", "gathered", "failed", "result")
+        batches = self.send_all([("HMGET", keys.batch(handle.decode()), *names) for handle in handles])
+        return evaluation_state([dict(zip(names, values, strict=True)) for values in batches], len(over))
 
     def fullness(self) -> Fullness:
         """How full the buffer is: of its servers' memory, or of `max_buffer_bytes`, whichever is nearer."""

@@ -20,7 +20,7 @@ from rollq.cli.top.feed import Feed, Frame
 from rollq.cli.top.tables import TASK_COLUMNS, Rows, charts, task_rows, worker_rows
 from rollq.monitor.status.diagnosis import Level, diagnose
 from rollq.monitor.status.read import RunStatus
-from rollq.monitor.status.text import WORKER_COLUMNS, run_line, trainer_lines
+from rollq.monitor.status.text import WORKER_COLUMNS, evaluation_table, run_line, trainer_lines
 from rollq.monitor.status.trainer_words import shortened
 from rollq.monitor.text.units import seconds_in_words
 
@@ -44,6 +44,7 @@ class Top(App[None]):
     #trainer { max-height: 3; }
     #errors { max-height: 3; color: $text-error; }
     #tasks { height: auto; max-height: 30%; margin-top: 1; }
+    #evaluations { height: auto; max-height: 20%; }
     #charts { height: auto; margin-top: 1; }
     #workers { height: 1fr; min-height: 3; margin-top: 1; }
     #keys { background: $panel; dock: bottom; }
@@ -74,6 +75,7 @@ class Top(App[None]):
         for part in ("diagnosis", "run", "trainer"):
             yield Static(id=part, markup=False)
         yield _table("tasks")
+        yield Static(id="evaluations", markup=False)
         yield Static(id="charts", markup=False)
         yield _table("workers")
         yield Static(id="errors", markup=False)
@@ -150,6 +152,7 @@ class Top(App[None]):
         self._part("run", self._age(frame).append(run_line(run)))
         self._part("trainer", Text("\n".join(trainer_lines(run.trainer, width))))
         self._part("errors", Text("\n".join(_errors(run)), no_wrap=True))
+        self._part("evaluations", Text("\n".join(evaluation_table(run.tasks)), no_wrap=True))
         self._part("charts", Text(f"task {frame.task}, the last hour\n" + "\n".join(charts(frame.history, width))))
         main = self.screen_stack[0]  # under a dialog, too
         _fill(main.query_one("#tasks", DataTable), list(TASK_COLUMNS), task_rows(run))

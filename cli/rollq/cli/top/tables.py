@@ -29,8 +29,9 @@ Rows = dict[str, list[str]]
 
 
 def task_rows(run: RunStatus) -> Rows:
-    """A row for each task."""
-    return {task.task: [cell(task) for cell in TASK_COLUMNS.values()] for task in run.tasks}
+    """A row for each task, without evaluations."""
+    tasks = [task for task in run.tasks if not task.is_evaluation]
+    return {task.task: [cell(task) for cell in TASK_COLUMNS.values()] for task in tasks}
 
 
 def worker_rows(run: RunStatus, width: int, by: str, *, falling: bool) -> tuple[list[str], Rows]:

@@ -4,6 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+import orjson
+
 from rollq.buffer.calls.evaluations import Evaluations, evaluation_metrics
 from rollq.buffer.calls.replies import BatchState
 from rollq.buffer.errors import ConfigError
@@ -28,10 +30,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Run the evaluations `names` (None: all) and return their metrics; see `Consumer.evaluate`.
 
-    An unfinished evaluation of an earlier trainer is closed first. `meanwhile` is called between two checks.
+    An unfinished evaluation of an earlier trainer is closed first. `meanwhile` is called between two checks. If `stop`
+    is set before the end, there are no metrics.
     """
     buffer = lease.buffer
     opened = {task: _open(buffer, task) for task in _selected(buffer, names)}
+    metrics: dict[str, dict[str, float]] = {}
     waiter = Waiter(events, stop=stop, timeout_s=timeout_s, explain=lambda: _explain(lease.buffer, opened))
     try:
         for _ in waiter:
@@ -40,15 +44,16 @@ def evaluate(
             meanwhile()
         if waiter.timed_out:
             log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
-        metrics: dict[str, float] = {}
+        elif left := _explain(lease.buffer, opened):
+            log.info("the trainer stops, and drops what it evaluates: %s", left)
+            return {}
         for task, state in opened.items():
-            measured = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
-            _warn_of_failures(task, measured)
-            metrics |= measured
+            metrics[task] = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
+            _warn_of_failures(task, metrics[task])
     finally:
         for task, state in opened.items():
-            buffer.close_evaluation(task, state.handle)
-    return metrics
+            buffer.close_evaluation(task, state.handle, orjson.dumps({"metrics": metrics.get(task, {})}))
+    return {name: value for measured in metrics.values() for name, value in measured.items()}
 
 
 def _warn_of_failures(task: str, metrics: Mapping[str, float]) -> None:

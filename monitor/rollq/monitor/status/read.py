@@ -7,6 +7,7 @@ from typing import Any
 
 from rq import Queue
 
+from rollq.buffer.calls.evaluations import EvaluationState
 from rollq.buffer.calls.replies import Counts, LastError, LiveModel, Unusable
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import StoreLost
@@ -88,6 +89,7 @@ class TaskStatus:
     offline: bool = False  # filled by insertions alone
     checkpoint: int = 0  # the last step that a checkpoint covers, 0 before the first
     is_retired: bool = False  # no batch takes groups of it any more
+    evaluation: EvaluationState | None = None  # of an evaluation, once there was one
 
     @property
     def state(self) -> str:
@@ -103,6 +105,11 @@ class TaskStatus:
     def bound(self) -> str:
         """How many groups are on their way to the trainer, and how many may be; "-" where no bound holds."""
         return "-" if self.offline else f"{self.scheduled - self.trained}/{self.limit - self.trained}"
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it only measures weights."""
+        return self.kind == "eval"
 
     @property
     def is_trained(self) -> bool:
@@ -281,6 +288,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         rates=rates(overview.rows, _row_of(counts)),
         offline=rules.offline,
         checkpoint=clock.checkpoint,
+        evaluation=buffer.evaluation(task) if rules.kind == "eval" else None,
         is_retired=rules.kind == "train" and is_retired(rules.batch_groups, rules.schedule, clock.step),
     )
 

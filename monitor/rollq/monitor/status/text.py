@@ -1,12 +1,13 @@
 """The status of a run as lines of text, and as JSON. Pure."""
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 
+from rollq.buffer.calls.evaluations import EvaluationState
 from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
@@ -85,8 +86,10 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
     lines = [line for text in (str(diagnosis), *diagnosis.to_do) for line in _wrapped(text, width)]
     lines += ["", *_wrapped(run_line(run), width), *trainer_lines(run.trainer, width)]
     lines += _wrapped(producers_line(run.tasks), width)
-    if run.tasks:
-        lines += ["", *_depth_table(run.tasks), "", *_rate_table(run.tasks), "", *_age_table(run.tasks)]
+    if tasks := [task for task in run.tasks if not task.is_evaluation]:
+        lines += ["", *_depth_table(tasks), "", *_rate_table(tasks), "", *_age_table(tasks)]
+    if evaluations := evaluation_table(run.tasks):
+        lines += ["", *evaluations]
     lines += ["", *(_worker_lines(run.workers, width) or ["no worker has reported lately"])]
     for name, report in run.workers.items():
         if why := report.get("refused_weights"):
@@ -123,7 +126,7 @@ def _model(model: LiveModel | None) -> str:
     return "no weights published yet" if model is None else f"version {model.version} (epoch {model.epoch})"
 
 
-def _depth_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
+def _depth_table(tasks: Sequence[TaskStatus]) -> list[str]:
     depths = [status for status in Status if status not in AUDITED]
     statuses = [status for status in depths if status in ALWAYS_SHOWN or any(task.groups(status) for task in tasks)]
     header = ["task", "step", "ready", "bound", *(status.value for status in statuses)]
@@ -140,7 +143,25 @@ def _depth_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
     return aligned([header, *rows])
 
 
-def _rate_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
+def evaluation_table(tasks: Sequence[TaskStatus]) -> list[str]:
+    """A row for each evaluation: the weights and the reward of the last result, and the progress of the present one."""
+    rows = [[task.task, *_evaluation_cells(task.evaluation)] for task in tasks if task.is_evaluation]
+    return aligned([["evaluation", "last step", "reward", "done", "failed", "state"], *rows]) if rows else []
+
+
+def _evaluation_cells(state: EvaluationState | None) -> list[str]:
+    if state is None:
+        return ["-", "-", "-", "-", "not yet"]
+    return [
+        "-" if state.version is None else str(state.version),
+        "-" if state.reward is None else f"{state.reward:.3f}",
+        f"{state.finished:,}/{state.prompts:,}",
+        f"{state.failed:,}",
+        "running" if state.is_running else "over",
+    ]
+
+
+def _rate_table(tasks: Sequence[TaskStatus]) -> list[str]:
     header = ["last min", "groups/s", "tokens/s", "trained/s", "failed/s", "kept", "queued", "worked", "waited"]
     rows = [[task.task, *_rate_cells(task)] for task in tasks]
     return aligned([header, *rows])
@@ -165,7 +186,7 @@ def _rate_cells(task: TaskStatus) -> list[str]:
     ]
 
 
-def _age_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
+def _age_table(tasks: Sequence[TaskStatus]) -> list[str]:
     header = ["oldest", "pending", "running", "ready", "producer seen"]
     rows = [
         [
