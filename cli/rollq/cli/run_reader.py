@@ -83,8 +83,8 @@ class CurveFinder:
                 return read_curves(buffer)
         try:
             return self._call(read_curves)
-        except (ServerUnavailable, StoreLost):
-            if (found := self._in_files()) is None:
+        except (ServerUnavailable, StoreLost) as error:
+            if (found := self._in_files(str(error))) is None:
                 raise
             return found
 
@@ -96,7 +96,7 @@ class CurveFinder:
             log.debug("other runs are not looked for: %s", error)
             return [self._location.run]
 
-    def _in_files(self) -> RunCurves | None:
+    def _in_files(self, why: str) -> RunCurves | None:
         trainer = load_settings(self._location.file).trainer if self._location.file else None
-        found = curves_in(trainer.output, self._location.run) if trainer else None
+        found = curves_in(trainer.output, self._location.run, why) if trainer else None
         return found if found and (found.rows.steps or found.rows.evaluations) else None

@@ -3,12 +3,15 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rollq.buffer.errors import ConfigError
 from rollq.cli.options import connection_options, file_and, run_options
+
+if TYPE_CHECKING:
+    from rollq.cli.run_location import RunLocation
 
 QUERY_HELP = """Find groups. QUERY is a JSON object; FILE is rollq.toml, by default the one in this folder. Changes
 nothing.
@@ -65,13 +68,17 @@ Example:
 
 @click.command()
 @run_options
+@click.option("--steps", "by_step", is_flag=True, help="Show reward, lengths, entropy and more by train step.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def status(file: Path | None, url: str | None, run_name: str | None, as_json: bool) -> None:
+def status(file: Path | None, url: str | None, run_name: str | None, by_step: bool, as_json: bool) -> None:
     """Show whether a run moves and who holds it back, then its groups, rates, trainer and workers. Changes nothing.
+
+    --steps also works when the server, or the run, is gone, if FILE names the folder of the trainer.
 
     \b
     Example:
       rollq status rollq.toml
+      rollq status rollq.toml --steps
       rollq status --url redis://127.0.0.1:6379/0 --run sums --json
     """
     from rollq.cli.run_location import find_run
@@ -80,9 +87,25 @@ def status(file: Path | None, url: str | None, run_name: str | None, as_json: bo
 
     location = find_run(file, url, run_name)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else text.WIDTH
+    if by_step:
+        click.echo(_by_step(location, as_json=as_json, width=width))
+        return
     with location.without_payloads() as buffer:
         run = read_status(buffer, location.queue())
     click.echo(text.as_json(run) if as_json else text.as_table(run, width))
+
+
+def _by_step(location: "RunLocation", *, as_json: bool, width: int) -> str:
+    """The curves of a run. Raises what `CurveFinder.of` raises."""
+    import orjson
+
+    from rollq.cli.run_reader import CurveFinder, RunReader
+    from rollq.monitor.dashboard.curves import columns
+    from rollq.monitor.report.step_table import as_step_table
+
+    with RunReader(location) as reader:
+        curves = CurveFinder(location, reader.call).of(location.run)
+    return orjson.dumps(columns(curves)).decode() if as_json else as_step_table(curves, width)
 
 
 @click.command(help=QUERY_HELP)

@@ -27,12 +27,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunCurves:
-    """The numbers of a run by train step. `changes` are in the order of their steps; files have none."""
+    """The numbers of a run by train step. `changes` are in the order of their steps; files have none. `note`: why they
+    are from files, for people."""
 
     run: str
     source: Literal["server", "files"]
     rows: StepRows
     changes: tuple[Change, ...] = ()
+    note: str = ""
 
 
 def read_curves(buffer: MonitorBuffer) -> RunCurves:
@@ -49,12 +51,14 @@ def read_curves(buffer: MonitorBuffer) -> RunCurves:
     return RunCurves(buffer.run, "server", buffer.curves(), tuple(changes))
 
 
-def curves_in(folder: Path, run: str) -> RunCurves:
-    """The curves in the output folder of the trainer of a run; empty for a folder without any."""
+def curves_in(folder: Path, run: str, why: str = "") -> RunCurves:
+    """The curves in the output folder of the trainer of a run; empty for a folder without any. `why`: the server has
+    none."""
     steps = {row.step: row for row in _rows(folder / METRICS_FILE, numbers_of)}
     evaluations = {row.step: row for row in _rows(folder / EVALUATIONS_FILE, rewards_of)}
     by_step = (tuple(rows[step] for step in sorted(rows)) for rows in (steps, evaluations))
-    return RunCurves(run, "files", StepRows(*by_step))
+    note = f"from the files in {folder}, since {why}" if why else f"from the files in {folder}"
+    return RunCurves(run, "files", StepRows(*by_step), note=note)
 
 
 def _rows(path: Path, numbers: Callable[[Mapping[str, Any]], Mapping[str, float]]) -> Iterator[StepRow]:
