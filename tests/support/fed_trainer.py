@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
 from rollq.buffer.buffer import Buffer
@@ -18,7 +19,7 @@ def fed(url: str, run: str, folder: Path) -> Iterator[None]:
     stop = threading.Event()
 
     def work() -> None:
-        patience = Patience(closed=stop)
+        patience = Patience(inf, inf, stop)
         with suppress(ServerError), Buffer.connect(url, run, patience=patience) as buffer, buffer.events() as events:
             worker = HandWorker(buffer, tiny_qwen3(1), folder)
             while not stop.is_set():

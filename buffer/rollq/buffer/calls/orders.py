@@ -56,6 +56,7 @@ class Refusal(StrEnum):
 
     GONE = "gone"  # the group is not in the buffer
     STATUS = "status"  # a group with its status cannot be moved so
+    MOVED = "moved"  # it has another status than the caller saw
     BATCH = "batch"  # its batch or evaluation has not ended, and ends with all of its groups
     UNSAMPLED = "unsampled"  # nobody would sample it again: its task is offline, or its evaluation has ended
     SAVING = "saving"  # while the buffer is saved, nothing leaves it
@@ -82,13 +83,16 @@ class Steering(BufferCore):
             moved = self.call("order_worker", self.keys.info, self.incarnation, worker, order, seen) == _ORDER_MOVED
         return Order(seen.split()[-1].decode()) if seen else Order.RUN
 
-    def order_group(self, task: str, group_id: int, order: GroupOrder, *, dry_run: bool = False) -> Ordered:
-        """Move a group as `order` says; with `dry_run`, only find out whether it would be moved.
+    def order_group(
+        self, task: str, group_id: int, order: GroupOrder, *, dry_run: bool = False, expected: Status | None = None
+    ) -> Ordered:
+        """Move a group as `order` says; with `dry_run`, only find out whether it would be moved. With `expected`, a
+        group with another status is left.
 
         The lease of a running group ends: what its worker puts later is refused. Raises `StoreLost`.
         """
         seen = self.send("HGET", task_keys(self.run, task).group(group_id), "ordered") or b""
         mark = secrets.token_hex(8)
-        word, status = self.call_task("order_group", task, group_id, order, int(dry_run), seen, mark)
+        word, status = self.call_task("order_group", task, group_id, order, int(dry_run), seen, mark, expected or "")
         outcome = word.decode()
         return Ordered(Status(status.decode()) if status else None, None if outcome == "done" else Refusal(outcome))

@@ -59,6 +59,7 @@ _EFFECTS: Mapping[GroupOrder, str] = {
     GroupOrder.DROP: "gone. It leaves the buffer with its samples, and is counted as dropped by hand.",
 }
 _REFUSALS: Mapping[Refusal | None, str] = {
+    Refusal.MOVED: "its status has changed since it was looked at",
     Refusal.BATCH: "its batch or evaluation has not ended, and decides about it",
     Refusal.UNSAMPLED: "nobody would sample it again, because its task is offline or its evaluation has ended",
     Refusal.SAVING: "the buffer is being saved, and nothing leaves it until that ends; try again in a minute",

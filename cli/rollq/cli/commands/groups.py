@@ -1,0 +1,106 @@
+"""`rollq groups`: move single groups, or all that a query finds."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.options import connection_options, file_and
+
+if TYPE_CHECKING:
+    from rollq.buffer.buffer import Buffer
+    from rollq.buffer.calls.orders import GroupOrder
+    from rollq.cli.group_orders import Found
+
+HELP = """{effect}
+
+Asks before it changes anything, unless --yes. A group whose status changes in between is left as it is.
+
+\b
+Example:
+  rollq groups {order} rollq.toml math/12 math/13
+  rollq groups {order} --query '{{"task": "math", "status": "completed"}}' --dry-run
+"""
+
+
+@click.group()
+def groups() -> None:
+    """Move single groups, or all that a query finds: sample them again, keep them from the trainer, or drop them.
+
+    \b
+    Example:
+      rollq groups requeue rollq.toml math/12
+      rollq groups drop --query '{"status": "failed"}' --dry-run
+    """
+
+
+def _add(order: str, short_help: str, effect: str) -> None:
+    """Add the command of an order."""
+
+    @groups.command(order, short_help=short_help, help=HELP.format(order=order, effect=effect))
+    @file_and(names="[TASK/NUMBER]...")
+    @connection_options
+    @click.option("--query", help="The groups that this query finds, as in `rollq query`; at most 1,000 at a time.")
+    @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+    @click.option("--yes", is_flag=True, help="Do not ask.")
+    def command(
+        file: Path | None,
+        names: tuple[str, ...],
+        url: str | None,
+        run_name: str | None,
+        query: str | None,
+        dry_run: bool,
+        yes: bool,
+    ) -> None:
+        from rollq.buffer.calls.orders import GroupOrder
+        from rollq.buffer.query.language import parse_query
+        from rollq.cli.commands.status import parse_query_text
+        from rollq.cli.group_orders import named_groups, queried_groups
+        from rollq.cli.run_location import find_run
+
+        if bool(names) == (query is not None):
+            raise ConfigError("say which groups: give either TASK/NUMBER, such as math/12, or --query")
+        conditions = None if query is None else parse_query_text(query)
+        needs_samples = query is not None and parse_query(conditions).searches_texts
+        location = find_run(file, url, run_name)
+        with location.buffer() if needs_samples else location.without_payloads() as buffer:
+            found = named_groups(buffer, names) if names else queried_groups(buffer, conditions)
+            _order(buffer, GroupOrder(order), found, dry_run=dry_run, yes=yes)
+
+
+_add(
+    "requeue",
+    "Have groups sampled again.",
+    "Throw away the samples of groups that are completed, filtered or failed, and have their prompts sampled again.",
+)
+_add(
+    "quarantine",
+    "Keep groups from the trainer.",
+    "Keep groups that are running or completed from the trainer: they fail, and are kept to look at.",
+)
+_add("drop", "Remove groups.", "Remove groups with their samples, unless a batch has them.")
+
+
+def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> None:
+    from rollq.cli.group_orders import MOST_GROUPS, effect_of, left_lines, name_of, order_groups
+
+    for name in found.missing:
+        click.echo(f"{name}: it is not in the buffer")
+    looked = order_groups(buffer, order, found.groups, dry_run=True)
+    for line in left_lines(looked):
+        click.echo(line)
+    click.echo(effect_of(order, looked.moved))
+    if found.more:
+        click.echo(f"and more: one order is for {MOST_GROUPS:,} groups; repeat it for the others")
+    if dry_run or not looked.moved:
+        click.echo("nothing was changed")
+    elif yes or (sys.stdin.isatty() and click.confirm("Continue?")):
+        chosen = [group for group in found.groups if name_of(group) not in looked.left]
+        done = order_groups(buffer, order, chosen, dry_run=False)
+        for line in left_lines(done):
+            click.echo(line)
+        click.echo(f"done: {effect_of(order, done.moved)}; left: {len(done.left):,}, which have changed before that")
+    else:
+        click.echo("nothing was changed; add --yes to change it")

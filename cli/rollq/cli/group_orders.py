@@ -1,0 +1,105 @@
+"""Orders for many groups: they are found, looked at, and then moved one by one, each in one step.
+
+A group whose status has changed since it was found is left as it is, and counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.orders import GroupOrder, Ordered
+from rollq.buffer.common.whole_numbers import whole_number
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.query.language import GroupRecord
+from rollq.buffer.values.rollouts import Status
+from rollq.monitor.dashboard.orders import change_of_group
+from rollq.monitor.text.units import count
+
+MOST_GROUPS = 1000
+"""Groups that one order is for."""
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The groups that an order is for. `missing`: those that are named and are not in the buffer; `more`: whether
+    further ones were found."""
+
+    groups: Sequence[GroupRecord]
+    missing: Sequence[str] = ()
+    more: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How many groups were moved, or would be, by the status that they had; and why others are left, in words."""
+
+    moved: Counter[str] = field(default_factory=Counter)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def note(self, group: GroupRecord, order: GroupOrder, ordered: Ordered) -> None:
+        """Note what the order was for a group."""
+        if ordered.refusal is None:
+            self.moved[group.status] += 1
+        else:
+            self.left[name_of(group)] = change_of_group(order, ordered)
+
+
+def name_of(group: GroupRecord) -> str:
+    """The name of a group, as orders take it."""
+    return f"{group.task}/{group.uid}"
+
+
+def named_groups(buffer: Buffer, names: Sequence[str]) -> Found:
+    """The groups that are named TASK/NUMBER. Raises `ConfigError` for a name of another form, or of no task."""
+    tasks, wanted = buffer.tasks(), [_parse(name) for name in dict.fromkeys(names)]
+    if unknown := next((task for task, _ in wanted if task not in tasks), None):
+        raise ConfigError(f"task {unknown!r}: the run has {', '.join(tasks) or 'none'}")
+    if len(wanted) > MOST_GROUPS:
+        raise ConfigError(f"{count(len(wanted), 'group')}: give at most {MOST_GROUPS:,} at a time")
+    found: dict[tuple[str, int], GroupRecord] = {}
+    for task in dict.fromkeys(task for task, _ in wanted):
+        ids = [number for name, number in wanted if name == task]
+        found |= {(task, each.uid): each for each in buffer.query({"task": task, "uid": {"$in": ids}})}
+    missing = [f"{task}/{number}" for task, number in wanted if (task, number) not in found]
+    return Found([found[name] for name in wanted if name in found], missing)
+
+
+def queried_groups(buffer: Buffer, query: Any, most: int | None = None) -> Found:
+    """The groups for which a query holds, at most `most`. Raises `QueryError`."""
+    most = most or MOST_GROUPS
+    groups = buffer.query(query, limit=most + 1)
+    return Found(groups[:most], more=len(groups) > most)
+
+
+def order_groups(buffer: Buffer, order: GroupOrder, groups: Sequence[GroupRecord], *, dry_run: bool) -> Outcome:
+    """Give the order for each group that has the status in which it was found; with `dry_run`, only look."""
+    outcome = Outcome()
+    for group in groups:
+        expected = Status(group.status)
+        ordered = buffer.order_group(group.task, group.uid, order, dry_run=dry_run, expected=expected)
+        outcome.note(group, order, ordered)
+    return outcome
+
+
+def effect_of(order: GroupOrder, moved: Mapping[str, int]) -> str:
+    """The effect of an order, as numbers of groups by the status that they had."""
+    shown = ", ".join(f"{number:,} {status}" for status, number in sorted(moved.items()))
+    return f"{order.value}: {shown or 'no group'}"
+
+
+def left_lines(outcome: Outcome) -> Iterator[str]:
+    """A line for each group that is left as it is, and one for those that are too many to show."""
+    for name, why in list(outcome.left.items())[:MOST_SHOWN]:
+        yield f"{name}: {why}"
+    if (more := len(outcome.left) - MOST_SHOWN) > 0:
+        yield f"and {count(more, 'other group')} that nothing changes"
+
+
+def _parse(name: str) -> tuple[str, int]:
+    task, slash, text = name.rpartition("/")
+    if not slash or (number := whole_number(text)) is None:
+        raise ConfigError(f"{name!r}: name a group as TASK/NUMBER, such as math/12")
+    return task, number
