@@ -722,7 +722,7 @@ def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
     world.lease(1)
     kill_holders(world)
     world.buffer.reap("math")
-    _, (group_id, attempt, tries, step, evaluation, suspect, alone, letters, _, must_finish, _, parts, *_) = (
+    _, (group_id, attempt, tries, step, evaluation, suspect, alone, _, _, letters, _, must_finish, _, parts, *_) = (
         world.buffer.call_task("lease", "math", "w", "nonce", 1, 0, 1, 0, 1)
     )
     assert (group_id, attempt, tries, step, letters) == (1, 3, 2, 1, b"cp")

@@ -14,7 +14,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.waiting import PATIENCE_S, wait_while_alive
 
-HEAVY = ("torch", "vllm", "transformers", "tokenizers")
+HEAVY = ("torch", "vllm", "transformers", "tokenizers", "rollq.buffer.tracing.exporting")
 COMMAND = (
     "import atexit, sys; from rollq.cli.main import main\n"
     f"atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules]))\n"

@@ -9,6 +9,7 @@ from rollq.buffer.calls.archiving import Archiving
 from rollq.buffer.calls.batches import Batches
 from rollq.buffer.calls.coordination import Coordination
 from rollq.buffer.calls.evaluations import Evaluations
+from rollq.buffer.calls.group_lives import Living
 from rollq.buffer.calls.insertion import Insertion
 from rollq.buffer.calls.inspection import Inspection
 from rollq.buffer.calls.lending import Lending
@@ -29,7 +30,7 @@ class WorkerBuffer(Lending):
     """Leases groups and puts results, and lends samples of them."""
 
 
-class TrainerBuffer(Evaluations, Training, Inspection):
+class TrainerBuffer(Evaluations, Training, Living, Inspection):
     """Claims, commits and publishes, and evaluates."""
 
 

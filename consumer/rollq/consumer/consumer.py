@@ -22,6 +22,7 @@ from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, CorruptGroup, NotClaimed
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rules.shards import task_of
+from rollq.buffer.tracing.tracer import start_tracer
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.annotations import Annotator
@@ -33,6 +34,7 @@ from rollq.consumer.claims.colocation import ColocatedEngines
 from rollq.consumer.claims.connection import Connection
 from rollq.consumer.claims.epoch_start import begin_epoch
 from rollq.consumer.claims.evaluation import evaluate
+from rollq.consumer.claims.group_traces import GroupTraces
 from rollq.consumer.claims.prefetch import Prefetch
 from rollq.consumer.claims.replay_check import Replay
 from rollq.consumer.claims.stream import BatchStream, expected_counts, why_whole
@@ -96,6 +98,8 @@ class Consumer(Iterator[Batch]):
             rank=settings.rank,
             world_size=settings.world_size,
         )
+        tracer = start_tracer("trainer", buffer.run, lambda: buffer.incarnation) if settings.rank == 0 else None
+        self._traces = GroupTraces(tracer, lambda: self._lease.buffer)
         self._replay = Replay(self._lease, settings.on_replay_mismatch)
         self._step = epoch.from_step + 1
         self._committed = 0  # the last step that this trainer has committed
@@ -184,6 +188,7 @@ class Consumer(Iterator[Batch]):
         if self._annotator:
             self._annotator.close()
         self._lease.close()
+        self._traces.close()
 
     @property
     def epoch(self) -> int:
@@ -381,7 +386,8 @@ class Consumer(Iterator[Batch]):
             trained: dict[str, list[int]] = {}
             for task, group_id in batch.group_ids:
                 trained.setdefault(task, []).append(group_id)
-            self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
+            with self._traces.committing(batch.step, batch.group_ids):
+                self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
             self._committed = batch.step
         self._step = batch.step + 1
         self._activity.commit(batch.step)

@@ -22,6 +22,7 @@ from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import ENGINE, check_object, inside
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.roles import WorkerBuffer
+from rollq.buffer.tracing.tracer import start_tracer
 from rollq.buffer.values.places import Place
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
@@ -29,6 +30,7 @@ from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.groups.agent_loops import check_loop
+from rollq.workers.groups.attempt_traces import AttemptTraces
 from rollq.workers.groups.borrower import Borrower
 from rollq.workers.groups.cut_off import CutOff
 from rollq.workers.groups.fleet_share import FleetShare
@@ -122,10 +124,11 @@ class Worker:
         self.lender = Lender(
             calls, self.table, self.places, self.control, self.maker, self.loans, self.fleet, self.recipes
         )
+        self.traces = AttemptTraces(start_tracer("worker", buffer.run, lambda: buffer.incarnation), name)
         self.cut_off = CutOff(self.table, self.recipes, signals)
         self.intake = Intake(
             calls, self.host, self.table, self.runner, self.control,
-            places=self.places, fleet=self.fleet, lender=self.lender, signals=signals, worker=name,
+            places=self.places, fleet=self.fleet, lender=self.lender, signals=signals, traces=self.traces, worker=name,
         )  # fmt: skip
         self.borrower = Borrower(
             calls, self.host, self.table, self.control, self.intake, self.recipes,
@@ -214,6 +217,7 @@ class Worker:
             await self.gateway_server.close()
         await self.host.close()
         self.calls.close()
+        self.traces.close()
 
     async def _report(self) -> None:
         """Report to monitors what this worker does: every second, and at once when its state changes."""

@@ -277,8 +277,8 @@ class Leasing(BufferCore):
 def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
     """The lease that the function `lease` has described by these fields; `payload`: the frame that they name."""
     (
-        group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, frames, parts, large,
-        expected_tokens,
+        group_id, attempt, tries, step, evaluation, suspect, alone, admitted_ms, leased_ms, letters, prompt,
+        must_finish, frames, parts, large, expected_tokens,
     ) = fields  # fmt: skip
     name = f"group {group_id} of task {task!r}"
     stored = {field.decode(errors="replace"): frame for field, frame in pairs(frames)}
@@ -302,6 +302,8 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
         parts=parts,
         salvaged_tokens=tokens_in_parts(frames_by_index(stored), group_size=len(letters)),
         expected_tokens=float(expected_tokens or 0),
+        admitted_ms=admitted_ms,
+        leased_ms=leased_ms,
     )
 
 

@@ -15,9 +15,9 @@ class OnceAMinute:
         self._logged_s = -PERIOD_S
         self._held_back = 0
 
-    def count(self) -> int:
-        """Count an event; returns the number of events since the last line if this one has a line, else 0."""
-        self._held_back += 1
+    def count(self, events: int = 1) -> int:
+        """Count events; returns the number of events since the last line if these have a line, else 0."""
+        self._held_back += events
         if self._clock() - self._logged_s < PERIOD_S:
             return 0
         found, self._held_back, self._logged_s = self._held_back, 0, self._clock()

@@ -248,7 +248,8 @@ class Lease:
     of its samples earlier attempts salvaged, with `salvaged_tokens` in all. `expected_tokens`: the mean length of
     earlier answers to this prompt, 0.0 when it is not known. `borrowed`: the indices of the samples that another worker
     has lent, in a loan, which has another nonce than the lease; empty for the lease of the whole group. `cut_off`: of a
-    batch that waits for nothing more than finished samples, see `Coordination.cut_off`.
+    batch that waits for nothing more than finished samples, see `Coordination.cut_off`. `admitted_ms`, `leased_ms`:
+    when the group was admitted and leased, in the server's ms since 1970.
     """
 
     task: str
@@ -268,6 +269,8 @@ class Lease:
     expected_tokens: float = 0.0
     borrowed: tuple[int, ...] = ()
     cut_off: bool = False
+    admitted_ms: int = 0
+    leased_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -96,6 +96,9 @@ class GroupRunner:
                 await self._give_back(held)
             else:
                 await self._hand_back(held, f"{type(error).__name__}: {error}")
+        finally:
+            if held.trace:
+                held.trace.end(held.cut or "")
 
     async def _attempt(self, held: HeldLease) -> None:
         samples = held.made = list(held.lease.samples)
@@ -187,7 +190,10 @@ class GroupRunner:
     async def _put(self, held: HeldLease, result: GroupResult) -> None:
         held.finished = True
         lease, samples = held.lease, result.samples
+        started_s = monotonic()
         outcome = await self._puts.submit(result)
+        if held.trace:
+            held.trace.put(started_s, samples, outcome)
         if outcome is PutOutcome.REFUSED:
             self.totals.refused += 1
             log.warning("group %d of task %r: its result came too late", lease.group_id, lease.task)
@@ -217,6 +223,8 @@ class GroupRunner:
         if error is not None:
             log.warning("group %d of task %r handed back: %s", held.lease.group_id, held.lease.task, error)
         await self._hand_backs.submit(HandBack(held.lease, error))
+        if held.trace:
+            held.trace.handed_back(error or "")
 
     async def _drop(self, held: HeldLease, error: PromptTooLong) -> None:
         held.finished = True
@@ -227,6 +235,8 @@ class GroupRunner:
         )  # fmt: skip
         drop = partial(self._buffer.drop_too_long, held.lease, error.tokens, str(error))
         await asyncio.get_running_loop().run_in_executor(self._threads, drop)
+        if held.trace:
+            held.trace.dropped(str(error))
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
         """Put partial results if there are any, else hand the group back; with `error`, the try counts."""

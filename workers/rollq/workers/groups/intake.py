@@ -18,6 +18,7 @@ from rollq.buffer.tickets import Ticket
 from rollq.buffer.values.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
+from rollq.workers.groups.attempt_traces import AttemptTraces
 from rollq.workers.groups.fair_share import allowance, denied_for_s
 from rollq.workers.groups.fleet_share import FleetShare
 from rollq.workers.groups.group_runner import GroupRunner
@@ -84,6 +85,7 @@ class Intake:
         fleet: FleetShare,
         lender: Lender,
         signals: Signals,
+        traces: AttemptTraces,
         worker: str,
     ) -> None:
         self.stopped = False
@@ -99,6 +101,7 @@ class Intake:
         self._fleet = fleet
         self._lender = lender
         self._signals = signals
+        self._traces = traces
         self._worker = worker
         self._draining = False
         self._allowed = 0
@@ -247,6 +250,7 @@ class Intake:
         are `given_up` to others. The caller has the turn, `taking`."""
         held = self._table.add(lease, asked_s)
         held.given_up.update(given_up)
+        held.trace = self._traces.begin(lease, asked_s)
         indices = lease.borrowed or range(len(lease.samples))
         self._places.of(lease.task).enter(held, sum(lease.samples[index].status in UNFINISHED for index in indices))
         held.task = asyncio.create_task(self._runner.run(held))

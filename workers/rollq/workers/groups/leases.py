@@ -16,6 +16,7 @@ from time import monotonic
 from rollq.buffer.values.rollouts import Lease, Sample
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import Request
+from rollq.workers.groups.attempt_traces import AttemptTrace
 from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.wake_signals import Signals
 
@@ -65,6 +66,7 @@ class HeldLease:
     away: set[int] = field(default_factory=set)
     staying: set[int] = field(default_factory=set)
     offer_calls: int = 0
+    trace: AttemptTrace | None = None
     looping: set[int] = field(default_factory=set)
     open: int = 0
     behind: int = 0

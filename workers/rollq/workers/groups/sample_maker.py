@@ -207,7 +207,7 @@ class SampleMaker:
             return False
         if _is_unjudged(made) and not lease.evaluation and ends.is_empty:
             samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # for a stop while it is judged
-        samples[index] = await self._judged_sample(recipe, held, prompt, made)
+        samples[index] = await self._judged_sample(recipe, held, prompt, index, made)
         held.expected_tokens = expected_tokens(lease, samples)
         await self._keep_made(held, salvage, samples[index])
         return False
@@ -221,10 +221,12 @@ class SampleMaker:
                 return replace(rollout.previous, status=SampleStatus.COMPLETED)
             return await self._run_loop(recipe, held, index, rollout)
 
-    async def _judged_sample(self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, made: Sample) -> Sample:
+    async def _judged_sample(
+        self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, index: int, made: Sample
+    ) -> Sample:
         """A sample as it is stored: judged if it is completed, with the facts about its making."""
         if made.status is SampleStatus.COMPLETED:
-            made = await self._judge_timed(recipe, held.lease, made)
+            made = await self._judge_timed(recipe, held, index, made)
         self._places.of(held.lease.task).note_judged(held)
         return storable(replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()}))
 
@@ -269,11 +271,13 @@ class SampleMaker:
         self._generate_s += monotonic() - started_s
         return made
 
-    async def _judge_timed(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
+    async def _judge_timed(self, recipe: Recipe, held: HeldLease, index: int, made: Sample) -> Sample:
         """A completed sample with its reward, or a failed one; it names its judge and how long judging took."""
         started_s, rewarded = monotonic(), made.reward is not None
-        made = await self._judge(recipe, lease, made)
+        made = await self._judge(recipe, held.lease, made)
         judge_s = monotonic() - started_s
+        if held.trace:
+            held.trace.judged(index, started_s, made)
         self._judged += 1
         self._judge_s += judge_s
         if judge_error := made.error or made.extra.get(JUDGE_ERROR):
@@ -362,12 +366,15 @@ class SampleMaker:
         images = prompt.images_in(request.context.tolist()) if prompt.reserved else None
         request = replace(request, must_finish=must_finish, report=report, images=images)
         held.requests[request] = index
+        started_s = monotonic()
         with self._clock.request() as got:
             try:
                 completion = await self._host.generate(request)
             finally:
                 del held.requests[request]
             got(len(completion.ids))
+        if held.trace:
+            held.trace.generated(index, started_s, request, completion)
         self.tokens += len(completion.ids)
         self.recomputed_tokens += recomputed(request, completion)
         prompt.check_response(completion.ids.tolist())

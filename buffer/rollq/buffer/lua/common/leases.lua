@@ -10,9 +10,9 @@ end
 -- Describes a group to the worker that has leased it: see `lease`. `bare`: without the group's samples.
 local function describe_lease_of(clock, id, bare)
   -- stylua: ignore
-  local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload = group_fields(
-    clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions', 'parts',
-    'payload')
+  local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload, admitted_ms,
+    leased_ms = group_fields(clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt',
+    'interruptions', 'parts', 'payload', 'admitted_ms', 'leased_ms')
   local suspect = tonumber(deaths) > 0 and 1 or 0
   local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
   if bare then
@@ -22,6 +22,7 @@ local function describe_lease_of(clock, id, bare)
   -- stylua: ignore
   return {
     tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
-    letters, prompt, must_finish, kept, tonumber(parts or '0'), payload or '', expected_tokens(clock, id),
+    tonumber(admitted_ms), tonumber(leased_ms), letters, prompt, must_finish, kept, tonumber(parts or '0'),
+    payload or '', expected_tokens(clock, id),
   }
 end

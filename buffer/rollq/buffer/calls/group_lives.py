@@ -1,0 +1,44 @@
+"""The times of claimed groups, for traces."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.store.keys import task_keys
+
+
+class GroupLife(NamedTuple):
+    """When a group was admitted, put and claimed, in the server's ms since 1970, with its response tokens, its mean
+    reward, and its oldest version (see `rollq.buffer.values.rollouts.Group`)."""
+
+    task: str
+    group_id: int
+    admitted_ms: int
+    put_ms: int
+    claimed_ms: int
+    attempt: int
+    tokens: int
+    reward: float
+    oldest_version: int
+
+
+class Living(BufferCore):
+    """Calls that read where a group's time went."""
+
+    def lives(self, step: int, groups: Sequence[tuple[str, int]]) -> list[GroupLife]:
+        """The lives of the groups of a claimed step, by task and id, in their order; groups that are gone are left
+        out."""
+        tasks = list(dict.fromkeys(task for task, _ in groups))
+        names = ("admitted_ms", "put_ms", "attempt", "tokens", "reward", "oldest")
+        claims = [("HGET", task_keys(self.run, task).manifest(step), "claimed_ms") for task in tasks]
+        reads = [("HMGET", task_keys(self.run, task).group(group_id), *names) for task, group_id in groups]
+        replies = self.send_all([*claims, *reads])
+        claimed_ms = dict(zip(tasks, replies, strict=False))
+        return [
+            GroupLife(task, group_id, int(admitted), int(put), int(claimed), int(attempt or 0), int(tokens or 0),
+                      float(reward or 0), int(oldest))
+            for (task, group_id), (admitted, put, attempt, tokens, reward, oldest) in zip(
+                groups, replies[len(tasks) :], strict=True
+            )
+            if put and (claimed := claimed_ms[task])
+        ]  # fmt: skip

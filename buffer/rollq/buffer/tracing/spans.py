@@ -1,0 +1,84 @@
+"""Spans of a group's life, as plain values. Pure.
+
+A trace is the life of one group. Its id follows from the run's incarnation, the task and the group, and the ids of its
+spans follow from that, so that roles on different machines add to one trace without asking anybody.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import xxhash
+
+Attributes = Mapping[str, str | int | float | bool]
+
+NO_PARENT: Final = 0
+MOST_ERROR: Final = 1000
+"""Characters of an error that are sent."""
+
+
+class Span(NamedTuple):
+    """One stretch of a group's life, in ms since 1970 on the server's clock. `error`: why it failed, else ''.
+
+    `parent_id` is `NO_PARENT` for the span of the whole life.
+    """
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int
+    start_ms: float
+    end_ms: float
+    attributes: Attributes
+    error: str = ""
+
+
+class GroupTrace(NamedTuple):
+    """The trace of one group. `facts` are attributes of all its spans."""
+
+    trace_id: int
+    facts: Attributes
+
+    @property
+    def life_id(self) -> int:
+        """The id of the span of the whole life."""
+        return self.id_of("group")
+
+    def attempt_id(self, attempt: int) -> int:
+        """The id of the span of an attempt, which workers that borrow samples of it name as a parent."""
+        return self.id_of("attempt", attempt)
+
+    def id_of(self, *names: str | int) -> int:
+        """The id of the span with these names, which no other one of the trace has; never 0."""
+        return xxhash.xxh3_64_intdigest("/".join(map(str, names)).encode(), seed=self.trace_id & _SEED) or 1
+
+    def life(self, admitted_ms: float, end_ms: float, attributes: Attributes) -> Span:
+        """The span of the whole life."""
+        return self.span("group", self.life_id, NO_PARENT, admitted_ms, end_ms, attributes)
+
+    def part(self, name: str, number: int, start_ms: float, end_ms: float, attributes: Attributes) -> Span:
+        """A part of the life, the one with this `number` of this name."""
+        return self.span(name, self.id_of(name, number), self.life_id, start_ms, end_ms, attributes)
+
+    def span(
+        self,
+        name: str,
+        span_id: int,
+        parent_id: int,
+        start_ms: float,
+        end_ms: float,
+        attributes: Attributes,
+        error: str = "",
+    ) -> Span:
+        """Any span of this trace. It ends no earlier than it starts, though two clocks may say so. `error` is cut."""
+        facts = {**self.facts, **attributes}
+        said = error[:MOST_ERROR].encode(errors="replace").decode()
+        return Span(name, self.trace_id, span_id, parent_id, start_ms, max(start_ms, end_ms), facts, said)
+
+
+def trace_of(run: str, incarnation: str, task: str, group_id: int) -> GroupTrace:
+    """The trace of a group of a run with this incarnation."""
+    trace_id = xxhash.xxh3_128_intdigest(f"{incarnation}/{task}/{group_id}".encode()) or 1
+    return GroupTrace(trace_id, {"rollq.run": run, "rollq.task": task, "rollq.group": group_id})
+
+
+_SEED = (1 << 64) - 1

@@ -1,0 +1,155 @@
+"""Spans of a worker's attempts at groups: queued, the attempt, its turns and judgements, and the put of its result.
+
+Times are the server's: a lease says when the server gave it, and the worker's monotonic clock counts from there. They
+are late by at most the time that the call for the lease took.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from time import monotonic, time
+
+from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.tracing.spans import Attributes, GroupTrace
+from rollq.buffer.tracing.tracer import Tracer
+from rollq.buffer.values.rollouts import Lease, Sample
+from rollq.workers.engines.protocol import Completion, Request
+
+ENDS = (PutOutcome.FILTERED, PutOutcome.FAILED, PutOutcome.DROPPED)
+"""Where a group is filed that no trainer gets, so that the worker ends its trace."""
+
+
+class ServerClock:
+    """The server's clock, by this machine's monotonic one: until the first lease, by its wall clock."""
+
+    def __init__(self) -> None:
+        self._ms, self._at_s = time() * 1000, monotonic()
+
+    def set(self, ms: float, at_s: float) -> None:
+        """The server's clock was `ms` at `at_s` (monotonic)."""
+        self._ms, self._at_s = ms, at_s
+
+    def ms(self, at_s: float) -> float:
+        """The server's clock at `at_s` (monotonic)."""
+        return self._ms + (at_s - self._at_s) * 1000
+
+
+class AttemptTrace:
+    """The spans of one attempt, or of a loan of some of its samples."""
+
+    def __init__(self, tracer: Tracer, trace: GroupTrace, lease: Lease, clock: ServerClock, worker: str) -> None:
+        self._tracer = tracer
+        self._trace = trace
+        self._lease = lease
+        self._clock = clock
+        self._worker = worker
+        attempt_id = trace.attempt_id(lease.attempt)
+        if lease.borrowed:
+            self._name, self._id, self._parent_id = "loan", trace.id_of("loan", lease.nonce), attempt_id
+            self._began_ms = clock.ms(monotonic())
+        else:
+            self._name, self._id, self._parent_id = "attempt", attempt_id, trace.life_id
+            self._began_ms = lease.leased_ms
+        self._turns = Counter[int]()
+        self._judged = Counter[int]()
+        self._facts: Attributes = {}
+        self._error = ""
+        if lease.attempt == 1 and not lease.borrowed:
+            tracer.emit([trace.part("queued", 1, lease.admitted_ms, lease.leased_ms, {})])
+
+    def generated(self, index: int, started_s: float, request: Request, completion: Completion) -> None:
+        """One request to the engine for sample `index` has ended, one turn of it."""
+        self._turns[index] += 1
+        versions = [span.version for span in completion.versions]
+        self._child("generate", index, self._turns[index], started_s, {
+            "rollq.turn": self._turns[index],
+            "rollq.context_tokens": len(request.context),
+            "rollq.tokens": len(completion.ids),
+            "rollq.finish_reason": completion.finish_reason.value,
+            **({"rollq.oldest_version": min(versions), "rollq.newest_version": max(versions)} if versions else {}),
+        })  # fmt: skip
+
+    def judged(self, index: int, started_s: float, sample: Sample) -> None:
+        """Sample `index` has been judged, as `sample` says."""
+        self._judged[index] += 1
+        reward: Attributes = {} if sample.reward is None else {"rollq.reward": sample.reward}
+        self._child("judge", index, self._judged[index], started_s, reward, sample.error or "")
+
+    def put(self, started_s: float, samples: Sequence[Sample], outcome: PutOutcome) -> None:
+        """The result has been put."""
+        self._emit("put", self._trace.id_of("put", self._lease.nonce), self._clock.ms(started_s), {})
+        self._facts = facts_of(samples) | {"rollq.outcome": outcome.value}
+        if outcome in ENDS or (self._lease.evaluation and outcome is PutOutcome.GATHERED):
+            self._end_life()
+
+    def handed_back(self, error: str) -> None:
+        """The group has been handed back without a result; `error`: on what the try was spent, or ''."""
+        self._facts, self._error = {"rollq.outcome": "handed back"}, error
+
+    def dropped(self, error: str) -> None:
+        """The group has been dropped."""
+        self._facts, self._error = {"rollq.outcome": PutOutcome.DROPPED.value}, error
+        self._end_life()
+
+    def end(self, cut: str) -> None:
+        """The attempt, or the loan, is over; `cut`: why it was stopped, or ''."""
+        facts: Attributes = {
+            "rollq.attempt": self._lease.attempt,
+            "rollq.tries": self._lease.tries,
+            "rollq.worker": self._worker,
+            **self._facts,
+        }
+        error = self._error or ("" if self._facts else cut)
+        now_ms = self._clock.ms(monotonic())
+        span = self._trace.span(self._name, self._id, self._parent_id, self._began_ms, now_ms, facts, error)
+        self._tracer.emit([span])
+
+    def _end_life(self) -> None:
+        now_ms = self._clock.ms(monotonic())
+        facts = {**self._facts, "rollq.evaluation": self._lease.evaluation}
+        self._tracer.emit([self._trace.life(self._lease.admitted_ms, now_ms, facts)])
+
+    def _child(
+        self, name: str, index: int, number: int, started_s: float, attributes: Attributes, error: str = ""
+    ) -> None:
+        span_id = self._trace.id_of(name, self._lease.nonce, index, number)
+        self._emit(name, span_id, self._clock.ms(started_s), {"rollq.sample": index, **attributes}, error)
+
+    def _emit(self, name: str, span_id: int, start_ms: float, attributes: Attributes, error: str = "") -> None:
+        now_ms = self._clock.ms(monotonic())
+        self._tracer.emit([self._trace.span(name, span_id, self._id, start_ms, now_ms, attributes, error)])
+
+
+class AttemptTraces:
+    """Begins the trace of each attempt of a worker; None without a tracer, and for groups that are left out."""
+
+    def __init__(self, tracer: Tracer | None, worker: str) -> None:
+        self._tracer = tracer
+        self._worker = worker
+        self._clock = ServerClock()
+
+    def begin(self, lease: Lease, asked_s: float) -> AttemptTrace | None:
+        """Begin the trace of a lease that was asked for at `asked_s` (monotonic)."""
+        if self._tracer is None:
+            return None
+        if not lease.borrowed:
+            self._clock.set(lease.leased_ms, asked_s)
+        trace = self._tracer.trace_of(lease.task, lease.group_id)
+        return trace and AttemptTrace(self._tracer, trace, lease, self._clock, self._worker)
+
+    def close(self) -> None:
+        """Send what is left, for a moment."""
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+def facts_of(samples: Sequence[Sample]) -> dict[str, str | int | float | bool]:
+    """Samples as attributes: their number, tokens, versions, and mean reward."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    oldest = [version for sample in samples if (version := sample.oldest_version) is not None]
+    newest = [version for sample in samples if (version := sample.newest_version) is not None]
+    return {
+        "rollq.samples": len(samples),
+        "rollq.tokens": sum(sample.response_tokens for sample in samples),
+        **({"rollq.oldest_version": min(oldest), "rollq.newest_version": max(newest)} if oldest else {}),
+        **({"rollq.mean_reward": sum(rewards) / len(rewards)} if rewards else {}),
+    }
