@@ -59,7 +59,7 @@ def test_the_times_of_a_step_are_averages(clock: Clock) -> None:
         clock.now_s += waited_s
         activity.train(step)
         clock.now_s += busy_s
-        activity.commit(step)
+        activity.commit(step, {"math": 0.5}, {"math": 12.0})
     assert activity.words()["waited_s"] == 3
     assert activity.words()["busy_s"] == 1  # the second step may not be over
     activity.wait(3)
@@ -73,9 +73,10 @@ def test_the_usual_wait_is_the_median_and_the_last_step_ages(clock: Clock) -> No
         activity.wait(step)
         clock.now_s += waited_s
         activity.train(step)
-        activity.commit(step)
+        activity.commit(step, {"math": 0.5}, {"math": 12.0})
     clock.now_s += 7
     assert (activity.words()["usual_wait_s"], activity.words()["last_step_s"]) == (3, 7)
+    assert (activity.words()["rewards"], activity.words()["response_tokens"]) == ({"math": 0.5}, {"math": 12.0})
 
 
 def test_a_phase_within_another_one_ends_there(clock: Clock) -> None:

@@ -55,10 +55,10 @@ def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url
     lines = as_table(found).splitlines()
     assert f"run {buffer.run}: version 0 (epoch 1); 2 tickets; 1 worker" in lines
     first = next(index for index, line in enumerate(lines) if line.startswith("task "))
-    assert [line.split()[:5] for line in lines[first : first + 3]] == [
-        ["task", "step", "ready", "bound", "pending"],
-        ["code", "1", "0/4", "0/8", "0"],
-        ["math", "1", "0/4", "3/8", "3"],
+    assert [line.split()[:7] for line in lines[first : first + 3]] == [
+        ["task", "step", "reward", "length", "ready", "bound", "pending"],
+        ["code", "1", "-", "-", "0/4", "0/8", "0"],
+        ["math", "1", "-", "-", "0/4", "3/8", "3"],
     ]
     assert lines[-2].split() == ["worker", "version", "tokens/s", "age"]
     assert lines[-1].split()[:3] == ["worker-1", "0", "1,235"]
@@ -132,7 +132,7 @@ def test_the_size_of_the_step_trained_next_is_shown(buffer: Buffer, server_url: 
     buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
     found = look(buffer, server_url)
     (line,) = [line for line in as_table(found).splitlines() if line.startswith("art ") and "/" in line]
-    assert line.split()[2] == "0/6"
+    assert line.split()[4] == "0/6"
     assert found.tasks[0].batch_groups == 6
 
 

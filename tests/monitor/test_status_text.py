@@ -29,8 +29,10 @@ BUSY = run_status(
         last_error=LastError("judge: ValueError: no number", 3.0),
         progress={"rows": 1000, "rows_read": 640, "rows_unusable": 12, "rows_too_long": 3},
         unusable={"not JSON": Unusable(12, "p.jsonl:3")},
+        reward=0.12,
+        response_tokens=512.4,
     ),
-    task_status("math", {Status.COMPLETED: 16}),
+    task_status("math", {Status.COMPLETED: 16}, reward=0.8),
     workers={"worker-1-483c9254": worker(13), "worker-2-fb7dd6c4": worker(condition="dead", age_s=45.0)},
     trainer=waiting({"code": (3, 16)}, busy_s=2.0, waited_s=4.0, report={"step": 40, "age_s": 12.0, "reward": 0.5}),
     fullness=Fullness.of_memory(2**28, 2**30),
@@ -49,7 +51,8 @@ def test_every_fact_is_on_the_screen() -> None:
     lines = as_table(BUSY, 160).splitlines()
     words = [line.split() for line in lines]
     assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory (256 MiB of 1.0 GiB); 1 of 2 workers" in lines
-    assert ["code", "41", "3/16", "16/32", "0", "13", "3"] in words
+    assert ["code", "41", "lowest", "0.120", "512", "3/16", "16/32", "0", "13", "3"] in words
+    assert ["math", "41", "0.800", "-", "16/16", "16/32", "0", "0", "16"] in words
     assert ["code", "4.00", "2,000", "4.00", "0.00", "90%", "1.0", "s", "8.0", "s", "2.0", "s"] in words
     assert ["math", "-", "-", "-", "-", "90%", "-", "-", "-"] in words
     assert ["code", "-", "75", "s", "3.2", "s", "0.5", "s", "ago"] in words

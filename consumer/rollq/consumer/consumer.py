@@ -390,7 +390,8 @@ class Consumer(Iterator[Batch]):
                 self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
             self._committed = batch.step
         self._step = batch.step + 1
-        self._activity.commit(batch.step)
+        lengths = {task: n.loss_tokens / n.samples for task, n in batch.task_counts.items() if n.samples}
+        self._activity.commit(batch.step, batch.task_rewards, lengths)
 
     def saving(self) -> AbstractContextManager[None]:
         """Show monitors that the trainer saves a checkpoint, for as long as the context is open."""
@@ -449,9 +450,9 @@ class Consumer(Iterator[Batch]):
         Producers schedule every prompt of an evaluation, workers generate them before the training groups of the next
         step, and none of it is ever trained. Do not publish weights during an evaluation: every token must be of the
         live version.
-        After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}, and all do
-        when the trainer is stopped meanwhile. `evaluation_metrics` defines the metrics. Rewards are kept by train step,
-        as of the last one that was committed. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
+        After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}, and rank 0 too
+        when the trainer is stopped before. `evaluation_metrics` defines the metrics. Rewards are kept by train step, as
+        of the last one that was committed. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
         another trainer has taken over, since the live weights are then no longer this trainer's.
         """
         if self._settings.rank != 0:

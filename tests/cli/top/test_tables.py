@@ -11,14 +11,20 @@ from rollq.cli.steering import CONTROLS, why_not
 from rollq.cli.top.tables import BARS, TASK_COLUMNS, chart, charts, per_second, task_rows, worker_rows
 from support.run_statuses import RATES, run_status, task_status, worker
 
-MATH = task_status("math", {Status.PENDING: 4, Status.RUNNING: 13, Status.COMPLETED: 3}, rates=RATES)
+MATH = task_status(
+    "math",
+    {Status.PENDING: 4, Status.RUNNING: 13, Status.COMPLETED: 3},
+    rates=RATES,
+    reward=0.25,
+    response_tokens=1234.0,
+)
 WORKERS = {
     "b": worker(3, tokens_per_s=10.0),
     "a": worker(5, tokens_per_s=30.0),
     "c": worker(1, condition="dead", tokens_per_s=None),
 }
 HELD_OUT = task_status("held_out", kind="eval")
-RUN = run_status(MATH, task_status("code", control="done"), HELD_OUT, workers=WORKERS)
+RUN = run_status(MATH, task_status("code", control="done", reward=0.75), HELD_OUT, workers=WORKERS)
 
 
 def row(at_s: int, ready: int, tokens: float) -> HistoryRow:
@@ -26,14 +32,23 @@ def row(at_s: int, ready: int, tokens: float) -> HistoryRow:
 
 
 def test_a_row_of_a_task_has_what_its_columns_say() -> None:
-    assert dict(zip(TASK_COLUMNS, task_rows(RUN)["math"], strict=True)) == {
-        "task": "math", "step": "41", "ready": "3/16", "bound": "20/32", "pending": "4", "running": "13",
+    titles, rows = task_rows(RUN, 120)
+    assert titles == list(TASK_COLUMNS)
+    assert dict(zip(titles, rows["math"], strict=True)) == {
+        "task": "math", "step": "41", "reward": "lowest 0.250", "length": "1,234",
+        "ready": "3/16", "bound": "20/32", "pending": "4", "running": "13",
         "groups/s": "4.00", "tokens/s": "2,000", "kept": "90%", "state": "run",
     }  # fmt: skip
 
 
 def test_evaluations_are_no_tasks() -> None:
-    assert list(task_rows(RUN)) == ["math", "code"]
+    assert list(task_rows(RUN, 120)[1]) == ["math", "code"]
+
+
+def test_a_narrow_terminal_leaves_columns_of_tasks_out_and_keeps_the_reward() -> None:
+    titles, rows = task_rows(RUN, 60)
+    assert {"task", "reward", "length", "ready", "tokens/s", "state"} <= set(titles) < set(TASK_COLUMNS)
+    assert all(len(row) == len(titles) for row in rows.values())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +75,7 @@ def test_a_narrow_terminal_leaves_columns_out() -> None:
 
 def test_a_retired_task_is_shown_as_such_and_a_resume_says_what_would_bring_it_back() -> None:
     run = run_status(task_status("math", is_retired=True, batch_groups=0))
-    assert task_rows(run)["math"][-1] == "retired"
+    assert task_rows(run, 120)[1]["math"][-1] == "retired"
     change = change_of(run, Order.RUN, "task", "math")
     assert not change.is_possible
     assert change.text == (

@@ -38,9 +38,9 @@ class TrainerState:
     groups to groups, `stragglers` to groups in generation that it waits for, and `unarchived` to groups that must reach
     the archive first. `busy_s` and `waited_s`: seconds that
     a step took apart from its wait, and that it waited for its batch, averaged over its last steps; None before the
-    first one. `usual_wait_s` is the median of these waits. `last_step_s`: seconds since it has trained its last step.
-    `report`: its own facts about that step. `place`: of the process that took the run, rank 0; None when it is not
-    known.
+    first one. `usual_wait_s` is the median of these waits. `last_step_s`: seconds since it has trained its last step,
+    whose samples had the mean `rewards` and trained `response_tokens`, by task. `report`: its own facts about it.
+    `place`: of the process that took the run, rank 0; None when it is not known.
     """
 
     trainer_id: str
@@ -58,6 +58,8 @@ class TrainerState:
     waited_s: float | None = None
     usual_wait_s: float | None = None
     last_step_s: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    response_tokens: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
     report: Mapping[str, Any] | None = None
     place: Place | None = None

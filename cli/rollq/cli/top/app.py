@@ -17,7 +17,7 @@ from rollq.cli.run_reader import RunReader
 from rollq.cli.steering import steer_tasks, steer_workers
 from rollq.cli.top.dialogs import Confirm, Keys
 from rollq.cli.top.feed import Feed, Frame
-from rollq.cli.top.tables import TASK_COLUMNS, Rows, charts, task_rows, worker_rows
+from rollq.cli.top.tables import Rows, charts, task_rows, worker_rows
 from rollq.monitor.status.diagnosis import Level, diagnose
 from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.text import WORKER_COLUMNS, evaluation_table, run_line, trainer_lines
@@ -155,7 +155,7 @@ class Top(App[None]):
         self._part("evaluations", Text("\n".join(evaluation_table(run.tasks)), no_wrap=True))
         self._part("charts", Text(f"task {frame.task}, the last hour\n" + "\n".join(charts(frame.history, width))))
         main = self.screen_stack[0]  # under a dialog, too
-        _fill(main.query_one("#tasks", DataTable), list(TASK_COLUMNS), task_rows(run))
+        _fill(main.query_one("#tasks", DataTable), *task_rows(run, width - BESIDE_CELLS))
         titles, rows = worker_rows(run, width - BESIDE_CELLS, self._by, falling=self._falling)
         _fill(main.query_one("#workers", DataTable), titles, rows)
 

@@ -7,31 +7,41 @@ from typing import Any
 from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.status.read import RunStatus, TaskStatus
-from rollq.monitor.status.text import WORKER_COLUMNS, worker_cell, worker_columns
+from rollq.monitor.status.text import WORKER_COLUMNS, length_cell, reward_cell, worker_cell, worker_columns
 
 BARS = " ▁▂▃▄▅▆▇█"
-TASK_COLUMNS: dict[str, Callable[[TaskStatus], str]] = {
-    "task": lambda task: task.task,
-    "step": lambda task: str(task.step),
-    "ready": lambda task: f"{task.ready}/{task.batch_groups}",
-    "bound": lambda task: task.bound,
-    "pending": lambda task: str(task.groups(Status.PENDING)),
-    "running": lambda task: str(task.groups(Status.RUNNING)),
-    "groups/s": lambda task: f"{task.rates.groups:.2f}" if task.rates else "-",
-    "tokens/s": lambda task: f"{task.rates.tokens:,.0f}" if task.rates else "-",
-    "kept": lambda task: f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-",
-    "state": lambda task: task.state,
+TASK_COLUMNS: dict[str, Callable[[TaskStatus, Sequence[TaskStatus]], str]] = {
+    "task": lambda task, _: task.task,
+    "step": lambda task, _: str(task.step),
+    "reward": reward_cell,
+    "length": lambda task, _: length_cell(task),
+    "ready": lambda task, _: f"{task.ready}/{task.batch_groups}",
+    "bound": lambda task, _: task.bound,
+    "pending": lambda task, _: str(task.groups(Status.PENDING)),
+    "running": lambda task, _: str(task.groups(Status.RUNNING)),
+    "groups/s": lambda task, _: f"{task.rates.groups:.2f}" if task.rates else "-",
+    "tokens/s": lambda task, _: f"{task.rates.tokens:,.0f}" if task.rates else "-",
+    "kept": lambda task, _: f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-",
+    "state": lambda task, _: task.state,
 }
-"""The columns of the table of tasks."""
+"""The columns of the table of tasks, and how a cell is made of a task and all of them."""
+SPARE_TASK_COLUMNS = ("bound", "groups/s", "kept", "running", "pending")
+"""Those that are left out first where the terminal is narrow."""
+CELL_PADDING = 2
 
 Rows = dict[str, list[str]]
 """The cells of each row, by its key."""
 
 
-def task_rows(run: RunStatus) -> Rows:
-    """A row for each task, without evaluations."""
+def task_rows(run: RunStatus, width: int) -> tuple[list[str], Rows]:
+    """The titles of the columns that fit into a width, and a row for each task, without evaluations."""
     tasks = [task for task in run.tasks if not task.is_evaluation]
-    return {task.task: [cell(task) for cell in TASK_COLUMNS.values()] for task in tasks}
+    cells = {title: [cell(task, tasks) for task in tasks] for title, cell in TASK_COLUMNS.items()}
+    for spare in SPARE_TASK_COLUMNS:
+        if sum(max(map(len, [title, *column])) + CELL_PADDING for title, column in cells.items()) <= width:
+            break
+        del cells[spare]
+    return list(cells), {task.task: [column[at] for column in cells.values()] for at, task in enumerate(tasks)}
 
 
 def worker_rows(run: RunStatus, width: int, by: str, *, falling: bool) -> tuple[list[str], Rows]:

@@ -172,6 +172,13 @@ class Batch:
         return dict(sorted(counts.items()))
 
     @property
+    def task_rewards(self) -> dict[str, float]:
+        """The mean reward of the valid samples of each task that has any, in the order of their names."""
+        tasks = np.array([task_of(self.group_ids[index][0]) for index in self.sample_groups])
+        means = {task: self.rewards[self.valid & (tasks == task)] for task in sorted(set(tasks.tolist()))}
+        return {task: float(rewards.mean()) for task, rewards in means.items() if len(rewards)}
+
+    @property
     def loss_scale(self) -> float:
         """The factor of the loss that makes the gradients of all ranks, combined by `reduction`, the gradients of the
         whole batch: 1 where they are summed, `world_size` where they are averaged."""

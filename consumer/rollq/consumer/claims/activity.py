@@ -27,6 +27,8 @@ class Activity:
         self._busy_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
         self._waited_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
         self._committed_s: float | None = None
+        self._rewards: Mapping[str, float] = {}
+        self._response_tokens: Mapping[str, float] = {}
         self._error = ""
 
     def wait(self, step: int) -> None:
@@ -48,8 +50,9 @@ class Activity:
         self._become(TrainerPhase.TRAINING, step)
         self._batch_s = self._since_s
 
-    def commit(self, step: int) -> None:
-        """The trainer has trained `step`."""
+    def commit(self, step: int, rewards: Mapping[str, float], response_tokens: Mapping[str, float]) -> None:
+        """The trainer has trained `step`, with these means of the samples of each task."""
+        self._rewards, self._response_tokens = rewards, response_tokens
         self._become(TrainerPhase.COMMITTED, step)
         self._committed_s = self._since_s
 
@@ -87,6 +90,7 @@ class Activity:
             said["usual_wait_s"] = median_low(tuple(self._waited_s))
         if self._committed_s is not None:
             said["last_step_s"] = self._now() - self._committed_s
+            said |= {"rewards": dict(self._rewards), "response_tokens": dict(self._response_tokens)}
         return {**said, "error": self._error}
 
     def _become(self, phase: TrainerPhase, step: int) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import numpy as np
-
 from rollq.buffer.rewards.advantages import no_advantage
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.sample_numbers import Numbers, means, together
@@ -61,7 +59,6 @@ class StepMetrics:
 def describe_batch(batch: Batch) -> dict[str, Any]:
     """Describe a batch for the metrics of its step."""
     group_tasks = [task_of(name) for name, _ in batch.group_ids]
-    tasks = np.array([group_tasks[index] for index in batch.sample_groups])
     rewards = batch.rewards
     by_task: dict[str, list[Numbers]] = {}
     for task, numbers in zip(group_tasks, batch.numbers, strict=False):
@@ -71,11 +68,7 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
         "step": batch.step,
         "time_s": time.time(),
         "reward": float(rewards[batch.valid].mean()) if batch.valid.any() else 0.0,
-        "rewards": {
-            str(task): float(rewards[chosen].mean())
-            for task in sorted(set(tasks))
-            if (chosen := batch.valid & (tasks == task)).any()
-        },
+        "rewards": batch.task_rewards,
         **_equal_groups(batch),
         "parts": {task: means(together(numbers)) for task, numbers in sorted(by_task.items())},
         "groups": batch.counts.groups,

@@ -13,6 +13,7 @@ from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rules.batch_sizes import groups_at, groups_through, is_retired
+from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import jobs_by_registry, tickets_queued
 from rollq.buffer.values.history import HistoryRow, SeenProducer
@@ -89,6 +90,8 @@ class TaskStatus:
     offline: bool = False  # filled by insertions alone
     checkpoint: int = 0  # the last step that a checkpoint covers, 0 before the first
     is_retired: bool = False  # no batch takes groups of it any more
+    reward: float | None = None  # mean of its samples in the last step that was trained
+    response_tokens: float | None = None  # likewise: those that were trained
     evaluation: EvaluationState | None = None  # of an evaluation, once there was one
 
     @property
@@ -151,8 +154,8 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
 
     The work does not grow with the number of groups. `patience` is that with the queue's server.
     """
-    tasks = tuple(_task_statuses(buffer))
     trainer = buffer.trainer_state()
+    tasks = tuple(with_last_step(task, trainer) for task in _task_statuses(buffer))
     made = (trainer and trainer.report) or {}
     return RunStatus(
         run=buffer.run,
@@ -168,6 +171,14 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
         fullness=buffer.fullness(),
         jobs=jobs_by_registry(queue, patience=patience),
     )
+
+
+def with_last_step(task: TaskStatus, trainer: TrainerState | None) -> TaskStatus:
+    """A task with the means of its samples in the trainer's last step; a shard has its task's."""
+    if trainer is None or task.is_evaluation:
+        return task
+    name = task_of(task.task)
+    return replace(task, reward=trainer.rewards.get(name), response_tokens=trainer.response_tokens.get(name))
 
 
 def completed_report(report: Mapping[str, Any], share: Mapping[str, float]) -> dict[str, Any]:

@@ -129,11 +129,13 @@ def _model(model: LiveModel | None) -> str:
 def _depth_table(tasks: Sequence[TaskStatus]) -> list[str]:
     depths = [status for status in Status if status not in AUDITED]
     statuses = [status for status in depths if status in ALWAYS_SHOWN or any(task.groups(status) for task in tasks)]
-    header = ["task", "step", "ready", "bound", *(status.value for status in statuses)]
+    header = ["task", "step", "reward", "length", "ready", "bound", *(status.value for status in statuses)]
     rows = [
         [
             task.task,
             str(task.step),
+            reward_cell(task, tasks),
+            length_cell(task),
             f"{task.ready}/{task.batch_groups}",
             task.bound,
             *(f"{task.groups(status)}" for status in statuses),
@@ -159,6 +161,20 @@ def _evaluation_cells(state: EvaluationState | None) -> list[str]:
         f"{state.failed:,}",
         "running" if state.is_running else "over",
     ]
+
+
+def reward_cell(task: TaskStatus, tasks: Sequence[TaskStatus]) -> str:
+    """The mean reward of a task in the last step; the lowest of several is called so."""
+    if task.reward is None:
+        return "-"
+    rewards = {other.reward for other in tasks if other.reward is not None}
+    is_lowest = len(rewards) > 1 and task.reward == min(rewards)
+    return ("lowest " if is_lowest else "") + f"{task.reward:.3f}"
+
+
+def length_cell(task: TaskStatus) -> str:
+    """The mean trained tokens of a response of the last step."""
+    return "-" if task.response_tokens is None else f"{task.response_tokens:,.0f}"
 
 
 def _rate_table(tasks: Sequence[TaskStatus]) -> list[str]:
