@@ -47,7 +47,7 @@ def serving(*arguments: str, token: str = "", name: str = "dashboard", files: in
             process.send_signal(signal.SIGTERM)
             _, rest = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, rest
-            assert "Traceback" not in rest
+            assert "Traceback" not in rest, rest
             assert "ERROR" not in rest
         finally:
             process.kill()

@@ -2,22 +2,22 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.query.pages import MOST_READ
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample, SampleStatus, Status
+from support.browsed_pages import Clicks, inspected, opened
 from support.buffer_run import World
 from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written
 from support.trained_run import MISMATCH, archive_many, train_annotated
-from support.waiting import PATIENCE_S, wait_until
+from support.waiting import wait_until
 
 MANY = 10_000
 MOST_DRAWN, MOST_TOKENS = 110, 4000
@@ -27,7 +27,6 @@ LONG = 30_000
 REFRESHED = re.compile("^page refreshed [0-2] s ago$")
 READ = re.compile("^(training|trainer gone|finished):$")
 """The state of a run whose trainer is not there: it never was, has ended, or may have been silent for long."""
-expect.set_options(timeout=PATIENCE_S * 1000)
 
 
 @dataclass
@@ -40,14 +39,6 @@ class Shown:
     hostile: int
     long: int
     trained: int
-
-
-@dataclass
-class Watched:
-    """A page, and what went wrong in it."""
-
-    page: Page
-    problems: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
@@ -77,30 +68,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
             yield Shown(buffer, address, hostile, long, trained)
 
 
-@pytest.fixture(scope="module")
-def browser(chromium: Path) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield browser
-        browser.close()
-
-
-def opened(
-    browser: Browser, address: str, *, width: int = 1280, scheme: str = "light"
-) -> tuple[BrowserContext, Watched]:
-    context = browser.new_context(
-        viewport={"width": width, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
-    )
-    context.set_default_timeout(PATIENCE_S * 1000)
-    watched = Watched(context.new_page())
-    page, host = watched.page, urlsplit(address).netloc
-    page.on("console", lambda said: watched.problems.append(said.text) if said.type == "error" else None)
-    page.on("pageerror", lambda error: watched.problems.append(str(error)))
-    page.on("request", lambda asked: watched.problems.append(asked.url) if urlsplit(asked.url).netloc != host else None)
-    page.goto(address)
-    return context, watched
-
-
 @pytest.fixture
 def page(browser: Browser, shown: Shown) -> Iterator[Page]:
     """The page of the run, on a laptop; at the end nothing was wrong, and no other host was asked."""
@@ -109,12 +76,6 @@ def page(browser: Browser, shown: Shown) -> Iterator[Page]:
     assert watched.page.evaluate("window.hacked") is None
     assert watched.problems == []
     context.close()
-
-
-def inspected(page: Page) -> dict[str, str]:
-    """The values of a token that are shown."""
-    names, values = page.locator(".inspector dt"), page.locator(".inspector dd")
-    return dict(zip(names.all_inner_texts(), values.all_inner_texts(), strict=True))
 
 
 def test_a_token_is_two_clicks_away_among_ten_thousand_groups(page: Page, shown: Shown) -> None:
@@ -128,18 +89,6 @@ def test_a_token_is_two_clicks_away_among_ten_thousand_groups(page: Page, shown:
     assert (values["version"], values["loss mask"]) == ("0", "masked")
     assert -2.1 < float(values["logprob"]) < -1.9
     assert (values["reward"], values["part exact"], values["part format"]) == ("0.250", "0.250", "0.125")
-
-
-@dataclass
-class Clicks:
-    """Counts the clicks on a page."""
-
-    page: Page
-    count: int = 0
-
-    def on(self, locator: Locator) -> None:
-        locator.click()
-        self.count += 1
 
 
 def test_what_a_trainer_made_of_a_token_is_two_clicks_away_among_ten_thousand_groups(page: Page, shown: Shown) -> None:

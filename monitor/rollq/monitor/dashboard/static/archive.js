@@ -21,7 +21,7 @@ export class ArchiveView {
     );
   }
 
-  async refresh() {
+  async open() {
     try {
       this.latest.show((await get("api/groups", { limit: NEWEST })).groups);
       setText(this.said, "");

@@ -15,9 +15,10 @@ const SAID = ["s", "steps"];
 
 /** A place on the axis that several charts share: the one under the pointer, or one that was pinned. */
 export class Cursor {
-  constructor() {
-    [this.pointed, this.pinned] = [null, null];
-    this.watchers = [];
+  /** `onHold(at)` is called when somebody pins a place, or with null releases it. */
+  constructor(onHold = () => {}) {
+    [this.pointed, this.pinned, this.followed] = [null, null, null];
+    Object.assign(this, { onHold, watchers: [] });
   }
 
   get at() {
@@ -41,10 +42,22 @@ export class Cursor {
     });
   }
 
+  hold(at) {
+    this.pin(at);
+    this.onHold(at);
+  }
+
+  /** All charts follow once a frame, however often the pointer moves. */
   #move(change) {
-    const before = this.at;
     change();
-    if (this.at !== before) for (const onMove of this.watchers) onMove(this.at);
+    if (this.isAsked) return;
+    this.isAsked = true;
+    requestAnimationFrame(() => {
+      this.isAsked = false;
+      if (this.at === this.followed) return;
+      this.followed = this.at;
+      for (const onMove of this.watchers) onMove(this.at);
+    });
   }
 }
 
@@ -58,6 +71,7 @@ export class Frame {
     this.width = FIRST_WIDTH;
     this.when = h("span", { class: "when" });
     this.legend = h("ul", { class: "legend" });
+    this.cross = h("div", { class: "cross", hidden: true }); // no part of the picture, which is not painted again
     this.picture = svg("svg", { height: HEIGHT, role: "img", "aria-label": title });
     this.picture.onwidth = (width) => {
       if (!width || width === this.width) return;
@@ -76,7 +90,7 @@ export class Frame {
         note && h("span", { class: "note" }, note),
         this.when,
       ),
-      this.picture,
+      h("div", { class: "plot" }, this.picture, this.cross),
       this.legend,
     );
   }
@@ -116,7 +130,7 @@ export class LineChart {
     picture.addEventListener("pointermove", (event) => this.cursor.point(this.#under(event)));
     picture.addEventListener("pointerleave", () => this.cursor.point(null));
     picture.addEventListener("click", (event) => {
-      this.cursor.pin(this.cursor.pinned === null ? this.#under(event) : null);
+      this.cursor.hold(this.cursor.pinned === null ? this.#under(event) : null);
     });
     this.element.addEventListener("blur", () => this.cursor.point(null));
     this.element.addEventListener("keydown", (event) => this.#step(event));
@@ -143,7 +157,6 @@ export class LineChart {
     this.vertical = vertical;
     this.toX = place(LEFT, frame.width - LEFT - RIGHT, axis);
     const toY = place(HEIGHT - BOTTOM, TOP + BOTTOM - HEIGHT, vertical);
-    this.cross = svg("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM });
     frame.picture.setAttribute("viewBox", `0 0 ${frame.width} ${HEIGHT}`);
     frame.picture.replaceChildren(
       ...frame.axes(axis, this.toX, vertical, toY),
@@ -153,7 +166,6 @@ export class LineChart {
       ...(bound ? [svg("path", { class: "bound", d: `M${LEFT} ${toY(bound.value)}H${frame.width - RIGHT}` })] : []),
       ...(low === null ? [frame.middle("none")] : []),
       ...lines.map((line, i) => this.#shape(line, tops[i], i ? tops[i - 1] : null, toY)),
-      this.cross,
     );
     this.frame.legend.replaceChildren(
       ...lines.map((line) => h("li", null, h("i", { class: `key ${line.kind} ${look(line)}` }), line.name, h("b"))),
@@ -199,10 +211,9 @@ export class LineChart {
 
   #point(at) {
     if (!this.toX) return;
-    const isIn = at !== null && at >= this.axis.low && at <= this.axis.high,
-      x = isIn ? this.toX(at) : -9;
-    this.cross.setAttribute("x1", x);
-    this.cross.setAttribute("x2", x);
+    const { cross } = this.frame;
+    cross.hidden = at === null || at < this.axis.low || at > this.axis.high;
+    if (!cross.hidden) cross.style.transform = `translateX(${this.toX(at)}px)`;
     setText(this.frame.when, at === null ? "" : this.name(at));
     this.lines.forEach((line, i) => {
       setText(this.frame.legend.children[i].lastChild, this.#said(valueAt(line, at)));

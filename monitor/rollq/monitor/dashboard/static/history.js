@@ -9,19 +9,9 @@ import { clock, number } from "./format.js";
 
 const HISTORY_MS = 10_000,
   MOST_POINTS = 360;
-/** The statuses that are drawn, from below. Groups that failed are kept to be looked at, and are no part of the queue. */
-const SHOWN = [
-  "completed",
-  "claimed",
-  "running",
-  "pending",
-  "aborted",
-  "expired",
-  "gathered",
-  "cooling",
-  "filtered",
-  "leaving",
-];
+/** The statuses that are drawn, from below; and those of groups that are only kept to be looked at. */
+const SHOWN = ["completed", "claimed", "running", "pending", "aborted", "expired", "gathered", "cooling", "leaving"];
+const KEPT = ["failed", "filtered"];
 
 export class BufferHistory {
   /** `onRead(history)` is called after each read. */
@@ -115,19 +105,26 @@ export class BufferHistory {
     const one = this.history?.[this.task.value],
       task = this.status?.tasks.find((each) => each.task === this.task.value);
     if (!one || !task || !this.element.open) return;
-    const xs = [...one.at_ms.filter((at) => at < this.status.at_ms), this.status.at_ms],
-      column = (name) => [...(one.statuses[name] ?? []), ...xs.map(() => 0)].slice(0, xs.length - 1);
+    const now = this.status.at_ms,
+      known = one.at_ms.filter((at) => at < now),
+      last = known.at(-1) ?? now;
+    // nothing is noted without a producer: what is now has been so since soon after the last row
+    const xs = [...known, ...(now - last > 2 * HISTORY_MS ? [last + HISTORY_MS] : []), now],
+      column = (name) => xs.map((_, at) => (at < known.length ? (one.statuses[name]?.[at] ?? 0) : task.statuses[name]));
     const lines = SHOWN.map((name) => ({
       name,
       xs,
-      values: [...column(name), task.statuses[name] ?? 0],
+      values: column(name),
       kind: `s-${name}`,
     })).filter((line) => line.values.some(Boolean));
     this.charts.depth.show({
       lines,
       axis: clockAxis(xs[0], xs.at(-1)),
       bound: task.kind === "train" ? { name: "staleness bound", value: task.limit - task.trained } : null,
-      aside: task.statuses.failed ? [{ name: "failed, kept to look at", value: task.statuses.failed }] : [],
+      aside: KEPT.filter((name) => task.statuses[name]).map((name) => ({
+        name: `${name}, kept to look at`,
+        value: task.statuses[name],
+      })),
     });
   }
 

@@ -46,7 +46,7 @@ async function start() {
     for (const link of document.querySelectorAll("nav a"))
       link.ariaCurrent = link.dataset.view === (shown === "group" ? "rollouts" : shown) ? "page" : null;
     byId("diagnosis").classList.toggle("brief", shown !== "run");
-    if (shown === "run") views.run.refresh();
+    if (shown === "run") views.run.open(query ?? "");
     if (shown === "group") views.group.show(task, group);
     if (shown === "rollouts") views.rollouts.show(Object.fromEntries(new URLSearchParams(query ?? "")));
   };

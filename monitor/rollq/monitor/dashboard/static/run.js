@@ -1,10 +1,11 @@
-// The view of the run: facts, trainer, tasks, workers, errors, the buffer, and the latest rollouts.
+// The view of the run: learning, facts, trainer, tasks, workers, errors, the buffer, and the latest rollouts.
 
 import { get } from "./api.js";
 import { buttons } from "./changes.js";
 import { h, setText } from "./dom.js";
 import { bytes, number, percent, plural, seconds, short } from "./format.js";
 import { BufferHistory, busiestFirst } from "./history.js";
+import { Learning } from "./learning.js";
 import { groupTable } from "./rollouts.js";
 import { judged, taskTable, workerTable } from "./run_tables.js";
 import { Table } from "./table.js";
@@ -21,6 +22,7 @@ const NONE_LEFT =
 export class RunView {
   constructor(root) {
     this.isShown = () => !root.hidden && !document.hidden;
+    this.learning = new Learning(this.isShown);
     this.facts = h("dl", { class: "facts" });
     this.tasks = taskTable();
     this.workers = workerTable();
@@ -37,6 +39,7 @@ export class RunView {
     this.buffer = new BufferHistory(this.isShown, () => this.#showTasks());
     const part = (title, ...content) => h("section", { class: "part" }, h("h2", null, title), ...content);
     root.append(
+      this.learning.element,
       h("div", { class: "top part" }, this.facts, buttons("run")),
       part("Trainer", this.trainer),
       this.errors.element,
@@ -95,9 +98,16 @@ export class RunView {
     );
   }
 
+  /** Show the curves that the query of an address asks for. */
+  open(query) {
+    this.learning.show(query);
+    this.refresh();
+  }
+
   /** Read again what was not read while the view was hidden. */
   refresh() {
     if (this.status) this.show(this.status);
+    this.learning.read();
     this.buffer.read();
     this.#readLatest();
   }

@@ -8,7 +8,7 @@ import { Table } from "./table.js";
 /** Rows of history of which the reward of a task is the mean: about a minute. */
 const RECENT = 6;
 
-/** The tasks of a status, with their reward and the mean length of their answers of the last minute of their history;
+/** The tasks of a status, evaluations last, with their reward and the mean length of their answers of the last minute of their history;
  * `isWorst`: whether no other task that is trained has a lower reward. */
 export function judged(tasks, history) {
   const rows = tasks.map((task) => {
@@ -23,7 +23,7 @@ export function judged(tasks, history) {
   const trained = rows.filter((row) => row.kind === "train" && !row.is_retired && row.reward !== null),
     worst = trained.length > 1 ? Math.min(...trained.map((row) => row.reward)) : null;
   for (const row of rows) row.isWorst = worst !== null && row.reward === worst && trained.includes(row);
-  return rows;
+  return rows.sort((one, other) => (other.kind === "train") - (one.kind === "train"));
 }
 
 function mean(values) {
