@@ -11,6 +11,7 @@ import click
 import rollq.buffer.errors
 from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSION_KEY, schema
 from rollq.buffer.store import keys
+from rollq.buffer.values.curves import CHARTS
 from rollq.cli.main import COMMANDS, main
 from rollq.monitor.metrics.catalogue import METRICS
 from rollq_docs.links import rewritten
@@ -107,6 +108,23 @@ def metrics_page() -> str:
     return f"{WIDE}# Metrics\n\n{text}\n\n{table(('metric', 'kind', 'labels', 'meaning'), shown)}"
 
 
+def curves_page() -> str:
+    """The numbers by train step, from their table."""
+    rows = [
+        (code(line.name), cell(line.text), chart.unit or "-", *(code(name) if name else "-" for name in others))
+        for chart in CHARTS
+        for line in chart.lines
+        for others in [(line.trl, line.verl, line.metric)]
+    ]
+    text = (
+        "Each train step has these numbers in `metrics.jsonl`, in trackers, in `rollq status --steps` and on the "
+        "dashboard. A `*` is a task, or the name of a part. TRL and verl have the same number, or nearly the same, "
+        "under these names."
+    )
+    head = ("name", "meaning", "unit", "TRL", "verl", "Prometheus")
+    return f"{WIDE}# Numbers by train step\n\n{text}\n\n{table(head, rows)}"
+
+
 def functions_page() -> str:
     """The Redis functions, from the heads of their files."""
     rows = [
@@ -158,6 +176,7 @@ PAGES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "redis-keys": ("Redis keys", redis_keys_page),
     "redis-functions": ("Redis functions", functions_page),
     "metrics": ("Metrics", metrics_page),
+    "curves": ("Numbers by train step", curves_page),
     "archive": ("Archive", archive_page),
     "errors": ("Errors", errors_page),
 }

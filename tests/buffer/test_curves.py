@@ -8,7 +8,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, FencedError
 from rollq.buffer.store.keys import RunKeys
-from rollq.buffer.values.curves import LINES, MOST_NUMBERS, MOST_ROW_BYTES, matches, numbers_of
+from rollq.buffer.values.curves import LINES, MOST_NUMBERS, MOST_ROW_BYTES, labels_of, numbers_of
 from rollq.buffer.values.step_rows import FULL_ROWS, THINNED_ROWS, StepRows, thinned
 from support.buffer_run import World
 
@@ -21,6 +21,9 @@ LINE = {
     "workers": {"gpu0": 4},
     "loss": float("nan"),
 }
+
+
+LENGTHS = {"response_length": {"max": 31}}
 
 
 @pytest.fixture
@@ -43,12 +46,12 @@ def test_numbers_have_the_names_of_the_table() -> None:
         "response_length/p95": 30.0,
         "response_length/max": 31.0,
     }
-    assert all(any(matches(name, line) for line in LINES) for name in found)
+    assert all(any(labels_of(name, line) is not None for line in LINES) for name in found)
 
 
 def test_a_name_with_slashes_is_still_a_part() -> None:
     (name,) = numbers_of({"parts": {"math": {"a/b": 1.0}}})
-    assert [line.name for line in LINES if matches(name, line)] == ["parts/*/*"]
+    assert [labels for line in LINES if (labels := labels_of(name, line))] == [("math", "a/b")]
 
 
 @pytest.mark.parametrize("value", ["1", None, True, [1.0], float("inf"), float("nan"), 10**400, {}, 1e301])
@@ -60,6 +63,7 @@ def test_a_row_is_bounded_and_keeps_what_every_run_has() -> None:
     parts = {f"task{index}": {f"{'x' * 60}{part}": 1.0 for part in range(50)} for index in range(50)}
     found = numbers_of({"parts": parts, "reward": 0.5, "rewards": dict.fromkeys(parts, 0.5), "publish_s": 1.0})
     assert {"reward", "publish_s", "rewards/task0"} <= found.keys()
+    assert "response_length/max" in numbers_of({"rewards": dict.fromkeys(map(str, range(200)), 0.5), **LENGTHS})
     assert len(found) <= MOST_NUMBERS
     assert sum(len(name) for name in found) < MOST_ROW_BYTES
 

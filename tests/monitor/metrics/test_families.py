@@ -171,3 +171,17 @@ def test_a_name_follows_the_conventions(metric: Any) -> None:
 def test_no_two_metrics_have_one_name() -> None:
     names = [metric.name for metric in (UP, *METRICS)]
     assert len(names) == len(set(names))
+
+
+def test_numbers_of_the_last_step_and_evaluations_are_served_within_bounds() -> None:
+    report = {"step": 3, "response_length": {"p95": 30}, "parts": {"math": {"a/b": 0.5}}, "loss": float("inf")}
+    report["rewards"] = {f"task-{at}": 1.0 for at in range(10_000)}
+    status = replace(RUN, trainer=trainer_state(report=report), evaluations={"held_out": 0.25})
+    found = parsed(served(status))
+    run = ("run", "sums")
+    assert found["rollq_trained_response_p95_tokens", frozenset({run})] == 30
+    assert found["rollq_evaluated_reward", frozenset({run, ("evaluation", "held_out")})] == 0.25
+    assert ("rollq_trained_loss", frozenset({run})) not in found
+    assert sum(name == "rollq_trained_reward" for name, _ in found) < 100
+    few = replace(status, trainer=trainer_state(report={**report, "rewards": {}}))
+    assert parsed(served(few))["rollq_trained_part", frozenset({run, ("task", "math"), ("part", "a/b")})] == 0.5

@@ -28,6 +28,7 @@ class Line:
 
     name: str
     text: str
+    metric: str
     trl: str = ""
     verl: str = ""
 
@@ -50,64 +51,79 @@ class Chart:
 
 CHARTS: Final[tuple[Chart, ...]] = (
     Chart("reward", "Reward", "", "learning", (
-        Line("reward", "mean reward of the batch", "reward", "critic/rewards/mean"),
-        Line("rewards/*", "the same, by task"),
+        Line("reward", "mean reward of the batch",
+             "rollq_trainer_reward", "reward", "critic/rewards/mean"),
+        Line("rewards/*", "the same, by task",
+             "rollq_trained_reward"),
     )),
     Chart("parts", "Parts of the reward", "", "learning", (
         Line("parts/*/*", "mean of a part of the reward, or of another number of samples, by task",
-             "rewards/NAME/mean"),
+             "rollq_trained_part", "rewards/NAME/mean"),
     )),
     Chart("equal_rewards", "Groups with equal rewards", "share", "learning", (
-        Line("frac_reward_zero_std", "share of groups whose samples all have the same reward: without advantage, they "
-             "teach nothing", "frac_reward_zero_std"),
+        Line("frac_reward_zero_std", "share of groups whose samples all have the same reward, which teach nothing",
+             "rollq_trained_equal_rewards_ratio", "frac_reward_zero_std"),
     )),
     Chart("entropy", "Entropy", "nats", "learning", (
         Line("entropy", "mean entropy of the policy at a trained token; with `[trainer.loss] entropy = true`",
-             "entropy", "actor/entropy"),
+             "rollq_trained_entropy_nats", "entropy", "actor/entropy"),
     )),
     Chart("response_length", "Response length", "tokens", "lengths", (
         Line("response_length/mean", "mean response length of a sample, over all its turns",
-             "completions/mean_length", "response_length/mean"),
-        Line("response_length/p95", "95 % of samples are as long or shorter"),
-        Line("response_length/max", "the longest sample", "completions/max_length", "response_length/max"),
+             "rollq_trained_response_mean_tokens", "completions/mean_length", "response_length/mean"),
+        Line("response_length/p95", "95 % of samples are as long or shorter",
+             "rollq_trained_response_p95_tokens"),
+        Line("response_length/max", "the longest sample",
+             "rollq_trained_response_max_tokens", "completions/max_length", "response_length/max"),
     )),
     Chart("truncated", "Truncated responses", "share", "lengths", (
         Line("response_length/clip_ratio", "share of samples that were cut at the length limit",
-             "completions/clipped_ratio", "response_length/clip_ratio"),
+             "rollq_trained_truncated_ratio", "completions/clipped_ratio", "response_length/clip_ratio"),
     )),
     Chart("loss", "Loss", "", "optimisation", (
-        Line("loss", "loss of the batch", "loss", "actor/pg_loss"),
+        Line("loss", "loss of the batch",
+             "rollq_trained_loss", "loss", "actor/pg_loss"),
     )),
     Chart("gradient_norm", "Gradient norm", "", "optimisation", (
-        Line("gradient_norm", "norm of the gradient before it was clipped", "grad_norm", "actor/grad_norm"),
+        Line("gradient_norm", "norm of the gradient before it was clipped",
+             "rollq_trained_gradient_norm", "grad_norm", "actor/grad_norm"),
     )),
     Chart("learning_rate", "Learning rate", "", "optimisation", (
-        Line("learning_rate", "learning rate of the step", "learning_rate", "actor/lr"),
+        Line("learning_rate", "learning rate of the step",
+             "rollq_trained_learning_rate", "learning_rate", "actor/lr"),
     )),
     Chart("kl", "KL to the reference", "nats", "optimisation", (
         Line("kl", "mean k3 estimate of KL(policy || reference) at a trained token; with `kl_coefficient` above 0",
-             "kl", "actor/kl_loss"),
+             "rollq_trained_kl_nats", "kl", "actor/kl_loss"),
     )),
     Chart("clip_fraction", "Clipped tokens", "share", "optimisation", (
-        Line("clip_fraction", "share of trained tokens whose ratio was clipped", "clip_ratio/region_mean",
-             "actor/pg_clipfrac"),
-        Line("masked_fraction", "share of trained tokens that a mask or a correction left out"),
+        Line("clip_fraction", "share of trained tokens whose ratio was clipped",
+             "rollq_trained_clipped_ratio", "clip_ratio/region_mean", "actor/pg_clipfrac"),
+        Line("masked_fraction", "share of trained tokens that a mask or a correction left out",
+             "rollq_trained_masked_ratio"),
     )),
     Chart("staleness", "Staleness", "steps", "freshness", (
-        Line("staleness", "mean staleness of a trained token, in train steps"),
+        Line("staleness", "mean staleness of a trained token, in train steps",
+             "rollq_trained_staleness_steps"),
     )),
     Chart("mismatch", "Mismatch of logprobs", "nats", "freshness", (
         Line("mismatch/mean", "mean difference between the trainer's and the engines' logprobs",
-             "sampling/sampling_logp_difference/mean", "training/rollout_probs_diff_mean"),
-        Line("mismatch/p99", "99 % of tokens differ by as much or less"),
+             "rollq_trainer_mismatch_nats", "sampling/sampling_logp_difference/mean",
+             "training/rollout_probs_diff_mean"),
+        Line("mismatch/p99", "99 % of tokens differ by as much or less",
+             "rollq_trainer_mismatch_p99_nats"),
     )),
     Chart("tokens_per_s", "Trained tokens", "tokens/s", "speed", (
-        Line("tokens_per_s", "trained tokens per second of the whole step", "", "perf/throughput"),
+        Line("tokens_per_s", "trained tokens per second of the whole step",
+             "rollq_trained_tokens_per_second", "", "perf/throughput"),
     )),
     Chart("seconds", "Seconds of a step", "s", "speed", (
-        Line("wait_s", "seconds in which the trainer waited for the batch", "", "timing_s/gen"),
-        Line("train_s", "seconds of gradients and updates", "", "timing_s/update_actor"),
-        Line("publish_s", "seconds of publishing weights", "", "timing_s/update_weights"),
+        Line("wait_s", "seconds in which the trainer waited for the batch",
+             "rollq_trained_wait_seconds", "", "timing_s/gen"),
+        Line("train_s", "seconds of gradients and updates",
+             "rollq_trained_train_seconds", "", "timing_s/update_actor"),
+        Line("publish_s", "seconds of publishing weights",
+             "rollq_trained_publish_seconds", "", "timing_s/update_weights"),
     )),
 )  # fmt: skip
 LINES: Final = tuple(line for chart in CHARTS for line in chart.lines)
@@ -117,7 +133,7 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a line of metrics that have curves, by name; within the bounds of a row."""
     found: dict[str, float] = {}
     taken = 0
-    for name, value in sorted(_numbers(line), key=lambda item: item[0].count("/")):
+    for name, value in _numbers(line):
         taken += len(name.encode(errors="replace")) + _NUMBER_BYTES
         if len(found) < MOST_NUMBERS and taken <= MOST_ROW_BYTES:
             found[name] = value
@@ -137,19 +153,21 @@ def as_number(value: Any) -> float | None:
     return float(f"{value:.6g}")
 
 
-def matches(name: str, line: Line) -> bool:
-    """Whether a name is one of a line's."""
+def labels_of(name: str, line: Line) -> tuple[str, ...] | None:
+    """The parts of a name in place of each `*` of a line; None for a name that is not the line's."""
     keys = name.split("/", len(line.keys) - 1)
-    return len(keys) == len(line.keys) and all(key in ("*", mine) for key, mine in zip(line.keys, keys, strict=True))
+    if len(keys) != len(line.keys) or any(key not in ("*", mine) for key, mine in zip(line.keys, keys, strict=True)):
+        return None
+    return tuple(mine for key, mine in zip(line.keys, keys, strict=True) if key == "*")
 
 
 def lines_of(chart: Chart, names: Collection[str]) -> list[str]:
     """The names that a chart has, in its order."""
-    return [name for line in chart.lines for name in names if matches(name, line)]
+    return [name for line in chart.lines for name in names if labels_of(name, line) is not None]
 
 
 def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for one in LINES:
+    for one in sorted(LINES, key=lambda line: line.keys.count("*")):  # those that every run has come first
         yield from _at(line, one.keys, "")
 
 

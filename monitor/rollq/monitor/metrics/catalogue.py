@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollq.buffer.calls.replies import Control
+from rollq.buffer.values.curves import LINES, Line, labels_of, numbers_of
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status.diagnosis import State, diagnose
@@ -110,17 +111,18 @@ def _workers_by_condition(run: RunStatus) -> Values:
     return [((condition,), conditions.count(condition)) for condition in ("alive", "silent", "dead")]
 
 
-def _reported(trainer: TrainerState, *names: str) -> float | None:
-    """A number in the trainer's report on its last step; None where there is no such number."""
-    reported: Any = trainer.report
-    for name in names:
-        reported = reported.get(name) if isinstance(reported, Mapping) else None
-    return float(reported) if isinstance(reported, int | float) else None
+def _trained(line: Line) -> Metric:
+    """A number of the last trained batch, as the trainer has reported it; see `numbers_of`."""
 
+    def read(run: RunStatus) -> Values:
+        numbers = numbers_of((run.trainer and run.trainer.report) or {})
+        found = ((labels_of(name, line), number) for name, number in numbers.items())
+        return [(labels, number) for labels, number in found if labels is not None]
 
-def _rewards(run: RunStatus) -> Values:
-    rewards = ((run.trainer and run.trainer.report) or {}).get("rewards")
-    return [((task,), float(reward)) for task, reward in rewards.items()] if isinstance(rewards, Mapping) else []
+    text = line.text.replace("`", "")
+    return Metric(
+        line.metric, f"{text[0].upper()}{text[1:]}; of the last batch", ("task", "part")[: line.keys.count("*")], read
+    )
 
 
 def _ages(task: TaskStatus) -> dict[str, float | None]:
@@ -156,10 +158,9 @@ METRICS = (
                 lambda trainer: trainer.busy_s),
     _of_trainer("rollq_trainer_waited_seconds", "Mean wait for a batch, over the last 10 steps",
                 lambda trainer: trainer.waited_s),
-    _of_trainer("rollq_trainer_reward", "Mean reward of the last batch", lambda trainer: _reported(trainer, "reward")),
-    Metric("rollq_trained_reward", "Mean reward of a task in the last batch", ("task",), _rewards),
-    _of_trainer("rollq_trainer_mismatch_nats", "Mean difference between the trainer's and the engines' logprobs",
-                lambda trainer: _reported(trainer, "mismatch", "mean")),
+    *map(_trained, LINES),
+    Metric("rollq_evaluated_reward", "Mean reward of the last time that an evaluation was made", ("evaluation",),
+           lambda run: [((name,), reward) for name, reward in run.evaluations.items()]),
 
     _of_tasks("rollq_step", "Train step that is trained next", lambda task: task.step),
     _in_tasks("rollq_control", "1 for what production of the task is set to, 0 for the others", "control",
