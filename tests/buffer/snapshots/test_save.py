@@ -26,6 +26,7 @@ from rollq.buffer.snapshots.save import as_indexed
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.values.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
+from rollq.buffer.values.step_rows import StepRows
 from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import encode_payload
 from rollq.buffer.wire.prompts import decode_prompt
@@ -255,6 +256,19 @@ def test_a_restored_run_may_have_another_name(world: World, tmp_path: Path) -> N
             assert [group.group_id for group in there.claim(1).groups] == [1, 2]
             assert events.wait(PATIENCE_S)
     assert world.statuses() == {"completed": 2}
+
+
+def test_numbers_by_step_come_back_in_any_number(world: World, elsewhere: World, tmp_path: Path) -> None:
+    world.start()
+    for step in range(1, 1202):
+        world.buffer.report_trainer(world.held, {"step": step, "reward": step / 10_000, "loss": 1.0})
+    world.buffer.report_evaluations(world.held, 0, {"held_out": 0.25})
+    before = world.buffer.curves()
+    world.buffer.save(tmp_path / "saved")
+    elsewhere.buffer.restore(tmp_path / "saved")
+    assert elsewhere.buffer.curves() == before
+    elsewhere.begin(0, launch_id="there")
+    assert elsewhere.buffer.curves() == StepRows((), before.evaluations)
 
 
 def test_xb16_a_group_that_a_worker_died_with_stays_a_suspect(world: World, elsewhere: World, tmp_path: Path) -> None:

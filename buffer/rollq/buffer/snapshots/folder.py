@@ -73,7 +73,8 @@ class Snapshot(_Model):
     """The index of a snapshot.
 
     `functions`: the schema of the run that was saved, by the name that it had in the first snapshots.
-    `versions`: version -> digest of weights that were published; `plans`: step -> sizes per task.
+    `versions`: version -> digest of weights that were published; `plans`: step -> sizes per task;
+    `curves`: of steps and of evaluations, each row -> its step.
     `ancestors`: incarnations whose trainers' checkpoints belong to this snapshot -> last step and epoch of each.
     `undone`: see `run_begin_epoch.lua`.
     """
@@ -89,6 +90,7 @@ class Snapshot(_Model):
     ancestors: dict[str, tuple[int, int]]
     versions: dict[str, str]
     plans: dict[str, dict[str, str]]
+    curves: dict[str, dict[str, str]]
     tasks: dict[str, SavedTask]
     files: tuple[SavedFile, ...]
 

@@ -135,7 +135,8 @@ class Restoring(BufferCore):
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step), "undone": snapshot.undone}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
         parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
-        self.call("finish_restore", self.keys.info, incarnation, digest, *chain(*_writes(parts)), "", *snapshot.tasks)
+        writes = chain(*_writes(parts), *_row_writes(snapshot.curves))
+        self.call("finish_restore", self.keys.info, incarnation, digest, *writes, "", *snapshot.tasks)
 
 
 NO_LEASE = "0" * 16
@@ -171,6 +172,15 @@ def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[Any, ...]]:
                 yield (name, "HSET", len(write), *write)
             else:
                 yield (name, "RPUSH", len(write) + 1, start, *write)
+
+
+def _row_writes(curves: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[Any, ...]]:
+    """Rows by step as arguments of `write_parts`, likewise."""
+    for name, rows in curves.items():
+        items = [item for row, step in rows.items() for item in (step, row)]
+        for start in range(0, len(items), ITEMS_PER_WRITE):
+            write = items[start : start + ITEMS_PER_WRITE]
+            yield (name, "ZADD", len(write), *write)
 
 
 def _flat(mapping: Mapping[Any, Any]) -> Iterator[Any]:

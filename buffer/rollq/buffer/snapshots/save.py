@@ -149,6 +149,9 @@ class Saving(BufferCore):
         committed = min((int(clock["committed"]) for clock in clocks if clock["kind"] == "train"), default=0)
         steps = range(first + 1, last + 1)
         plans = self.send_all([("HGET", self.keys.plan(step), "sizes") for step in steps])
+        steps_kept, evaluations = self.send_all(
+            [("ZRANGE", key, 0, -1, "WITHSCORES") for key in (self.keys.curves, self.keys.evaluations)]
+        )
         return {
             "functions": SCHEMA_VERSION,
             "run": self.run,
@@ -159,6 +162,7 @@ class Saving(BufferCore):
             "undone": _text(undone or b""),
             "ancestors": {**orjson.loads(info[0] or b"{}"), self.incarnation: (committed, int(epoch or 0))},
             "versions": _texts(versions),
+            "curves": {"curves": _texts(steps_kept), "evaluations": _texts(evaluations)},
             # ranks that saw a batch delivered are gone after a restore: it is delivered again
             "plans": {str(step): {"sizes": _text(sizes)} for step, sizes in zip(steps, plans, strict=True) if sizes},
         }

@@ -13,7 +13,7 @@ local ROWS = HISTORY.by_step
 local ROW = '^(%d+) (%d+) (.*)$'
 
 local function position_of(member)
-  return tonumber(member and string.match(member, ROW) or '0')
+  return tonumber(member and string.match(member, '^(%d+) ') or '0')
 end
 
 -- Older rows are kept if their positions, counted from 0, are multiples of this.
