@@ -137,7 +137,8 @@ export class LineChart {
     cursor.watch((at) => this.#point(at));
   }
 
-  /** Draw anew. lines: [{name, xs, values, kind, dash, isDots}], `xs` rising, a value or null for each; axis: the
+  /** Draw anew. lines: [{name, xs, values, kind, dash, isDots, breaks}], `xs` rising, a value or null for each,
+   * broken before the places in the set `breaks`; axis: the
    * horizontal one; bound: {name, value}; changes: [{x, text}]; aside: [{name, value}], in the legend alone. */
   show({ lines, axis, bound = null, changes = [], aside = [] }) {
     Object.assign(this, { lines, axis, bound, changes, aside });
@@ -176,19 +177,17 @@ export class LineChart {
   }
 
   #shape(line, values, below, toY) {
-    const { xs } = line,
+    const { xs, kind, breaks } = line,
       { toX } = this;
     if (!this.isStacked)
-      return svg("path", {
-        class: `line ${line.kind} ${look(line)}`,
-        d: path(thinned(xs, values, toX), toX, toY, line),
-      });
-    const edge = (ys) => xs.map((x, i) => `${toX(x)} ${toY(ys[i])}`);
-    const floor = edge(below ?? xs.map(() => 0)).reverse();
-    return svg("path", {
-      class: `area ${line.kind}`,
-      d: xs.length ? `M${[...edge(values), ...floor].join("L")}Z` : "",
-    });
+      return svg("path", { class: `line ${kind} ${look(line)}`, d: path(thinned(line, toX), toX, toY, line) });
+    const edge = (ys, from, to) => xs.slice(from, to).map((x, i) => `${toX(x)} ${toY(ys?.[from + i] ?? 0)}`);
+    const starts = [0, ...(breaks ?? [])],
+      piece = (from, i) => {
+        const to = starts[i + 1] ?? xs.length;
+        return `M${[...edge(values, from, to), ...edge(below, from, to).reverse()].join("L")}Z`;
+      };
+    return svg("path", { class: `area ${kind}`, d: xs.length ? starts.map(piece).join("") : "" });
   }
 
   /** The place of the axis under the pointer that has a value. */
@@ -261,15 +260,21 @@ function extent(columns, others) {
   return low > high ? [null, null] : [low, high];
 }
 
-/** The points of a line that can be seen: of those that share a pixel the first, the least, the largest and the last. */
-function thinned(xs, values, toX) {
+/** The points of a line that can be seen: of those that share a pixel the first, the least, the largest and the last;
+ * null where the line is broken. */
+function thinned({ xs, values, breaks }, toX) {
   const points = [];
   let pixel = null,
     kept = [];
   const flush = () => {
     points.push(...[...new Set(kept)].sort((one, other) => one - other).map((i) => [xs[i], values[i]]));
+    [pixel, kept] = [null, []];
   };
   for (let i = 0; i < xs.length; i++) {
+    if (breaks?.has(i)) {
+      flush();
+      points.push(null);
+    }
     if (values[i] === null) continue;
     const at = Math.floor(toX(xs[i]));
     if (at !== pixel) {
@@ -285,10 +290,15 @@ function thinned(xs, values, toX) {
   return points;
 }
 
-/** The path of a line, joined over places without a value; or of dots. */
+/** The path of a line, joined over places without a value; or of dots. A lonely point is a dot. */
 function path(points, toX, toY, { isDots }) {
-  if (isDots || points.length === 1) return points.map(([x, y]) => `M${toX(x)} ${toY(y)}h0.01`).join("");
-  return points.map(([x, y], i) => `${i ? "L" : "M"}${toX(x)} ${toY(y)}`).join("");
+  let drawn = "",
+    isDown = false;
+  for (const point of points) {
+    if (point) drawn += `${isDown ? "L" : "M"}${toX(point[0])} ${toY(point[1])}${isDown ? "" : "h0.01"}`;
+    isDown = point !== null && !isDots;
+  }
+  return drawn;
 }
 
 /** The upper edges of areas that stand on each other. */

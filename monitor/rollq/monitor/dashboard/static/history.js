@@ -115,6 +115,7 @@ export class BufferHistory {
       name,
       xs,
       values: column(name),
+      breaks: gapsOf(known),
       kind: `s-${name}`,
     })).filter((line) => line.values.some(Boolean));
     this.charts.depth.show({
@@ -142,13 +143,15 @@ export class BufferHistory {
           name: task,
           xs: each.at_ms,
           values: each[name],
+          breaks: gapsOf(each.at_ms),
           kind: this.#kind(task),
           dash: i % 3,
         }));
     tokens.show({ axis, lines: byTask("tokens") });
     reward.show({ axis, lines: byTask("reward") });
     staleness.show({ axis, lines: byTask("staleness") });
-    const line = (name, values, kind, dash) => ({ name, xs, values, kind, dash });
+    const breaks = gapsOf(xs),
+      line = (name, values, kind, dash) => ({ name, xs, values, kind, dash, breaks });
     times.show({
       axis,
       lines: [
@@ -177,6 +180,13 @@ export class BufferHistory {
       lines: [{ name: "mean of all workers", xs: at, values: means, kind: "c0" }],
     });
   }
+}
+
+/** The places before which nothing was noted for long, since the run stood still: three times the usual distance. */
+function gapsOf(xs) {
+  const distances = xs.slice(1).map((x, i) => x - xs[i]),
+    usual = [...distances].sort((one, other) => one - other)[distances.length >> 1];
+  return new Set(distances.flatMap((distance, i) => (distance > 3 * usual ? [i + 1] : [])));
 }
 
 /** The mean pause of engines at changes of weights, a point each 10 s, from the totals that workers report. */

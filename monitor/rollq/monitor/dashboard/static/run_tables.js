@@ -8,22 +8,31 @@ import { Table } from "./table.js";
 /** Rows of history of which the reward of a task is the mean: about a minute. */
 const RECENT = 6;
 
-/** The tasks of a status, evaluations last, with their reward and the mean length of their answers of the last minute of their history;
- * `isWorst`: whether no other task that is trained has a lower reward. */
+/** The tasks of a status, evaluations last, with the reward and the length of answers of the last step or evaluation;
+ * where the status has none, of the last minute of the history. `isWorst`: no other task that is trained has a lower
+ * reward. */
 export function judged(tasks, history) {
   const rows = tasks.map((task) => {
     const { reward = [], tokens = [], groups = [] } = history?.[task.task] ?? {},
       last = groups.findLastIndex(Boolean);
     return {
       ...task,
-      reward: mean(reward.filter((value) => value !== null).slice(-RECENT)),
-      length: last < 0 ? null : tokens[last] / groups[last] / task.group_size,
+      reward: task.evaluation?.reward ?? task.reward ?? mean(reward.filter((value) => value !== null).slice(-RECENT)),
+      length: task.response_tokens ?? (last < 0 ? null : tokens[last] / groups[last] / task.group_size),
     };
   });
   const trained = rows.filter((row) => row.kind === "train" && !row.is_retired && row.reward !== null),
     worst = trained.length > 1 ? Math.min(...trained.map((row) => row.reward)) : null;
   for (const row of rows) row.isWorst = worst !== null && row.reward === worst && trained.includes(row);
   return rows.sort((one, other) => (other.kind === "train") - (one.kind === "train"));
+}
+
+/** The state of an evaluation; null: nothing is known of it. */
+function evaluated(evaluation) {
+  if (!evaluation) return "evaluation";
+  const { is_running, finished, prompts, version } = evaluation;
+  if (is_running) return `evaluating ${number(finished)} / ${number(prompts)}`;
+  return version === null ? "evaluation" : `evaluated version ${number(version)}`;
 }
 
 function mean(values) {
@@ -47,12 +56,12 @@ export function taskTable() {
       { title: "task", cell: (task) => task.task },
       {
         title: "state",
-        cell: (task) => (task.kind === "train" ? task.state : "evaluation"),
+        cell: (task) => (task.kind === "train" ? task.state : evaluated(task.evaluation)),
         mark: (task) => (["run", "retired"].includes(task.state) ? "" : "warn"),
       },
       {
         title: "reward",
-        cell: (task) => `${task.isWorst ? "lowest: " : ""}${number(task.reward, 3)}`,
+        cell: (task) => `${task.isWorst ? "lowest " : ""}${number(task.reward, 3)}`,
         mark: (task) => (task.isWorst ? "warn" : ""),
         number: true,
       },
