@@ -13,7 +13,7 @@ import redis
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.store import embedded_server as server_module
 from rollq.buffer.store.connection import connect
-from rollq.buffer.store.embedded_server import EmbeddedServer, config_word, embedded_binary
+from rollq.buffer.store.embedded_server import EmbeddedServer, config_word, embedded_binary, memory_limit
 from support.any_server import AnyServer
 from support.power_cut import kill_synced
 
@@ -66,6 +66,13 @@ def test_a_started_server_keeps_everything_and_evicts_nothing(any_server: AnySer
             "maxmemory-policy": "noeviction",
         }
         assert client.config_get("bind")["bind"] == "127.0.0.1"
+
+
+def test_a_server_that_shares_its_machine_takes_at_most_half_of_its_memory(tmp_path: Path) -> None:
+    directives = memory_limit(tmp_path / "new")
+    with EmbeddedServer(tmp_path / "new", directives=directives) as server, redis.Redis.from_url(server.url) as client:
+        memory = client.info("memory")
+    assert 0 < memory["maxmemory"] == int(directives["maxmemory"]) <= memory["total_system_memory"] // 2
 
 
 def test_a_stopped_server_comes_back_at_the_same_url_with_its_data(fresh_server: EmbeddedServer) -> None:

@@ -10,6 +10,7 @@ import os
 import platform
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -282,6 +283,14 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
         *(tls_config(server.certificates) if server.certificates else []),
         *server.directives.items(),
     ]
+
+
+def memory_limit(directory: Path) -> dict[str, str]:
+    """A `maxmemory` for a server that shares its machine: half of the memory, or what a quarter of the free disk of its
+    folder allows, as its files may take three times its memory."""
+    folder = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"maxmemory": str(min(memory // 2, shutil.disk_usage(folder).free // 4))}
 
 
 def lock_directory(directory: Path) -> IO[bytes]:

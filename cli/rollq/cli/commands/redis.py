@@ -64,7 +64,7 @@ def redis(
       rollq redis --bind 10.0.0.1 --acl rollq.acl --certificates certificates --program /usr/bin/redis-server
     """
     from rollq.buffer.store.embedded_cluster import EmbeddedCluster
-    from rollq.buffer.store.embedded_server import EmbeddedServer
+    from rollq.buffer.store.embedded_server import EmbeddedServer, memory_limit
 
     password = None
     if password_env is not None:
@@ -75,7 +75,14 @@ def redis(
     server: EmbeddedServer | EmbeddedCluster
     if primaries is None:
         server = EmbeddedServer(
-            directory, port=port, bind=bind, password=password, binary=program, acl=acl, certificates=certificates
+            directory,
+            port=port,
+            bind=bind,
+            password=password,
+            binary=program,
+            acl=acl,
+            certificates=certificates,
+            directives=memory_limit(directory),
         )
     else:
         server = EmbeddedCluster(

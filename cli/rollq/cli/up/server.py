@@ -10,7 +10,7 @@ from redis.exceptions import InvalidResponse
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.store.connection import Patience, check_server, connect, open_client
-from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.store.embedded_server import EmbeddedServer, memory_limit
 from rollq.buffer.store.redis_url import mask_url, node_urls
 from rollq.buffer.store.servers import connect_servers
 from rollq.cli.run_location import RunLocation
@@ -33,7 +33,8 @@ def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | 
         elif not _answers(location):
             in_url = urlsplit(location.buffer_url).password
             password = unquote(in_url) if in_url else location.password
-            with EmbeddedServer(folder, port=place[1], bind=place[0], password=password) as server:
+            limit = memory_limit(folder)
+            with EmbeddedServer(folder, port=place[1], bind=place[0], password=password, directives=limit) as server:
                 yield server
             return
     except ServerUnavailable as error:
