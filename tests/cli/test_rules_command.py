@@ -54,6 +54,7 @@ def test_rules_of_a_task_change_in_all_of_its_shards(ask: Ask, buffer: Buffer) -
     assert result.output.splitlines() == [
         "task math.1of2: revision 2: max_staleness 1 -> 3 from step 1 on; batch_groups 16 -> 5 from step 2 on",
         "task math.2of2: revision 2: max_staleness 1 -> 3 from step 1 on; batch_groups 16 -> 4 from step 2 on",
+        "the batch of step 2 has 41 groups instead of 64",
     ]
     assert sizes(buffer, 1) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
     assert sizes(buffer, 2) == {"code": 32, "math.1of2": 5, "math.2of2": 4}
@@ -131,7 +132,9 @@ def test_without_a_change_the_rules_and_their_revisions_are_shown(ask: Ask) -> N
 
 
 def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer) -> None:
-    assert ask("set", "code", "batch_groups=0").exit_code == 0
+    retired = ask("set", "code", "batch_groups=0")
+    assert retired.exit_code == 0
+    assert re.search(r"the batch of step 2 has 32 groups instead of \d+\n", retired.output)
     assert sizes(buffer, 2) == {"code": 0, "math.1of2": 16, "math.2of2": 16}
     assert ask("set", "math", "weight=2", "--from-step", "3").exit_code == 0
     assert sizes(buffer, 3) == {"code": 0, "math.1of2": 16, "math.2of2": 16}, "it is shared by the others alone"
@@ -147,7 +150,11 @@ def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer
     ("arguments", "message"),
     [
         (["math", "group_size=4"], "group_size stays as it is for the whole run: groups that are under way have that"),
-        (["math", "max_stalenes=4"], "max_stalenes: there is no such rule"),
+        (["math", "max_stalenes=4"], "max_stalenes: there is no such rule; did you mean 'max_staleness'"),
+        (
+            ["math", "temperature=0.7"],
+            "temperature: it is not a rule, but a key of the settings file: change tasks.math",
+        ),
         (["math", "max_staleness"], "'max_staleness': write it as RULE=VALUE, such as max_staleness=2"),
         (["math", "max_tries=4", "max_tries=5"], "max_tries is given twice"),
         (["math", "weight=much"], "weight = much: a number is needed"),

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -110,9 +111,10 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
                 f"{name} stays as it is for the whole run: {FIXED_RULES[name]}; begin another run to change it"
             )
         if name not in CHANGEABLE_RULES or name == "schedule":
-            raise ConfigError(
-                f"{name}: there is no such rule; {', '.join(n for n in CHANGEABLE_RULES if n != 'schedule')}"
-            )
+            rules = [rule for rule in CHANGEABLE_RULES if rule != "schedule"]
+            close = get_close_matches(name, rules, n=1)
+            known = f"did you mean {close[0]!r}?" if close else f"the rules are {', '.join(rules)}"
+            raise ConfigError(f"{name}: there is no such rule; {known}")
     values = {name: None if value == "none" else value for name, value in changes.items()}
     groups = values.pop("batch_groups", None)
     changed = _validated(rules, values)

@@ -1,6 +1,6 @@
 """`rollq set`: changes the rules of a run while it is alive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +60,26 @@ def set_rules(
     with location.without_payloads() as buffer:
         if changes:
             parsed = _parse(changes)
+            _check_are_rules(parsed, task)
             _check_checkpoints(parsed, location.file)
             wanted = _wanted(buffer, task, parsed, from_step)
             _change(buffer, wanted, from_step, dry_run=dry_run, shared="weight" in parsed)
         else:
             _show(buffer, task)
+
+
+def _check_are_rules(names: Iterable[str], task: str) -> None:
+    """Raise `ConfigError` for a key of a task's table that is not a rule, and holds only once a role has read it."""
+    from rollq.buffer.rules.settings import TaskRules
+    from rollq.cli.settings.model import TaskSettings
+    from rollq.cli.settings.task_tables import place_of
+
+    for name in names:
+        if name in TaskSettings.model_fields and name not in TaskRules.model_fields:
+            raise ConfigError(
+                f"{name}: it is not a rule, but a key of the settings file: change tasks.{task}.{place_of(name)} "
+                "there, and restart the workers and the producer"
+            )
 
 
 def _check_checkpoints(changes: Mapping[str, str], file: Path | None) -> None:
@@ -147,7 +162,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
 
     step = from_step or buffer.first_open_step() + (SHARED_MARGIN if shared else 0)
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
-    _check_batch(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
+    size_change = _batch_change(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
     changed: list[str] = []
     batch = {task: int(changes["batch_groups"]) for task, changes in wanted.items()} if shared else None
     for task, (clock, rules) in planned.items():
@@ -164,17 +179,27 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
             raise ConfigError(f"{error}. {done}repeat the command") from None
         changed.append(task)
         _say(task, made.text if made else "")
+    if size_change:
+        click.echo(f"{size_change} (not changed: --dry-run)" if dry_run else size_change)
 
 
-def _check_batch(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> None:
-    """Raise `ConfigError` when no task is left in the batch of `step`."""
+def _batch_change(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> str:
+    """That the batch of `step` has another size, over all tasks; empty if it has not.
+
+    Raises `ConfigError` when no task is left in it.
+    """
     from rollq.buffer.rules.batch_sizes import groups_at
 
-    rules = {task: buffer.rules(task) for task in buffer.train_tasks()} | dict(wanted)
-    if not any(groups_at(each.batch_groups, each.schedule, step) for each in rules.values()):
+    def size(rules: Mapping[str, "TaskRules"]) -> int:
+        return sum(groups_at(each.batch_groups, each.schedule, step) for each in rules.values())
+
+    rules = {task: buffer.rules(task) for task in buffer.train_tasks()}
+    before, after = size(rules), size(rules | dict(wanted))
+    if not after:
         raise ConfigError(
             f"batch_groups: no task would have a group in the batch of step {step}; stop the trainer instead"
         )
+    return f"the batch of step {step} has {after} groups instead of {before}" if after != before else ""
 
 
 def _show(buffer: "Buffer", task: str) -> None:
