@@ -1,5 +1,7 @@
 """The gauge of the difference between the trainer's and the engines' logprobs."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from rollq.buffer.values.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.objective.mismatch import LabelledMismatch, Mismatch, MismatchGauge
+from rollq.consumer.trainer.step_metrics import likely_causes
 
 
 def group(number: int, task: str, worker: str, version: int) -> Group:
@@ -66,3 +69,9 @@ def test_the_mismatch_of_several_ranks_is_that_of_one() -> None:
     assert together.total() == whole.total()
     assert together.by() == whole.by()
     assert LabelledMismatch.decode(MismatchGauge().labelled(batch).encode()).total() is None
+
+
+def test_a_high_learning_rate_is_the_likelier_cause_where_tokens_of_the_live_weights_agree() -> None:
+    assert likely_causes(3e-6).startswith("the learning rate is far too high, or the engines serve other weights")
+    for error in (0.0, 1.3, math.inf):
+        assert likely_causes(error).startswith("the engines serve other weights than they say, or the learning rate")

@@ -16,6 +16,9 @@ from rollq.consumer.objective.metrics import LossMetrics
 from rollq.consumer.objective.mismatch import LabelledMismatch
 from rollq.consumer.trainer.ranks import Ranks
 
+SMALL_ERROR = 0.05
+"""In nats. Engines serve the live weights if no token of these is further from the trainer's logprob."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
@@ -54,6 +57,15 @@ class StepMetrics:
             **self.loss.result(),
             "mismatch": {**({} if total is None else asdict(total)), **by},
         }
+
+
+def likely_causes(on_policy_error: float) -> str:
+    """Why the trainer's logprobs are far from the engines', the likelier cause first.
+
+    `on_policy_error`: the largest difference of a token of the live weights, in nats; 0 without one.
+    """
+    causes = ["the engines serve other weights than they say", "the learning rate is far too high"]
+    return ", or ".join(causes[::-1] if 0 < on_policy_error < SMALL_ERROR else causes)
 
 
 def describe_batch(batch: Batch) -> dict[str, Any]:

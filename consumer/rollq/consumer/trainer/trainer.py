@@ -37,7 +37,7 @@ from rollq.consumer.trainer.output_lock import locked
 from rollq.consumer.trainer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.trainer.recorded_run import BatchSource
 from rollq.consumer.trainer.reports import reporting
-from rollq.consumer.trainer.step_metrics import StepMetrics, describe_batch
+from rollq.consumer.trainer.step_metrics import StepMetrics, describe_batch, likely_causes
 from rollq.consumer.trainer.taking import BatchTaker, Taken
 from rollq.consumer.weights.probe import probe_of
 
@@ -304,8 +304,8 @@ class Trainer:
             worst = max(workers, key=lambda name: workers[name].mean)
             raise InvalidGroup(
                 f"step {step}: logprobs differ from the engines' by {total.mean:.2g} nats on average, more than "
-                f"max_mismatch = {most!r}, and worker {worst!r}'s by {workers[worst].mean:.2g}: the engines "
-                "serve other weights than they say, or the learning rate is far too high"
+                f"max_mismatch = {most!r}, and worker {worst!r}'s by {workers[worst].mean:.2g}: "
+                f"{likely_causes(metrics.loss.result()['on_policy_error'])}"
             )
 
     def _quarantine(self, batch: Batch) -> None:
