@@ -154,6 +154,13 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "training: the trainer has waited 12 s for step 41: task math has 5 of 16 groups; last step 12 s ago; 11 "
         "groups in generation on 1 of 2 workers; w2 on box, process 4242, has said nothing for 0.4 s",
     ),
+    "an evaluation that nobody produces": (
+        run_status(task_status(producer_silent_s=None), trainer=trainer_state(TrainerPhase.EVALUATING), workers={}),
+        "starving: nobody produces; no worker is alive; the trainer has been evaluating for 12 s\n"
+        "to do:\n"
+        "  1. start the producer: `rollq produce`\n"
+        "  2. start a worker: `rollq work`",
+    ),
     "stragglers": (
         run_status(
             task_status(statuses={Status.COMPLETED: 20, Status.RUNNING: 2}),
@@ -500,6 +507,7 @@ def test_a_few_failed_groups_at_the_start_are_not_a_failure() -> None:
 def test_states_are_tried_in_an_order_in_which_each_explains_those_after_it() -> None:
     assert [rule.state for rule in RULES] == [
         State.STARTING, State.FINISHED, State.MEMORY_FULL, State.FAILING, State.TRAINER_GONE, State.TRAINER_GONE,
-        State.STOPPED, State.PAUSED, State.FAILING, State.TRAINING, State.PAUSED, State.STARVING, State.TRAINING,
+        State.STOPPED, State.PAUSED, State.FAILING, State.STARVING, State.TRAINING, State.PAUSED,
+        State.STARVING, State.TRAINING,
     ]  # fmt: skip
     assert {rule.state for rule in RULES} == set(State)

@@ -256,6 +256,11 @@ def _waits_too_long(run: RunStatus) -> bool:
     return trainer.for_s > max(LONG_WAIT_S, 2 * usual_s)
 
 
+def _evaluates_alone(run: RunStatus) -> bool:
+    """Whether the trainer waits for an evaluation that nobody produces or samples."""
+    return trainer_of(run).phase is TrainerPhase.EVALUATING and any(_missing_roles(run))
+
+
 def _refuses(report: Mapping[str, Any]) -> bool:
     return bool(report.get("refused_weights") or report.get("blocked_by"))
 
@@ -299,6 +304,7 @@ RULES = (
         lambda run: [*sentences(unrewarded(run)), described(trainer_of(run))],
         lambda run: remedies_of(unrewarded(run)),
     ),
+    Rule(State.STARVING, _evaluates_alone, _waiting, _to_speed_up),
     Rule(State.TRAINING, lambda run: trainer_of(run).phase is not TrainerPhase.WAITING, _training, _to_speed_up),
     Rule(State.PAUSED, _is_resting, _waiting, _to_speed_up),
     Rule(State.STARVING, _waits_too_long, _waiting, _to_speed_up),
