@@ -1,5 +1,6 @@
 """Reference of `rollq.toml`: every key with its type, default and meaning, from the models that check it."""
 
+import re
 from collections.abc import Iterable
 
 from pydantic import BaseModel
@@ -7,6 +8,7 @@ from pydantic import BaseModel
 from rollq.cli.settings.reference import Setting, SettingsTable, engine_reference, reference, rows_of
 from rollq_docs.markdown import cell, code, table
 
+_PAGE = re.compile(r"docs/(\w+/[\w-]+\.md)")
 HEAD = ("key", "type", "default", "meaning")
 INTRODUCTION = """\
 # Settings
@@ -46,4 +48,4 @@ def _section(part: SettingsTable) -> str:
 def _rows(settings: Iterable[Setting]) -> Iterable[tuple[str, ...]]:
     for setting in settings:
         default = {"required": "**required**", "none": "none"}.get(setting.default) or code(setting.default)
-        yield code(setting.key), cell(setting.kind), default, cell(setting.meaning)
+        yield code(setting.key), cell(setting.kind), default, _PAGE.sub(r"[\1](../\1)", cell(setting.meaning))

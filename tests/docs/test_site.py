@@ -90,6 +90,12 @@ def test_every_setting_of_the_example_has_a_row() -> None:
     }
 
 
+def test_a_page_that_a_setting_names_is_a_link() -> None:
+    page = PAGES["reference/settings.md"]
+    assert "see [guide/security.md](../guide/security.md)" in page
+    assert "docs/guide/" not in page
+
+
 def test_the_settings_that_one_sees_without_unfolding_are_few() -> None:
     settings = [setting for table in [*reference(), *engine_reference()] for setting in table.settings]
     common = [setting for setting in settings if setting.is_common]
