@@ -118,8 +118,19 @@ def _hint(details: ErrorDetails, model: type[BaseModel] | None) -> str:
     owner = None if model is None else _section_model(model, section)
     if owner is None:
         return ""
+    if places := list(_tables_with(str(key), model, ())):
+        return f"; did you mean {_dotted(places[0])}?"
     close = difflib.get_close_matches(str(key), owner.model_fields, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; allowed here: {', '.join(owner.model_fields) or 'none'}"
+
+
+def _tables_with(key: str, model: type[BaseModel] | None, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The places of a key in the tables of a model; tables with names of their users are left out."""
+    for name, field in model.model_fields.items() if model else ():
+        for table in [field.annotation] if _is_model(field.annotation) else _models(field.annotation):
+            if key in table.model_fields:
+                yield (*above, name, key)
+            yield from _tables_with(key, table, (*above, name))
 
 
 def _section_model(model: type[BaseModel], section: list[str | int]) -> type[BaseModel] | None:
