@@ -6,7 +6,7 @@ from rollq.producer.progress_log import REPORT_S, Move, ProgressLog
 from rollq.producer.strategy import SchedulePlan
 
 BUSY = SchedulePlan(target=8, outstanding=4, last_step=2, pools=())
-STUCK = SchedulePlan(target=8, outstanding=8, last_step=2, pools=(), reason="no trainer has started an epoch yet")
+STUCK = SchedulePlan(target=8, outstanding=8, last_step=2, pools=(), reason="no trainer has started yet")
 
 
 def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,7 +22,7 @@ def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_logged_once(caplo
         "task math: 2 new prompts; 4 of 8 groups scheduled",
         "task math: 10 new prompts; 4 of 8 groups scheduled",
         "task math: 8 new prompts; 8 of 8 groups scheduled",
-        "task math: nothing to schedule: no trainer has started an epoch yet",
+        "task math: nothing to schedule: no trainer has started yet",
     ]
 
 

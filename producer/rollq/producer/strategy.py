@@ -124,7 +124,7 @@ def _obstacle(target: int, state: TaskState, fullness: Fullness) -> str:
     if state.control != "run":
         return f"the task is set to {state.control!r}" + (f": {state.control_reason}" if state.control_reason else "")
     if state.version < 0:
-        return "no trainer has started an epoch yet"
+        return "no trainer has started yet"
     if fullness.is_full:
         return (
             f"{fullness}; admission continues below {FULL:.0%}: raise {fullness.limit}, or let the trainer commit and "

@@ -151,7 +151,8 @@ class GroupRunner:
             await asyncio.wait([making], timeout=ABORT_S)
         making.cancel()
         await asyncio.wait([making])
-        if not making.cancelled() and (error := making.exception()) is not None:
+        error = None if making.cancelled() else making.exception()
+        if error is not None and not isinstance(error, EngineDead):  # the engine is closed before its groups
             log.info("group %d of task %r, while it was stopped: %s", held.lease.group_id, held.lease.task, error)
 
     async def hand_back(self, leases: Sequence[Lease]) -> None:
