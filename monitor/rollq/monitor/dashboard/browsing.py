@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.common.whole_numbers import whole_number
+from rollq.buffer.query.conditions import OneSample
 from rollq.buffer.query.selection import Page, Selection
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.answers import Missing, json_endpoint, number_of
@@ -61,24 +62,13 @@ class Browsing:
     def _groups(self, request: Request) -> Any:
         selection = selection_of(request, self._rollouts.tasks(), self._statuses)
         if same := request.query_params.get("prompt_of", ""):
-            selection = self._of_same_prompt(selection, same)
+            task, _, number = same.rpartition("/")
+            if (group := self._group_named(task, number)).row is None:
+                return _listed(Page((), 0, None, note="its prompt has no row in the prompts of its task"))
+            selection = replace(selection, tasks=[task], row=group.row, record=group.fields["prompt"])
         after, limit = request.query_params.get("after", ""), number_of(request, "limit", 50)
         page = self._rollouts.page(selection, after=after, limit=limit)
-        return {
-            "groups": [row_of(group, selection.sample) for group in page.groups],
-            "read": page.read,
-            "after": page.after,
-            "partial": page.is_partial,
-            "note": page.note,
-        }
-
-    def _of_same_prompt(self, selection: Selection, name: str) -> Selection:
-        """The groups of a selection that have the prompt of the group `TASK/NUMBER`."""
-        task, _, number = name.rpartition("/")
-        group = self._group_named(task, number)
-        if group.row is None:
-            raise Missing(f"group {name} has no row in the prompts of its task: no other group has its prompt")
-        return replace(selection, tasks=[task], row=group.row, record=group.fields["prompt"])
+        return _listed(page, selection.sample)
 
     def _group(self, request: Request) -> Any:
         group = self._look(request)
@@ -103,3 +93,14 @@ class Browsing:
         if (group := self._rollouts.look(task, number)) is None:
             raise Missing(f"group {number} of {task} is not here: it was never there, or has left")
         return group
+
+
+def _listed(page: Page, sample: OneSample | None = None) -> dict[str, Any]:
+    """A page of the list. `sample`: the conditions that one sample of each group satisfies."""
+    return {
+        "groups": [row_of(group, sample) for group in page.groups],
+        "read": page.read,
+        "after": page.after,
+        "partial": page.is_partial,
+        "note": page.note,
+    }
