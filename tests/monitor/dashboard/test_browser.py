@@ -221,8 +221,10 @@ def test_the_keyboard_alone_is_enough(page: Page, shown: Shown) -> None:
     page.get_by_label("In the answers").fill("")
     keys.press("Enter")
     expect(rows).to_have_count(50)
-    keys.press("Tab")
-    keys.press("Tab")
+    for _ in range(20):
+        if page.evaluate("document.activeElement.matches('tbody tr')"):
+            break
+        keys.press("Tab")
     expect(rows.nth(0)).to_be_focused()
     keys.press("ArrowDown")
     keys.press("ArrowDown")

@@ -1,50 +1,50 @@
-// One group: its life, its prompt, and its samples side by side, down to single tokens.
+// One group: its life, its prompt, its samples side by side down to single tokens, and its neighbours in the list.
 
+import { addressOf, listAddress, searchesSamples } from "./links.js";
 import { get } from "./api.js";
 import { groupButtons } from "./changes.js";
 import { h } from "./dom.js";
 import { clock, number, plural, seconds } from "./format.js";
-import { modesOf, Tokens } from "./tokens.js";
+import { SamePrompt } from "./same_prompt.js";
+import { Samples, talk, textual } from "./samples.js";
 
-const KEPT = "rollq-colour";
+/** Keys that open the group before and the one after, in the list. */
+const KEYS = { k: "before", j: "after" };
 
 export class GroupView {
-  /** `onMoved` is called when a group was moved by hand. */
-  constructor(root, onMoved) {
+  /** `list`: the rollouts from which groups are opened. */
+  constructor(root, list) {
     this.root = root;
-    this.onMoved = onMoved;
+    this.list = list;
     this.asked = 0;
+    document.addEventListener("keydown", (event) => this.#onKey(event));
   }
 
-  async show(task, number) {
+  /** Show a group; `wanted`: of the list from which it was opened. */
+  async show(task, number, wanted) {
     const asked = ++this.asked;
+    this.wanted = wanted;
+    this.place = {};
     this.root.replaceChildren(h("p", { class: "note" }, "reading ..."));
     try {
       const group = await get(`api/groups/${encodeURIComponent(task)}/${number}`);
-      if (asked === this.asked) this.#draw(group);
+      if (asked !== this.asked) return;
+      this.#draw(group);
+      const place = await this.list.around(wanted, task, number);
+      if (asked === this.asked) this.#place(place);
     } catch (error) {
       if (asked === this.asked)
-        this.root.replaceChildren(back(), h("p", { class: "problem", role: "alert" }, error.message));
+        this.root.replaceChildren(back(wanted), h("p", { class: "problem", role: "alert" }, error.message));
     }
   }
 
   #draw(group) {
-    this.modes = modesOf(group);
-    this.inspector = h(
-      "dl",
-      { class: "inspector", "aria-live": "polite" },
-      h("p", { class: "note" }, "Point at a token, or use the arrow keys in a sample, to see its values."),
-    );
-    this.parts = group.samples.map((sample) => new Tokens(group, sample, (token, one) => this.#inspect(token, one)));
-    this.legend = h("ul", { class: "legend" });
-    const talks = group.samples.some((sample) => sample.turns.length);
-    this.cards = h(
-      "div",
-      { class: "samples" },
-      group.samples.map((sample, at) => card(sample, this.parts[at])),
-    );
+    this.samples = new Samples([group]);
+    this.cards = this.samples.cards.get(group);
+    this.steps = h("span", { class: "steps" });
+    this.same = new SamePrompt(group);
     this.root.replaceChildren(
-      back(),
+      h("div", { class: "bar" }, back(this.wanted), this.steps),
       h(
         "div",
         { class: "bar" },
@@ -53,125 +53,75 @@ export class GroupView {
         h("span", null, group.reward === null ? "" : `reward ${number(group.reward, 3)}`),
         h("span", null, group.step === null ? "" : `step ${group.step}`),
         groupButtons(group, (order) => {
-          this.onMoved();
-          if (order === "drop") location.hash = "#/rollouts";
-          else this.show(group.task, group.group_id);
+          this.list.forget();
+          if (order === "drop") location.hash = listAddress(this.wanted);
+          else this.show(group.task, String(group.group_id), this.wanted);
         }),
       ),
       group.error ? h("p", { class: "problem" }, `error: ${group.error}`) : "",
       group.problem ? h("p", { class: "problem" }, `samples are not shown: ${group.problem}`) : "",
-      h(
-        "div",
-        { class: "two" },
-        life(group),
-        h(
-          "section",
-          { class: "part" },
-          h("h2", null, "Prompt"),
-          talk(group.prompt),
-          group.images ? h("p", { class: "note" }, `with ${plural(group.images, "image")}`) : "",
-          group.answer === null ? "" : h("p", null, h("span", { class: "note" }, "answer "), textual(group.answer)),
-        ),
-      ),
-      h(
-        "div",
-        { class: "bar controls" },
-        this.#choice(
-          "Colour",
-          this.modes.map((mode) => [mode.id, mode.title]),
-          (id) => this.#colour(id),
-        ),
-        this.legend,
-        talks
-          ? this.#choice(
-              "Show",
-              [
-                ["tokens", "tokens"],
-                ["turns", "conversation"],
-              ],
-              (id) => {
-                this.cards.dataset.shown = id;
-              },
-            )
-          : "",
-      ),
+      h("div", { class: "two" }, life(group), h("div", null, prompt(group), this.same.element)),
+      this.samples.controls,
       group.annotations ? h("p", { class: "note", id: "annotations" }, group.annotations) : "",
-      this.inspector,
-      this.cards,
+      this.samples.inspector,
+      this.samples.box,
       h("p", { class: "note" }, group.texts),
     );
-    this.cards.dataset.shown = "tokens";
-    const kept = sessionStorage.getItem(KEPT);
-    this.#colour(this.modes.some((mode) => mode.id === kept) ? kept : "version");
+    this.samples.box.append(...this.cards);
     this.root.querySelector("h1").tabIndex = -1;
     this.root.querySelector("h1").focus({ preventScroll: true });
   }
 
-  #choice(label, options, choose) {
-    const name = `choice-${label}`;
-    return h(
-      "fieldset",
-      { class: "choice" },
-      h("legend", null, label),
-      options.map(([id, title], at) =>
-        h(
-          "label",
-          null,
-          h("input", { type: "radio", name, value: id, checked: at === 0, onchange: () => choose(id) }),
-          title,
-        ),
-      ),
-    );
-  }
-
-  #colour(id) {
-    const mode = this.modes.find((one) => one.id === id);
-    sessionStorage.setItem(KEPT, id);
-    this.root.querySelector(`input[value="${CSS.escape(id)}"]`).checked = true;
-    for (const part of this.parts) part.colour(mode);
-    this.legend.replaceChildren(
-      ...mode.legend.map(([kind, name]) => h("li", null, h("span", { class: `t ${kind}` }, name))),
-    );
-  }
-
-  #inspect(token, sample) {
-    const shown = {
-      sample: sample.index,
-      token: token.place,
-      text: token.piece === null ? "-" : JSON.stringify(token.piece),
-      id: token.id,
-      version: token.version === null ? "-" : token.version,
-      "loss mask": token.counts ? "counted" : "masked",
-      logprob: token.logprob === null ? "-" : token.logprob.toFixed(4),
-      probability: token.logprob === null ? "-" : Math.exp(token.logprob).toFixed(4),
-      reward: number(sample.reward, 3),
-      ...Object.fromEntries(
-        Object.entries(sample.reward_parts).map(([name, value]) => [`part ${name}`, number(value, 3)]),
-      ),
-      ...(sample.advantage === null ? {} : { advantage: number(sample.advantage, 3) }),
-      ...Object.fromEntries(Object.entries(token.annotations).map(([name, value]) => [name, annotated(value)])),
+  /** Lead to the neighbours, and mark the samples for which the list has the group; the longest of them is scrolled to. */
+  #place(place) {
+    this.place = place;
+    const step = (key, word) => {
+      const row = place[KEYS[key]],
+        attributes = { "aria-keyshortcuts": key, title: row ? `${row.task} ${row.group}` : "" };
+      if (!row) return h("span", { class: "note" }, word);
+      const open = (event) => {
+        event.preventDefault();
+        this.#open(row);
+      };
+      return h("a", { href: addressOf(row, this.wanted), onclick: open, ...attributes }, word, h("kbd", null, key));
     };
-    this.inspector.replaceChildren(
-      ...Object.entries(shown).map(([name, value]) =>
-        h("div", null, h("dt", null, name), h("dd", null, String(value))),
-      ),
+    if (place.row) this.steps.append(step("k", "previous"), step("j", "next"));
+    const isSearch = searchesSamples(this.wanted);
+    if (!isSearch && this.wanted.sort !== "-tokens") return;
+    const found = (place.row?.samples ?? []).filter(
+      ([index, , tokens, , , matches]) => (matches || !isSearch) && tokens !== null && this.cards[index],
     );
+    if (!found.length) return;
+    const [longest] = found.reduce((best, one) => (one[2] > best[2] ? one : best));
+    for (const [index] of found) if (isSearch || index === longest) this.cards[index].classList.add("found");
+    const card = this.cards[longest];
+    card.querySelector("h3").after(h("span", { class: "tag" }, "longest"));
+    if (card.getBoundingClientRect().bottom > window.innerHeight) card.scrollIntoView({ block: "start" });
+  }
+
+  /** Open a neighbour in the place of this group, so that the way back leads to the list. */
+  #open(row) {
+    location.replace(addressOf(row, this.wanted));
+  }
+
+  #onKey(event) {
+    const row = this.place?.[KEYS[event.key]];
+    if (!row || this.root.hidden || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches?.("input, textarea, select") || document.querySelector("dialog[open]")) return;
+    event.preventDefault();
+    this.#open(row);
   }
 }
 
-function annotated(value) {
-  if (value === null || value === undefined) return "not trained";
-  return typeof value === "boolean" ? (value ? "yes" : "no") : number(value, 4);
-}
-
-function back() {
+/** The way back to the list. */
+export function back(wanted) {
   return h(
     "p",
     { class: "back" },
     h(
       "a",
       {
-        href: "#/rollouts",
+        href: listAddress(wanted),
         onclick: (event) => {
           if (history.length > 1) {
             event.preventDefault();
@@ -201,88 +151,14 @@ function life(group) {
   );
 }
 
-function card(sample, tokens) {
-  const facts = [
-    sample.finish_reason ? `ended by ${sample.finish_reason}` : "",
-    plural(sample.tokens, "token"),
-    `the loss counts ${number(sample.counted_tokens)}`,
-    sample.worker ? `by ${sample.worker}` : "",
-    sample.judge ? `judged by ${sample.judge}${sample.judge_s === null ? "" : ` in ${seconds(sample.judge_s)}`}` : "",
-  ];
+/** The prompt of a group, and the answer that is right. */
+export function prompt(group) {
   return h(
-    "article",
-    { class: "sample", "aria-label": `sample ${sample.index}` },
-    h(
-      "header",
-      null,
-      h("h3", null, `Sample ${sample.index}`),
-      h("span", { class: `pill status ${sample.status}` }, sample.status),
-      h("b", { class: "reward" }, sample.reward === null ? "no reward" : number(sample.reward, 3)),
-    ),
-    h(
-      "dl",
-      { class: "rewards" },
-      Object.entries(sample.reward_parts).map(([name, value]) =>
-        h("div", null, h("dt", null, name), h("dd", null, number(value, 3))),
-      ),
-    ),
-    h("p", { class: "note" }, facts.filter(Boolean).join(", ")),
-    sample.error ? h("p", { class: "problem" }, sample.error) : "",
-    sample.calls.length
-      ? h(
-          "details",
-          { class: "calls", open: true },
-          h("summary", null, plural(sample.calls.length, "call")),
-          calls(sample),
-        )
-      : "",
-    h(
-      "div",
-      { class: "as-tokens" },
-      sample.tokens ? tokens.element : h("p", { class: "note" }, "no tokens"),
-      sample.tokens && sample.parts[0]?.pieces === null && sample.text
-        ? h("details", { open: true }, h("summary", null, "text"), h("div", { class: "text" }, textual(sample.text)))
-        : "",
-    ),
-    h(
-      "div",
-      { class: "as-turns" },
-      sample.turns.length ? talk(sample.turns) : h("div", { class: "text" }, textual(sample.text)),
-    ),
-    Object.keys(sample.sampling).length
-      ? h("details", { class: "note" }, h("summary", null, "sampling"), textual(sample.sampling))
-      : "",
+    "section",
+    { class: "part" },
+    h("h2", null, "Prompt"),
+    talk(group.prompt),
+    group.images ? h("p", { class: "note" }, `with ${plural(group.images, "image")}`) : "",
+    group.answer === null ? "" : h("p", null, h("span", { class: "note" }, "answer "), textual(group.answer)),
   );
-}
-
-function calls(sample) {
-  return h(
-    "ol",
-    null,
-    sample.calls.map((call) => {
-      const after = call.parent === null ? "" : ` after ${call.parent}`;
-      const where = call.segment === null ? `not trained, ${call.left_out}` : `segment ${call.segment}`;
-      const text = `call ${call.number}${after}: ${plural(call.tokens, "token")}, ${where}`;
-      return h("li", { class: call.segment === null ? "untrained" : "", "data-depth": Math.min(call.depth, 8) }, text);
-    }),
-  );
-}
-
-function talk(turns) {
-  return h(
-    "div",
-    { class: "talk" },
-    turns.map((turn) =>
-      h(
-        "div",
-        { class: `turn ${/^[a-z]+$/.test(turn.role) ? turn.role : ""}` },
-        h("b", null, turn.role, turn.name ? ` ${turn.name}` : ""),
-        h("div", { class: "text" }, textual(turn.text)),
-      ),
-    ),
-  );
-}
-
-function textual(value) {
-  return typeof value === "string" ? value : JSON.stringify(value);
 }

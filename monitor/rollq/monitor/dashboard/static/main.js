@@ -1,8 +1,10 @@
 // Starts the page: follows the run, and shows the view that the address names.
 
+import { wantedOf } from "./links.js";
 import { follow, get } from "./api.js";
 import { ArchiveView } from "./archive.js";
 import { allowChanges } from "./changes.js";
+import { CompareView } from "./compare.js";
 import { byId, coded, h, setText, svg } from "./dom.js";
 import { GroupView } from "./group.js";
 import { RolloutsView } from "./rollouts.js";
@@ -33,22 +35,25 @@ async function start() {
   const views = {
     run: about.archive ? new ArchiveView(byId("view-run"), about.archive) : new RunView(byId("view-run")),
     rollouts: new RolloutsView(byId("view-rollouts"), about.statuses),
-    group: new GroupView(byId("view-group"), () => views.rollouts.forget()),
   };
+  views.group = new GroupView(byId("view-group"), views.rollouts);
+  views.compare = new CompareView(byId("view-compare"));
   let heardMs = 0,
     lost = "";
 
   const route = () => {
     const [path, query] = location.hash.slice(2).split("?"),
-      [first, task, group] = path.split("/").map(decodeURIComponent);
-    const shown = first !== "rollouts" ? "run" : group ? "group" : "rollouts";
+      [first, ...names] = path.split("/").map(decodeURIComponent);
+    const list = names.length > 1 ? "group" : "rollouts",
+      shown = { rollouts: list, compare: "compare" }[first] ?? "run";
     for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== shown;
     for (const link of document.querySelectorAll("nav a"))
-      link.ariaCurrent = link.dataset.view === (shown === "group" ? "rollouts" : shown) ? "page" : null;
+      link.ariaCurrent = link.dataset.view === (shown === "run" ? "run" : "rollouts") ? "page" : null;
     byId("diagnosis").classList.toggle("brief", shown !== "run");
     if (shown === "run") views.run.open(query ?? "");
-    if (shown === "group") views.group.show(task, group);
-    if (shown === "rollouts") views.rollouts.show(Object.fromEntries(new URLSearchParams(query ?? "")));
+    if (shown === "group") views.group.show(...names.slice(0, 2), wantedOf(query));
+    if (shown === "compare") views.compare.show(...names);
+    if (shown === "rollouts") views.rollouts.show(wantedOf(query));
   };
   window.addEventListener("hashchange", route);
   route();
@@ -89,7 +94,7 @@ function onKey(event) {
   }
   if (event.key === "Escape" && !byId("dialog").open) {
     if (isTyping) event.target.blur();
-    else if (!byId("view-group").hidden) history.back();
+    else if (byId("view-run").hidden && byId("view-rollouts").hidden) history.back();
   }
 }
 

@@ -1,34 +1,57 @@
-// The rollout browser: groups by task, status, step, and texts.
+// The list of rollouts: groups that filters choose, in an order that a column gives.
 
+import { addressOf, listAddress, queryOf, searchesSamples } from "./links.js";
 import { get } from "./api.js";
 import { byId, h, setText } from "./dom.js";
+import { Filters } from "./filters.js";
 import { clock, number, plural } from "./format.js";
+import { legendOfMarks, marks } from "./marks.js";
 import { Table } from "./table.js";
 
 const FIRST_PAGE = 50,
   PAGE = 200;
+const NOT_ALL = "there are older groups, which were not looked at: choose a task, a status or a step";
 
-export function addressOf(row) {
-  return `#/rollouts/${encodeURIComponent(row.task)}/${row.group}`;
-}
+const FOUND = "of the group; in a search for samples, of those found";
 
-/** A table of groups; a click, or Enter, opens one. */
-export function groupTable(label, empty = "no groups") {
+/** A table of groups; a click, or Enter, opens one. `wanted()`: what the list shows; `onSort`: see `Table`. */
+export function groupTable(label, empty = "no groups", { wanted = () => ({}), onSort = null } = {}) {
   return new Table(
     label,
     [
       {
         title: "group",
-        cell: (row) => h("a", { href: addressOf(row), tabindex: "-1" }, `${row.task} ${row.group}`),
-        redraw: false,
+        cell: (row) => h("a", { href: addressOf(row, wanted()), tabindex: "-1" }, `${row.task} ${row.group}`),
+        same: (row) => addressOf(row, wanted()),
       },
-      { title: "status", cell: (row) => row.status, mark: (row) => `status ${row.status}` },
-      { title: "step", cell: (row) => number(row.step), number: true },
-      { title: "reward", cell: (row) => number(row.reward, 3), number: true },
-      { title: "tokens", cell: (row) => number(row.tokens), number: true },
-      { title: "tries", cell: (row) => number(row.tries), number: true, spare: true },
-      { title: "worker", cell: (row) => row.worker || "-", spare: true },
-      { title: "time", cell: (row) => (row.at_ms ? clock(row.at_ms) : "-"), number: true, spare: true },
+      {
+        title: "status",
+        cell: (row) => (row.archived && row.status !== "archived" ? `${row.status}, archived` : row.status),
+        mark: (row) => `status ${row.status}`,
+      },
+      { title: "step", sort: "step", cell: (row) => number(row.step), number: true },
+      {
+        title: "samples",
+        cell: (row) => (row.samples.length ? marks(row.samples, searchesSamples(wanted())) : "-"),
+        same: (row) => `${searchesSamples(wanted())} ${row.samples}`,
+      },
+      {
+        title: "mean reward",
+        sort: "reward",
+        hint: `mean reward ${FOUND}`,
+        cell: (row) => number(numbersOf(row, wanted()).reward, 3),
+        number: true,
+      },
+      {
+        title: "longest",
+        hint: `tokens of the longest answer ${FOUND}`,
+        sort: "tokens",
+        cell: (row) => number(numbersOf(row, wanted()).longest),
+        number: true,
+      },
+      { title: "tries", sort: "tries", cell: (row) => number(row.tries), number: true, spare: true },
+      { title: "worker", cell: (row) => row.worker, spare: true, roomy: true },
+      { title: "time", sort: "at", cell: (row) => (row.at_ms ? clock(row.at_ms) : "-"), number: true, spare: true },
       {
         title: "prompt, or error",
         cell: (row) => (row.error ? `error: ${row.error}` : row.prompt),
@@ -39,47 +62,42 @@ export function groupTable(label, empty = "no groups") {
     (row) => `${row.task} ${row.group}`,
     {
       open: (row) => {
-        location.hash = addressOf(row);
+        location.hash = addressOf(row, wanted());
       },
       empty,
+      onSort,
     },
   );
 }
 
+/** The mean reward, and the tokens of the longest sample: of those found where samples are searched for. */
+function numbersOf(row, wanted) {
+  if (!searchesSamples(wanted)) return { reward: row.reward, longest: row.tokens };
+  const found = row.samples.filter(([, , , , , matches]) => matches);
+  const known = (at) => found.map((one) => one[at]).filter((value) => value !== null),
+    [rewards, tokens] = [known(1), known(2)];
+  return {
+    reward: rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null,
+    longest: tokens.length ? Math.max(...tokens) : null,
+  };
+}
+
 export class RolloutsView {
   constructor(root, statuses) {
-    const field = (name, label, attributes) =>
-      h("label", null, label, h("input", { name, type: "search", autocomplete: "off", ...attributes }));
-    this.task = h("select", { name: "task", "aria-label": "Task" }, h("option", { value: "" }, "all tasks"));
-    this.status = h(
-      "select",
-      { name: "status", "aria-label": "Status" },
-      h("option", { value: "" }, "any status"),
-      statuses.map((one) => h("option", { value: one }, one)),
-    );
-    this.form = h(
-      "form",
-      { class: "filters", role: "search" },
-      h("label", null, "Task", this.task),
-      h("label", null, "Status", this.status),
-      field("step", "Step", { type: "number", min: "1", class: "narrow" }),
-      field("prompt", "In the prompt"),
-      field("q", "In the answers", { id: "search", placeholder: "press / to search" }),
-      h("button", { type: "submit" }, "Show"),
-    );
-    this.form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.#address();
+    this.filters = new Filters(statuses, (wanted) => this.#address(wanted));
+    this.wanted = {};
+    this.isOld = true;
+    this.table = groupTable("Groups", "no groups", {
+      wanted: () => this.wanted,
+      onSort: (sort) => this.#address({ ...this.filters.given(), sort }),
     });
-    for (const select of [this.task, this.status]) select.addEventListener("change", () => this.#address());
-    this.table = groupTable("Groups");
     this.said = h("p", { class: "note", role: "status" });
     this.more = h("button", { type: "button", onclick: () => this.#read(this.after) }, "More");
     root.append(
       h("h1", { class: "hidden" }, "Rollouts"),
-      this.form,
+      this.filters.element,
       this.table.element,
-      h("div", { class: "bar" }, this.said, this.more),
+      h("div", { class: "bar" }, this.said, this.more, legendOfMarks()),
     );
     this.rows = [];
     this.asked = 0;
@@ -87,52 +105,43 @@ export class RolloutsView {
 
   /** Offer tasks, with the number of groups of each status where that is known. */
   tasks(tasks) {
-    const names = tasks.map((task) => task.task);
-    if (
-      names.join("\n") !==
-      [...this.task.options]
-        .slice(1)
-        .map((option) => option.value)
-        .join("\n")
-    ) {
-      const chosen = this.wanted?.task ?? "";
-      this.task.replaceChildren(
-        h("option", { value: "" }, "all tasks"),
-        ...names.map((name) => h("option", { value: name }, name)),
-      );
-      this.task.value = chosen;
-    }
-    if (!tasks.every((task) => task.statuses)) return;
-    for (const option of [...this.status.options].slice(1)) {
-      const groups = tasks
-        .filter((task) => !this.task.value || task.task === this.task.value)
-        .reduce((sum, task) => sum + (task.statuses[option.value] ?? 0), 0);
-      setText(option, `${option.value} (${number(groups)})`);
-    }
+    this.filters.tasks(tasks);
   }
 
-  /** Show what an address asks for: task, status, step, prompt and q. */
-  show(wanted) {
-    const asked = JSON.stringify(wanted);
-    if (asked === JSON.stringify(this.wanted)) return;
-    this.wanted = wanted;
-    for (const name of ["task", "status", "step", "prompt", "q"]) this.form.elements[name].value = wanted[name] ?? "";
-    this.rows = [];
-    this.#read("");
+  /** Show what an address asks for, as `wantedOf` gives it. The link to the list leads here until something else is
+   * wanted. */
+  async show(wanted) {
+    if (!this.isOld && queryOf(wanted) === queryOf(this.wanted)) return;
+    [this.wanted, this.isOld, this.rows] = [wanted, false, []];
+    this.filters.show(wanted);
+    this.table.sorted(wanted.sort ?? "");
+    document.querySelector("nav a[data-view=rollouts]").href = listAddress(wanted);
+    await this.#read("");
   }
 
   /** Read what is shown again when it is shown next. */
   forget() {
-    this.wanted = null;
+    this.isOld = true;
   }
 
-  #address() {
-    const given = Object.fromEntries([...new FormData(this.form)].filter(([, value]) => value));
-    this.wanted = null;
-    const query = new URLSearchParams(given).toString(),
-      hash = query ? `#/rollouts?${query}` : "#/rollouts";
-    if (location.hash === hash) this.show(given);
-    else location.hash = hash;
+  /** A group in the list of what is wanted: rows {row, before, after}, each null where there is none. A group that was
+   * not opened from the list, and so wants nothing, does not change what the list shows. */
+  async around(wanted, task, group) {
+    if (!queryOf(wanted) && queryOf(this.wanted)) return { row: null, before: null, after: null };
+    const place = () => this.rows.findIndex((row) => row.task === task && String(row.group) === group);
+    await this.show(wanted);
+    const at = place();
+    if (at >= 0 && at === this.rows.length - 1 && this.after !== null) await this.#read(this.after);
+    const near = (to) => (at < 0 ? null : (this.rows[to] ?? null));
+    return { row: near(at), before: near(at - 1), after: near(at + 1) };
+  }
+
+  #address(wanted) {
+    const given = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value)),
+      address = listAddress(given);
+    this.isOld = true;
+    if (location.hash === address) this.show(given);
+    else location.hash = address;
   }
 
   async #read(after) {
@@ -155,8 +164,12 @@ export class RolloutsView {
     this.rows.push(...found.groups);
     this.table.show(this.rows);
     this.more.hidden = found.after === null;
-    const shown = `${plural(this.rows.length, "group")} shown${found.after === null ? ", which are all" : ""}`;
-    setText(this.said, `${shown}; ${number(this.read)} read`);
+    const isAll = found.after === null && !found.partial;
+    const shown = `${plural(this.rows.length, "group")} shown${isAll ? ", which are all" : ""}`;
+    setText(
+      this.said,
+      [shown, `${number(this.read)} read`, found.note || (found.partial && NOT_ALL)].filter(Boolean).join("; "),
+    );
     byId("search").setAttribute("aria-description", this.said.textContent);
   }
 }

@@ -10,13 +10,18 @@ const FIRST_HEIGHT = 31;
 /** A table whose rows are updated in place, so that focus and selection stay. Of more than `ALL_DRAWN` rows, it draws
  * those that can be seen and `AROUND` more on each side; margins stand for the others. */
 export class Table {
-  /** columns: [{title, cell: (row) => text or element, number, spare, roomy}]; key: row => text; open: what Enter does. */
-  constructor(label, columns, key, { open = null, empty = "none" } = {}) {
+  /** columns: [{title, cell: (row) => text or element, number, spare, roomy, hint}]; key: row => text; open: what Enter does.
+   *
+   * An element is made again when the row of its place changes; with `same: (row) => text`, when this text changes.
+   * `onSort("-step")` is called when the head of the column with `sort: "step"` is chosen, first for the highest values
+   * at the top, then for the lowest, then with "". */
+  constructor(label, columns, key, { open = null, empty = "none", onSort = null } = {}) {
     Object.assign(this, {
       columns,
       key,
       open,
       empty,
+      onSort,
       all: [],
       first: 0,
       last: 0,
@@ -25,7 +30,7 @@ export class Table {
     });
     this.rows = new Map();
     this.body = h("tbody");
-    this.heads = columns.map((column) => h("th", { class: classOf(column), scope: "col" }, column.title));
+    this.heads = columns.map((column) => this.#head(column));
     this.table = h("table", { "aria-label": label }, h("thead", null, h("tr", null, this.heads)), this.body);
     this.element = h(
       "div",
@@ -38,6 +43,26 @@ export class Table {
       this.#measure(false);
       this.#follow();
     });
+  }
+
+  /** Mark the head of the column by which the rows are sorted: "step", or "-step" for the highest first. */
+  sorted(sort) {
+    this.sort = sort;
+    this.columns.forEach((column, i) => {
+      const isOne = column.sort && column.sort === sort.replace("-", "");
+      this.heads[i].ariaSort = isOne ? (sort.startsWith("-") ? "descending" : "ascending") : null;
+    });
+  }
+
+  #head(column) {
+    const choose = () =>
+      this.onSort({ [`-${column.sort}`]: column.sort, [column.sort]: "" }[this.sort] ?? `-${column.sort}`);
+    const canSort = this.onSort && column.sort;
+    return h(
+      "th",
+      { class: classOf(column), scope: "col", title: column.hint },
+      canSort ? h("button", { type: "button", class: "sort", onclick: choose }, column.title) : column.title,
+    );
   }
 
   show(rows) {
@@ -108,11 +133,16 @@ export class Table {
 
   #fill(element, row, isOther) {
     this.columns.forEach((column, i) => {
-      const cell = element.children[i],
-        value = column.cell(row);
-      if (value instanceof Node) {
-        if (isOther || column.redraw) cell.replaceChildren(value);
-      } else setText(cell, value);
+      const cell = element.children[i];
+      if (column.same) {
+        const text = column.same(row);
+        if (cell.same !== text) cell.replaceChildren(column.cell(row));
+        cell.same = text;
+      } else {
+        const value = column.cell(row);
+        if (!(value instanceof Node)) setText(cell, value === "" ? "-" : value);
+        else if (isOther || column.redraw) cell.replaceChildren(value);
+      }
       if (column.mark) {
         const name = `${classOf(column)} ${column.mark(row)}`;
         if (cell.className !== name) cell.className = name;

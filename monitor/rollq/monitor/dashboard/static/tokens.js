@@ -6,6 +6,8 @@ import { number } from "./format.js";
 
 const MORE_TOKENS = 4000,
   LEVELS = 6;
+/** Differences of rewards from here on are more than rounding. */
+const NOISE = 1e-9;
 const BLOCK = 250,
   AROUND = "170px 0px";
 const LOGPROBS = [-0.05, -0.3, -0.7, -1.5, -3],
@@ -17,8 +19,8 @@ function unit(at) {
 }
 
 /** Ways to colour tokens: which class a token has, and what the classes mean. A mode without values is not offered. */
-export function modesOf(group) {
-  const samples = group.samples,
+export function modesOf(groups) {
+  const samples = groups.flatMap((group) => group.samples),
     parts = samples.flatMap((sample) => sample.parts);
   const versions = [...new Set(samples.flatMap((sample) => Object.keys(sample.tokens_by_version).map(Number)))].sort(
     (a, b) => b - a,
@@ -47,16 +49,7 @@ export function modesOf(group) {
       legend: LOGPROB_LEGEND,
     },
   ];
-  if (samples.some((sample) => sample.advantage !== null))
-    modes.push({
-      id: "advantage",
-      title: "advantage",
-      of: (_token, sample) => (sample.advantage > 0 ? "plus" : sample.advantage < 0 ? "minus" : ""),
-      legend: [
-        ["plus", "above 0"],
-        ["minus", "below 0"],
-      ],
-    });
+  modes.push(samples.some((sample) => sample.advantage !== null) ? byAdvantage() : byReward(groups));
   for (const name of new Set(parts.flatMap((part) => Object.keys(part.annotations)))) {
     const values = parts.flatMap((part) => part.annotations[name] ?? []).filter((value) => value !== null);
     const { of, legend } = scaleOf(name, values);
@@ -68,6 +61,41 @@ export function modesOf(group) {
     });
   }
   return modes;
+}
+
+function byAdvantage() {
+  return {
+    id: "advantage",
+    title: "advantage",
+    of: (_token, sample) => signOf(sample.advantage),
+    legend: [
+      ["plus", "above 0"],
+      ["minus", "below 0"],
+    ],
+  };
+}
+
+/** Where no advantage is known: whether the reward of a sample is above or below the mean of its group. */
+function byReward(groups) {
+  const difference = new Map();
+  for (const { samples } of groups) {
+    const rewarded = samples.filter((sample) => sample.reward !== null);
+    const mean = rewarded.reduce((sum, sample) => sum + sample.reward, 0) / rewarded.length;
+    for (const sample of rewarded) difference.set(sample, sample.reward - mean);
+  }
+  return {
+    id: "reward",
+    title: "reward",
+    of: (_token, sample) => signOf(difference.get(sample) ?? 0),
+    legend: [
+      ["plus", "above the group's mean"],
+      ["minus", "below it"],
+    ],
+  };
+}
+
+function signOf(value) {
+  return value > NOISE ? "plus" : value < -NOISE ? "minus" : "";
 }
 
 /** The classes of the values of a column that the trainer has written, and what they mean. */
