@@ -89,7 +89,7 @@ function onKey(event) {
   const isTyping = event.target.matches?.("input, textarea, select");
   if (event.key === "/" && !isTyping && !byId("dialog").open) {
     event.preventDefault();
-    if (byId("view-rollouts").hidden) location.hash = "#/rollouts";
+    if (byId("view-rollouts").hidden) location.hash = document.querySelector("nav a[data-view=rollouts]").hash;
     setTimeout(() => byId("search").focus());
   }
   if (event.key === "Escape" && !byId("dialog").open) {

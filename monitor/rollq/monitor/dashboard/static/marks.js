@@ -8,12 +8,12 @@ const SIZE = 9,
   A_LINE = 16,
   HEIGHT = 14;
 
-/** The kind of a sample: `failed`, `none` without a reward, `zero` for 0 or less, `full` for 1 or more, else `part`. */
+/** The kind of a sample: `failed`, `none` without a reward, `zero` for 0 or less, `full` for 1 or more, else `between`. */
 export function kindOf(reward, isValid) {
   if (!isValid) return "failed";
   if (reward === null) return "none";
   if (reward <= 0) return "zero";
-  return reward >= 1 ? "full" : "part";
+  return reward >= 1 ? "full" : "between";
 }
 
 /** The mark of one sample. */
@@ -53,7 +53,7 @@ function inWords(read, isSearch) {
   };
   const said = [
     ...many("full", "of reward 1"),
-    ...many("part", "between 0 and 1"),
+    ...many("between", "between 0 and 1"),
     ...many("zero", "of reward 0"),
     ...many("none", "without reward"),
     ...many("failed", "failed"),
@@ -74,9 +74,9 @@ function drawn(read, label) {
     else if (kind === "none") add("none", `M${x + 3} ${y + 4.5}h3`);
     else add(kind === "failed" ? "failed" : "edge", `M${x} ${y}h${SIZE}v${SIZE}h-${SIZE}z`);
     if (kind === "full") add("full", `M${x} ${y}h${SIZE}v${SIZE}h-${SIZE}z`);
-    if (kind === "part") {
+    if (kind === "between") {
       const high = Math.max(1, Math.round(reward * SIZE));
-      add("part", `M${x} ${y + SIZE}v-${high}h${SIZE}v${high}z`);
+      add("between", `M${x} ${y + SIZE}v-${high}h${SIZE}v${high}z`);
     }
     if (isFound) add("found", `M${x - 0.5} ${y + SIZE + 2}h${SIZE + 1}`);
   });
