@@ -12,7 +12,9 @@ from rollq.buffer.archive.archiver import open_archive
 from rollq.buffer.archive.rows import Row, TrainedGroup, content_of, group_of, letters_of, outcomes_of, sample_of
 from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, archive_file, parquet
 from rollq.buffer.errors import ArchiveError
+from rollq.buffer.query.conditions import Condition
 from rollq.buffer.query.language import parse_query
+from rollq.buffer.query.plan import steps_of
 from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.query.texts import GroupTexts, texts_of
 from rollq.buffer.rules.staleness import staleness
@@ -28,6 +30,11 @@ _STATUS: Mapping[str, Status] = {
     "filtered": Status.FILTERED,
     "expired": Status.EXPIRED,
 }
+_OF_RECORDS = (
+    "task", "group_id", "outcome", "reason", "step", "status", "reward", "error", "finish_reason", "versions",
+    "oldest_version", "arrival", "tries", "row",
+)  # fmt: skip
+"""The columns of `GroupRecord`."""
 ARCHIVED_AS = (*_STATUS.values(), Status.LEAVING)
 """The statuses that archived groups are found by."""
 
@@ -45,10 +52,15 @@ class Archive:
         parquet()
         self.url = url if url.startswith("s3:") else str(Path(url).absolute())
         self._objects = open_archive(self.url)
-        pages = self._objects.pages("", tidy=False)  # a folder that anybody names, with hidden files of others
-        self.names = sorted(name for page in pages for name in page if _is_of_groups(name))
+        self.names: list[str] = []
+        self.refresh()
         if not self.names:
             raise ArchiveError(f"{url} has no file of an archive: `rollq archive` writes them")
+
+    def refresh(self) -> None:
+        """List the files again."""
+        pages = self._objects.pages("", tidy=False)  # a folder that anybody names, with hidden files of others
+        self.names = sorted(name for page in pages for name in page if _is_of_groups(name))
 
     def rows(self, name: str) -> list[Row]:
         """The rows of a file. Raises `ArchiveError` for one that this rollq cannot read."""
@@ -65,10 +77,29 @@ class Archive:
     def groups(self, query: Any) -> Iterator[list[Row]]:
         """The rows of each group for which `query` holds, see `rollq.buffer.query.language`."""
         condition = parse_query(query)
-        for name in self.names:
+        for name in self._names_for(condition):
             for group in by_group(self.rows(name)):
                 if condition.holds(_record(group), _texts(group) if condition.searches_texts else None):
                     yield group
+
+    def matching(self, query: Any) -> Iterator[GroupRecord]:
+        """The numbers of each group for which `query` holds. Without a search in texts, reads few columns."""
+        condition = parse_query(query)
+        if condition.searches_texts:
+            yield from map(_record, self.groups(query))
+            return
+        for name in self._names_for(condition):
+            with self.open(name) as file:
+                rows = file.read(columns=list(_OF_RECORDS)).to_pylist()
+            yield from filter(condition.holds, map(_record, by_group(rows)))
+
+    def _names_for(self, condition: Condition) -> Iterator[str]:
+        """The files that may have groups for which a condition holds, by their names."""
+        steps = steps_of(condition)
+        for name in self.names:
+            named = OF_A_STEP.fullmatch(Path(name).name)
+            if named is None or steps.low <= int(named[1]) <= steps.high:
+                yield name
 
     def run(self) -> tuple[str, str]:
         """The name and the incarnation of the run whose archive this is.

@@ -40,6 +40,11 @@ class Range:
     def is_empty(self) -> bool:
         return self.low > self.high
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it leaves any number out."""
+        return self != _ALL
+
     def both(self, other: "Range") -> "Range":
         return Range(max(self.low, other.low), min(self.high, other.high))
 
@@ -99,6 +104,18 @@ def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
         case OneSample():
             return Reach(tasks)
     return _reach_of_field(condition, tasks)
+
+
+def steps_of(condition: Condition) -> Range:
+    """The train steps that groups may have for which `condition` holds, of any task."""
+    match condition:
+        case AllOf(parts):
+            return reduce(Range.both, map(steps_of, parts), _ALL)
+        case AnyOf(parts):
+            return reduce(Range.either, map(steps_of, parts), _NONE)
+        case Field(field="step"):
+            return _range(condition)
+    return _ALL
 
 
 def _reach_of_field(condition: Field, tasks: frozenset[str]) -> Reach:

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
@@ -61,6 +61,15 @@ class Sort:
             return _OF_REWARDS[self.field](rewards) if rewards else None
         value: float | None = getattr(group, _ATTRIBUTES.get(self.field, self.field))
         return value
+
+
+def without_repeats(records: Iterable[GroupRecord]) -> Iterator[GroupRecord]:
+    """The records without further ones of the same group."""
+    seen = set[tuple[str, int]]()
+    for record in records:
+        if (name := (record.task, record.uid)) not in seen:
+            seen.add(name)
+            yield record
 
 
 def first_records(

@@ -63,9 +63,7 @@ class PromptLength(Settings):
 class ArchiveSettings(Settings):
     """Where `rollq archive` keeps all groups that are trained or dropped."""
 
-    url: str | None = Field(
-        default=None, description="s3://bucket/prefix, or the absolute path of a folder; default: no archive"
-    )
+    url: str | None = Field(default=None, description="s3://bucket/prefix, or a folder; default: no archive")
 
 
 class GroupRules(Settings):

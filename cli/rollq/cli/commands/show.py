@@ -3,21 +3,20 @@
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rollq.buffer.common.whole_numbers import MOST_DIGITS, whole_number
-from rollq.buffer.errors import ArchiveError, ConfigError, RollqError
+from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
-    from rollq.buffer.archive.pages import ArchivePages
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.calls.group_details import FoundGroup
+    from rollq.cli.left_groups import LeftGroups
 
 WIDTH = 100
 """Columns of what is not printed on a terminal."""
@@ -57,6 +56,7 @@ def show(
       rollq show rollq.toml math --last failed
       rollq show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
     """
+    from rollq.cli.left_groups import LeftGroups
     from rollq.cli.run_location import find_run
 
     group_id = None if group is None else _number(group)
@@ -64,7 +64,7 @@ def show(
         raise ConfigError("say which groups to show: give one of GROUP, --step and --last")
     location = find_run(file, url, run_name)
     with location.to_look_at() as buffer:
-        names, left = _tasks(buffer, task), _Archived(buffer, location.archive_url)
+        names, left = _tasks(buffer, task), LeftGroups(buffer, location.archive_url)
         if step is not None:
             groups = _of_step(buffer, left, names, step)
         elif last is not None:
@@ -92,46 +92,7 @@ def _tasks(buffer: "Buffer", task: str) -> list[str]:
     return names
 
 
-class _Archived:
-    """The groups of a run that have left the buffer, in its archive; none without one."""
-
-    def __init__(self, buffer: "Buffer", url: str | None) -> None:
-        self._folder = f"{url}/{buffer.run}/{buffer.incarnation}" if url else None
-        self.where = (
-            f"; it is not in {url} either" if url else "; with url in [archive], `rollq archive` keeps such groups"
-        )
-
-    def look(self, task: str, group_id: int) -> "list[FoundGroup]":
-        """A group."""
-        return [group] if (pages := self._found) and (group := pages.look(task, group_id)) else []
-
-    def of_step(self, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
-        """The batch of a step."""
-        from rollq.buffer.query.selection import Selection
-
-        if (pages := self._found) is None:
-            return []
-        listed: list[FoundGroup] = []
-        after = ""
-        while True:
-            page = pages.page(Selection(tasks, [Status.ARCHIVED], step), after=after)
-            listed += page.groups
-            if page.after is None:
-                return [group for entry in listed for group in self.look(entry.task, entry.group_id)]
-            after = page.after
-
-    @cached_property
-    def _found(self) -> "ArchivePages | None":
-        from rollq.buffer.archive.pages import ArchivePages
-        from rollq.buffer.archive.reader import Archive
-
-        try:
-            return ArchivePages(Archive(self._folder)) if self._folder else None
-        except (ConfigError, ArchiveError):
-            return None  # nothing of this run is archived yet
-
-
-def _numbered(buffer: "Buffer", left: _Archived, tasks: Sequence[str], group_id: int) -> "list[FoundGroup]":
+def _numbered(buffer: "Buffer", left: "LeftGroups", tasks: Sequence[str], group_id: int) -> "list[FoundGroup]":
     if len(tasks) > 1:
         raise ConfigError(f"each shard has a group {group_id}: give the shard as TASK: {', '.join(tasks)}")
     if groups := buffer.look(tasks[0], [group_id]):
@@ -157,7 +118,7 @@ def _newest(buffer: "Buffer", tasks: Sequence[str], status: Status) -> "list[Fou
     return [max(groups, key=lambda group: int(group.fields.get("admitted_ms", 0)))]
 
 
-def _of_step(buffer: "Buffer", left: _Archived, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
+def _of_step(buffer: "Buffer", left: "LeftGroups", tasks: Sequence[str], step: int) -> "list[FoundGroup]":
     groups = [group for task in tasks for group in buffer.look(task, buffer.groups_of_step(task, step))]
     if groups := groups or left.of_step(tasks, step):
         return groups

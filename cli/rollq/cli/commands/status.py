@@ -2,15 +2,20 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ArchiveError, ConfigError
 from rollq.cli.options import connection_options, file_and, run_options
 
 if TYPE_CHECKING:
+    from rollq.buffer.query.conditions import Condition
+    from rollq.buffer.query.ranking import Sort
+    from rollq.buffer.query.records import GroupRecord
     from rollq.cli.run_location import RunLocation
 
 QUERY_HELP = """Find groups. QUERY is a JSON object; FILE is rollq.toml, by default the one in this folder. Changes
@@ -128,9 +133,10 @@ def query(
     from tqdm import tqdm
 
     from rollq.buffer.query.language import parse_query
-    from rollq.buffer.query.ranking import QUERY_SORTS, Sort
+    from rollq.buffer.query.plan import steps_of
+    from rollq.buffer.query.ranking import QUERY_SORTS, Sort, first_records, without_repeats
+    from rollq.cli.left_groups import LeftGroups
     from rollq.cli.run_location import find_run
-    from rollq.monitor.groups.query_table import answers_of, as_lines, as_table
 
     conditions = parse_query_text(query)
     condition = parse_query(conditions)
@@ -141,7 +147,30 @@ def query(
         location.buffer() if searches_texts else location.without_payloads() as buffer,
         tqdm(desc="searched", unit=" groups", leave=False, disable=not (searches_texts and sys.stderr.isatty())) as bar,
     ):
-        groups = buffer.query(conditions, limit=None if only_count else limit + 1, sort=order, on_searched=bar.update)
+        left = LeftGroups(buffer, location.archive_url)
+        found = buffer.matching(conditions, bar.update)
+        if steps_of(condition).is_bounded:  # the groups of a step are found wherever they are
+            found = without_repeats(chain(found, left.matching(conditions)))
+        groups = first_records(found, condition, order, None if only_count else limit + 1)
+        dropped = left.dropped(condition)
+    _print(groups, condition, order, limit=limit, only_count=only_count, as_json=as_json)
+    if dropped:
+        click.echo(dropped, err=True)
+    if left.trouble:
+        raise ArchiveError(f"groups that have left the buffer are missing: {left.trouble}")
+
+
+def _print(
+    groups: "Sequence[GroupRecord]",
+    condition: "Condition",
+    order: "Sort | None",
+    *,
+    limit: int,
+    only_count: bool,
+    as_json: bool,
+) -> None:
+    from rollq.monitor.groups.query_table import answers_of, as_lines, as_table
+
     if only_count:
         click.echo(len(groups))
         return

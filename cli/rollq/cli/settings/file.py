@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rules.settings import PayloadSettings, RedisSettings
+from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings
 from rollq.buffer.settings_errors import changed_types, explain
 from rollq.cli.settings.model import RollqSettings
 from rollq.cli.settings.task_tables import flattened, place_in_file
@@ -55,7 +55,16 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
         raise _config_error(path, explain(error, RollqSettings, origins, place_in_file)) from None
     if problems := list(changed_types(data, settings, place_in_file)):
         raise _config_error(path, problems)
-    return anchored(settings, path.absolute().parent)
+    folder = path.absolute().parent
+    return _with_archive_in(folder, anchored(settings, folder))
+
+
+def _with_archive_in(folder: Path, settings: RollqSettings) -> RollqSettings:
+    """`settings` with the folder of the archive, which a bucket's URL is not, made absolute."""
+    url = settings.archive.url
+    if url is None or url.startswith("s3:"):
+        return settings
+    return settings.model_copy(update={"archive": ArchiveSettings(url=str(folder / Path(url).expanduser()))})
 
 
 def _config_error(path: Path, problems: list[str]) -> ConfigError:

@@ -1,0 +1,69 @@
+"""The archive of one run that is alive: the groups that have left its buffer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from rollq.buffer.archive.archiver import MARKER, open_archive
+from rollq.buffer.archive.pages import ArchivePages
+from rollq.buffer.archive.reader import Archive
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ArchiveError
+from rollq.buffer.payloads.folders_and_buckets import Objects
+from rollq.buffer.query.records import GroupRecord
+
+
+class RunArchive:
+    """The files of the run's incarnation at the URL of its archive, as they are when they are first asked for.
+
+    All raise `ConfigError` and `ArchiveError` where it cannot be reached: an archive that is not there is never taken
+    for an empty one.
+    """
+
+    def __init__(self, url: str, buffer: Buffer) -> None:
+        self.url = url
+        self._buffer = buffer
+
+    @cached_property
+    def archive(self) -> Archive | None:
+        """The archive; None while nothing of this run is archived."""
+        folder = f"{self._buffer.run}/{self._buffer.incarnation}"
+        objects = open_archive(self.url)
+        with self._reading(objects):
+            if not _has(objects, f"{folder}/{MARKER}"):
+                if any(self._buffer.archive_state(task).groups for task in self._buffer.tasks()):
+                    raise ArchiveError(
+                        f"archive.url = {self.url!r} has nothing of this run, which has an archive: mount the "
+                        "folder, or correct the url"
+                    )
+                return None
+            names = [name for page in objects.pages(folder, tidy=False) for name in page if name != MARKER]
+            return Archive(f"{self.url}/{folder}") if names else None
+
+    @cached_property
+    def pages(self) -> ArchivePages | None:
+        """Its groups by the page; None while nothing is archived."""
+        return None if self.archive is None else ArchivePages(self.archive)
+
+    def matching(self, query: Any) -> Iterator[GroupRecord]:
+        """The groups for which `query` holds, by task and step."""
+        if self.archive is not None:
+            with self._reading(open_archive(self.url)):
+                yield from self.archive.matching(query)
+
+    @contextmanager
+    def _reading(self, objects: Objects) -> Iterator[None]:
+        try:
+            yield
+        except objects.failure as error:
+            reason = str(error).partition("\n")[0]
+            raise ArchiveError(f"archive.url = {self.url!r} cannot be read now: {reason}") from error
+
+
+def _has(objects: Objects, name: str) -> bool:
+    try:
+        objects.size_bytes(name)
+    except FileNotFoundError:
+        return False
+    return True
