@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.exclusion import MOST_EXCLUDED_ROWS
 from rollq.buffer.calls.orders import GroupOrder, Order
 from rollq.buffer.calls.replies import Claimed, UnusableRow
 from rollq.buffer.errors import RollqError
@@ -144,6 +145,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.take_production("math")
     yield lambda: buffer.set_control("math", buffer.clock("math").control)
     yield lambda: buffer.change_rules("math", {"max_tries": 4})
+    yield lambda: buffer.exclude_rows("math", range(MOST_EXCLUDED_ROWS))
     yield lambda: buffer.call_task("discard_task", "math")
     yield lambda: buffer.sleep(held, "a step")
     yield lambda: buffer.sleep(held, "")

@@ -116,6 +116,10 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "drop by hand"
     buffer.change_rules("math", {"max_tries": 4})
     yield "change rules"
+    buffer.exclude_rows("math", [5, 7])
+    yield "exclude rows"
+    buffer.exclude_rows("math", [7], undo=True)
+    yield "include rows"
     buffer.order_worker("another", Order.PAUSE)
     yield "pause worker"
     buffer.order_worker("another", Order.RUN)

@@ -1,8 +1,7 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
-from rollq.buffer.calls.orders import Steering
+from rollq.buffer.calls.exclusion import Excluding
 from rollq.buffer.calls.runs import Deletion
-from rollq.buffer.calls.tasks import Registry
 from rollq.buffer.roles import (
     ArchiverBuffer,
     CoordinatorBuffer,
@@ -22,8 +21,7 @@ class Buffer(
     TrainerBuffer,
     MonitorBuffer,
     ArchiverBuffer,
-    Registry,
-    Steering,
+    Excluding,
     Saving,
     Restoring,
     Deletion,

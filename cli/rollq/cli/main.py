@@ -33,6 +33,7 @@ GROUPS = {
         "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups, or drain them."),
         "resume": ("rollq.cli.commands.pause", "Resume production."),
         "set": ("rollq.cli.commands.set", "Change rules of a task while the run is alive."),
+        "exclude": ("rollq.cli.commands.exclude", "Take rows out of a task's prompts for good."),
         "groups": ("rollq.cli.commands.groups", "Have groups sampled again, quarantine them, or drop them."),
     },
     "Data": {

@@ -20,6 +20,7 @@ from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import BatchOver, ServerError, ServerUnavailable
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rules.batch_sizes import groups_through
+from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
@@ -89,6 +90,7 @@ class Producer:
         self._audit = Audit(buffer)
         self._rows = RowAccount(buffer)
         self._place = Place.here()
+        self._exclusions: dict[str, int] = {}  # changes by hand of each task's rows, when last looked at
         self._too_long: dict[str, int] = {}  # groups of each task that were dropped for it, when last looked at
 
     def run(self, stop: threading.Event) -> None:
@@ -141,6 +143,7 @@ class Producer:
         if counts.clock.control is Control.RUN and self._ends(feed, counts):
             counts = self._buffer.counts(feed.task)
         self._leave_out_too_long(feed, counts)
+        self._leave_out_excluded(feed, counts)
         plan = plan_production(self._settings, counts.clock.rules, task_state(counts), fullness)
         recycled = self._recycle(feed, counts, plan)
         admitted = self._admit(feed, counts, plan, recycled) if plan.room > recycled else 0
@@ -173,6 +176,23 @@ class Producer:
                     len(rows),
                     ", ".join(f"{place(row)} ({rows[row]} tokens)" for row in new[:MOST_NAMED]),
                     ", ..." if len(new) > MOST_NAMED else "",
+                )
+
+    def _leave_out_excluded(self, feed: TaskFeed, counts: Counts) -> None:
+        """Learn which rows an operator has taken out, or in again, since the last call."""
+        changes = int(counts.progress.get("exclusions", 0))
+        if changes != self._exclusions.get(feed.task, 0):
+            found = self._buffer.excluded_rows(feed.task)
+            feed.sampler.rows.exclude(found.rows)
+            self._exclusions[feed.task] = changes
+            log.info("task %s: %d rows of its prompts are excluded by hand", feed.task, len(found.rows))
+            if found.of_another_file:
+                log.warning(
+                    "task %s: %d rows were excluded from other prompts than these, and are used; `rollq exclude %s` "
+                    "lists the others",
+                    feed.task,
+                    found.of_another_file,
+                    task_of(feed.task),
                 )
 
     def _recycle(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan) -> int:

@@ -50,7 +50,8 @@ class PromptSource(Protocol):
 
 class UsableRows:
     """Reads the rows of a source as prompts. `seen` counts those that have been read, `bad` are the ones found unusable
-    so far, and `reasons` says why; `unreported` are those that the buffer does not know yet."""
+    so far, and `reasons` says why; `unreported` are those that the buffer does not know yet. `excluded` are the rows
+    that were taken out by hand."""
 
     def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
         """`max_bad_rows`: the share of rows that may be unusable; 1: all but one. `count`: how many rows of the source
@@ -58,6 +59,7 @@ class UsableRows:
         self.source = source
         self.count = source.rows if count is None else count
         self.bad: set[int] = set()
+        self.excluded: frozenset[int] = frozenset()
         self.reasons: dict[str, Unusable] = {}
         self.unreported: list[UnusableRow] = []
         self.seen = 0
@@ -70,7 +72,7 @@ class UsableRows:
 
         Raises `InvalidPrompt` if no row is usable, or more than `max_bad_rows` of them are not.
         """
-        if row in self.bad:
+        if row in self.bad or row in self.excluded:
             return None
         self.seen += not self._is_seen[row]
         self._is_seen[row] = True
@@ -91,11 +93,17 @@ class UsableRows:
     def leave_out(self, rows: Iterable[int]) -> None:
         """Read none of these rows from now on. Raises `InvalidPrompt` if no row is left."""
         self.bad.update(rows)
-        if len(self.bad) >= self.count:
-            raise InvalidPrompt(
-                f"none of the {self.count} rows is usable; the last ones are longer than max_prompt_tokens: raise it, "
-                "or leave them out of the file"
-            )
+        self._check_some_are_left("the last ones are longer than max_prompt_tokens: raise it, or fix the file")
+
+    def exclude(self, rows: Iterable[int]) -> None:
+        """Read these rows no longer, and those that were excluded before again. Raises `InvalidPrompt` if no row is
+        left."""
+        self.excluded = frozenset(rows)
+        self._check_some_are_left("the last ones were excluded by hand: `rollq exclude TASK ROW --undo`")
+
+    def _check_some_are_left(self, why: str) -> None:
+        if len(self.bad | self.excluded) >= self.count:
+            raise InvalidPrompt(f"none of the {self.count} rows is usable; {why}")
 
     def described(self) -> str:
         """The reasons, the most frequent first: `12 x no field 'answer' (p.jsonl:3)`."""
@@ -112,7 +120,7 @@ class UsableRows:
         reason = reason if reason in self.reasons or len(self.reasons) < MOST_REASONS else MORE
         so_far = self.reasons.get(reason, Unusable(0, place))
         self.reasons[reason] = Unusable(so_far.rows + 1, so_far.first)
-        if len(self.bad) == self.count:
+        if len(self.bad | self.excluded) >= self.count:
             raise InvalidPrompt(f"none of the {self.count} rows is usable; the last one: {error}") from error
         unusable = sum(of_reason.rows for of_reason in self.reasons.values())
         if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):

@@ -10,7 +10,7 @@ import orjson
 
 from rollq.buffer.calls.core import BufferCore, number, pairs
 from rollq.buffer.calls.evaluations import EvaluationState, evaluation_state
-from rollq.buffer.calls.replies import ArchiveState, Counts, LastError, Unusable
+from rollq.buffer.calls.replies import ArchiveState, Counts, ExcludedRows, LastError, Unusable
 from rollq.buffer.calls.trainer_process import process_of
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.common.whole_numbers import whole_number
@@ -80,6 +80,14 @@ class Inspection(BufferCore):
             count, _, first = value.decode(errors="replace").partition(" ")
             reasons[reason.decode(errors="replace")] = Unusable(whole_number(count) or 0, first)
         return dict(sorted(reasons.items(), key=lambda item: -item[1].rows))
+
+    def excluded_rows(self, task: str) -> ExcludedRows:
+        """The rows of a task's prompts that were taken out by hand."""
+        keys = task_keys(self.run, task)
+        found, digest = self.send_all([("HGETALL", keys.excluded), ("HGET", keys.prompt_file, "digest")])
+        numbers = ((whole_number(row.decode(errors="replace")), of) for row, of in pairs(found))
+        rows = [(row, of == digest) for row, of in numbers if row is not None]
+        return ExcludedRows(frozenset(row for row, counts in rows if counts), sum(not counts for _, counts in rows))
 
     def archive_state(self, task: str) -> ArchiveState:
         """The archive of a task."""

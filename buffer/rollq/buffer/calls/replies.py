@@ -237,6 +237,13 @@ class UnusableRow(NamedTuple):
     place: str
 
 
+class ExcludedRows(NamedTuple):
+    """Rows of a task's prompts that were taken out by hand, and how many others were taken out of another file."""
+
+    rows: frozenset[int]
+    of_another_file: int
+
+
 @dataclass(frozen=True, slots=True)
 class Unusable:
     """How many rows are unusable for one reason, and where the first of them is."""

@@ -41,7 +41,7 @@ class Registry(Inspection):
         rules = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
         encoded = [item for pair in encode_rules(rules).items() for item in pair]
         epoch = self.call_task(
-            "register_task", task, self.keys.events, *self._live_epoch(), *_record({}, rules), *encoded
+            "register_task", task, self.keys.events, *self._live_epoch(), *encode_record({}, rules), *encoded
         )
         self.call("add_task", self.keys.info, self.incarnation, task)
         if epoch < self._live_epoch().epoch:  # of a trainer that did not find it in the list
@@ -139,17 +139,17 @@ class Registry(Inspection):
         """Replace the rules of `clock`; False when another role has changed them since it was read."""
         before, after = encode_rules(clock.rules), encode_rules(wanted)
         fields = [item for name, value in after.items() if before[name] != value for item in (name, value)]
-        record = _record(differences(clock.rules, wanted), file, batch)
+        record = encode_record(differences(clock.rules, wanted), file, batch)
         if self.call_task("change_rules", task, clock.rules_revision, *record, *fields) == _RULES_MOVED:
             return False
         self.clock(task)
         return True
 
 
-def _record(
+def encode_record(
     changes: Mapping[str, tuple[str, str]], file: TaskRules | None, batch: Mapping[str, int] | None = None
 ) -> tuple[bytes, bytes, str]:
-    """The arguments `record`, `file` and `digest` of the functions."""
+    """The arguments `record`, `file` and `digest` of the functions that change rules."""
     shared = {"batch": dict(batch)} if batch else {}
     record = orjson.dumps({"changes": changes, "by": f"{socket.gethostname()}:{os.getpid()}", **shared})
     return (record, orjson.dumps(encode_rules(file)), digest_of_rules(file)) if file else (record, b"", "")

@@ -40,6 +40,7 @@ rollq:{run:task}:last_error      hash    text and time of the newest error      
 rollq:{run:task}:window          hash    sums since they were last taken               functions  run
 rollq:{run:task}:timings         list    ms per group since they were last taken       functions  run
 rollq:{run:task}:prompt_file     hash    digest, rows, path of the prompts; their seeds functions  run
+rollq:{run:task}:excluded        hash    row that was taken out -> digest of its prompts  functions  run
 rollq:{run:task}:producers       hash    where a producer is -> when it looked at the task  functions  until silent
 rollq:{run:task}:history         list    depths and counters, a row each 10 s            functions  1 day
 rollq:{run:task}:too_long        hash    row of a prompt that is too long -> its tokens  functions  run
@@ -233,6 +234,14 @@ class TaskKeys:
     @property
     def sources(self) -> str:
         return self._key("sources")
+
+    @property
+    def excluded(self) -> str:
+        return self._key("excluded")
+
+    @property
+    def prompt_file(self) -> str:
+        return self._key("prompt_file")
 
     @property
     def producers(self) -> str:

@@ -71,7 +71,8 @@ rollq:{run:task}:batches_over       write     read    write    read     write   
 rollq:{run:task}:manifest:<step>    write     write   write    read     write     read
 rollq:{run:task}:archive            read      read    read     read     write     write
 rollq:{run:task}:prompts            write     write   read     -        write     -
-rollq:{run:task}:prompt_file        write     -       -        read     write     read
+rollq:{run:task}:prompt_file        write     read    read     read     write     read
+rollq:{run:task}:excluded           read      read    read     read     write     read
 rollq:{run:task}:producers          write     write   write    read     write     read
 rollq:{run:task}:too_long           write     write   -        -        write     -
 rollq:{run:task}:unusable           write     read    read     read     write     read

@@ -30,9 +30,10 @@ class PromptRows(NamedTuple):
         return cls(rows, read, max(0, read - unusable - too_long), unusable, too_long)
 
 
-def described(rows: PromptRows) -> str:
-    """The account in a line: `640 of 1,000 rows read, 625 used, 12 unusable, 3 too long`."""
-    left_out = [f"{n:,} {what}" for n, what in ((rows.unusable, "unusable"), (rows.too_long, "too long")) if n]
+def described(rows: PromptRows, excluded: int = 0) -> str:
+    """The account in a line: `640 of 1,000 rows read, 625 used, 12 unusable, 3 too long, 2 excluded`."""
+    kinds = ((rows.unusable, "unusable"), (rows.too_long, "too long"), (excluded, "excluded"))
+    left_out = [f"{n:,} {what}" for n, what in kinds if n]
     return ", ".join([f"{rows.read:,} of {rows.rows:,} rows read", f"{rows.used:,} used", *left_out])
 
 

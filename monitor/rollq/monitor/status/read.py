@@ -52,7 +52,8 @@ class TaskStatus:
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
     None when no producer was ever seen; `producers`: where they are. `archive_trouble`: why an archiver cannot write,
     empty if it can; `archives`: whether one has taken groups lately.
-    `last_error`: None without one in the last 10 minutes. `unusable`: why rows of its prompts cannot be used.
+    `last_error`: None without one in the last 10 minutes. `unusable`: why rows of its prompts cannot be used;
+    `excluded`: how many were taken out by hand.
     """
 
     task: str
@@ -86,6 +87,7 @@ class TaskStatus:
     archives: bool = False
     last_error: LastError | None = None
     unusable: Mapping[str, Unusable] = field(default_factory=dict)
+    excluded: int = 0
     rates: Rates | None = None
     offline: bool = False  # filled by insertions alone
     checkpoint: int = 0  # the last step that a checkpoint covers, 0 before the first
@@ -298,6 +300,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         archives=archive.is_alive,
         last_error=_recent(counts.last_error),
         unusable=buffer.unusable_rows(task),
+        excluded=len(buffer.excluded_rows(task).rows),
         rates=rates(overview.rows, _row_of(counts)),
         offline=rules.offline,
         checkpoint=clock.checkpoint,

@@ -237,7 +237,8 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     if task.offline:
         lines.append(f"offline: {int(task.progress.get('inserted', 0)):,} groups were inserted so far")
     if (rows := PromptRows.counted(task.progress)) is not None:
-        lines.append(f"prompts: {described(rows)}" + (f" ({reasons(task.unusable)})" if task.unusable else ""))
+        why = f" ({reasons(task.unusable)})" if task.unusable else ""
+        lines.append(f"prompts: {described(rows, task.excluded)}{why}")
     if any(task.by_staleness.values()):
         lines.append(f"staleness of ready groups: {_shares(task.by_staleness)}")
     if any(task.dropped.values()):

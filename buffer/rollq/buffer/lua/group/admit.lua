@@ -6,6 +6,8 @@
 -- Returns: how many were admitted, the first group id, the cursor now
 -- Caller: Admission.admit; producers
 -- Repeat: finds that the cursor has moved, and admits nothing
+--
+-- A call with a row that was taken out since its caller looked admits nothing.
 local FIRST_PROMPT = 6
 
 -- Whether as many groups wait for the archive as batches and audit sets may hold.
@@ -13,6 +15,17 @@ local function is_archive_full(clock)
   if clock.archive ~= 1 then return false end
   local most = clock.max_uncheckpointed * math.max(1, clock.batch_groups) + 2 * clock.audit
   return redis.call('ZCARD', clock.prefix .. 'leaving') > most
+end
+
+local function has_excluded(clock, args)
+  local excluded = clock.prefix .. 'excluded'
+  local digest = redis.call('HLEN', excluded) > 0 and redis.call('HGET', clock.prefix .. 'prompt_file', 'digest')
+  if not digest then return false end
+  for at = FIRST_PROMPT, #args, 3 do
+    local row = args[at + 1]
+    if row ~= '' and redis.call('HGET', excluded, row) == digest then return true end
+  end
+  return false
 end
 
 local function admit(keys, args)
@@ -30,7 +43,7 @@ local function admit(keys, args)
   local may_admit = is_live and not is_archive_full(clock)
   if not may_admit or live_cursor ~= tonumber(cursor) then return { 0, 0, live_cursor } end
   local count = math.min((#args - FIRST_PROMPT + 1) / 3, tonumber(target) - scheduled(clock))
-  if count <= 0 then return { 0, 0, live_cursor } end
+  if count <= 0 or has_excluded(clock, args) then return { 0, 0, live_cursor } end
   local now = now_ms()
   local first_id = redis.call('HINCRBY', progress, 'admitted', count) - count + 1
   for id = first_id, first_id + count - 1 do

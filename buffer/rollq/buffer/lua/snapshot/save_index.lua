@@ -23,6 +23,7 @@ local function read_parts(clock)
   add('too_long', 'hash')
   add('unusable', 'hash')
   add('unusable_rows', 'hash')
+  add('excluded', 'hash')
   add('sources', 'hash')
   for step = clock.first_manifest, clock.claimed_step do
     add('manifest:' .. step, 'hash')
