@@ -98,7 +98,7 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
         (SHORT, counts({Status.RUNNING: 5}), 2, "3 of 8 ready: 2 workers are generating"),
         (SHORT, counts({Status.PENDING: 5}), 0, "no worker takes the pending groups, none is alive (`rollq work`)"),
         (SHORT, counts({Status.PENDING: 5}), 2, "no worker takes the pending groups"),
-        (SHORT, counts({Status.PENDING: 5, Status.RUNNING: 1}), 1, "1 workers are generating"),
+        (SHORT, counts({Status.PENDING: 5, Status.RUNNING: 1}), 1, "1 worker is generating"),
         (
             SHORT,
             counts({Status.COMPLETED: 3}),
@@ -173,10 +173,10 @@ def test_a_wait_quotes_the_last_error() -> None:
     error = LastError("ValueError: no \\boxed in the answer", age_s=3.4)
     waiting = replace(counts({Status.RUNNING: 5}), last_error=error)
     text = explain_wait(SHORT, [waiting], {"w0": {}}, Fullness())
-    assert text.endswith("1 workers are generating; the last error: ValueError: no \\boxed in the answer (3 s ago)")
+    assert text.endswith("1 worker is generating; the last error: ValueError: no \\boxed in the answer (3 s ago)")
     failing = replace(waiting, progress={"failed_in_a_row": 17})
     text = explain_wait(SHORT, [failing], {"w0": {}}, Fullness())
-    assert "1 workers are generating; the last 17 groups all failed; the last error: ValueError" in text
+    assert "1 worker is generating; the last 17 groups failed; the last error: ValueError" in text
     stopped = replace(counts(control=Control.STOPPED, reason="all fail: ValueError"), last_error=error)
     assert explain_wait(SHORT, [stopped], {}, Fullness()).endswith(
         "set to stopped: all fail: ValueError; fix the cause, then let production continue (`rollq resume`)"

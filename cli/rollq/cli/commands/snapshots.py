@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rollq.buffer.common.counting import count
 from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def save(file: Path | None, folder: str, url: str | None, run_name: str | None, 
     with find_run(file, url, run_name).buffer() as buffer, _bar("save") as report:
         saved = buffer.save(Path(folder), replace=replace, report=report)
     first, last = saved.resume_steps
-    click.echo(f"saved {saved.groups} groups of run {saved.run!r} to {folder}")
+    click.echo(f"saved {count(saved.groups, 'group')} of run {saved.run!r} to {folder}")
     click.echo(f"it belongs to the trainer's checkpoint of step {_steps(first, last)}")
 
 
@@ -76,7 +77,7 @@ def load(file: Path | None, folder: str, url: str | None, run_name: str | None) 
     for task in sorted(rules.keys() - loaded.tasks.keys()):
         click.echo(f"warning: task {task!r} is not in {folder}: it starts from the beginning", err=True)
     first, last = loaded.resume_steps
-    click.echo(f"restored {loaded.groups} groups of run {loaded.run!r}, saved {loaded.saved_at}")
+    click.echo(f"restored {count(loaded.groups, 'group')} of run {loaded.run!r}, saved {loaded.saved_at}")
     click.echo(f"now start the trainer from its checkpoint of step {_steps(first, last)}")
 
 

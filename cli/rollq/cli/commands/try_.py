@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rollq.buffer.common.counting import count
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.options import file_and
 
@@ -202,7 +203,8 @@ def group_problems(rows: Sequence["TriedRow"]) -> list[str]:
         )
     truncated = sum(sample.is_truncated for sample in made)
     if 2 * truncated > len(made):
-        problems.append(f"{truncated} of {len(made)} samples are truncated: raise max_tokens")
+        of = f"{truncated} of {count(len(made), 'sample')}"
+        problems.append(f"{of} {'is' if len(made) == 1 else 'are'} truncated: raise max_tokens")
     return problems
 
 
@@ -235,7 +237,7 @@ def _sample_lines(rows: Sequence["TriedRow"], made: Sequence["JudgedText"]) -> I
     rewards = [sample.verdict.reward for sample in made if sample.verdict.reward is not None]
     lengths = [sample.tokens for sample in made]
     equal = sum(row.has_equal_rewards for row in groups)
-    yield f"\n{len(made)} samples of {len(groups)} rows"
+    yield f"\n{count(len(made), 'sample')} of {count(len(groups), 'row')}"
     yield f"  reward: {mean(rewards):.3f} on average" if rewards else "  reward: none"
     yield f"  groups with equal rewards, which teach nothing: {equal} of {len(groups)}"
     yield f"  length: {mean(lengths):.0f} tokens on average, at most {max(lengths)}"

@@ -8,6 +8,7 @@ import orjson
 
 from rollq.buffer.calls.evaluations import Evaluations, evaluation_metrics
 from rollq.buffer.calls.replies import BatchState
+from rollq.buffer.common.counting import count
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.waiter import Waiter, WakeUps
 from rollq.consumer.claims.trainer_lease import TrainerLease
@@ -57,14 +58,14 @@ def evaluate(
 
 
 def _warn_of_failures(task: str, metrics: Mapping[str, float]) -> None:
-    count, failed = (int(metrics[f"eval/{task}/{name}"]) for name in ("count", "failed"))
-    if failed > MOST_FAILED * (count + failed):
+    judged, failed = (int(metrics[f"eval/{task}/{name}"]) for name in ("count", "failed"))
+    if failed > MOST_FAILED * (judged + failed):
         log.warning(
             "evaluation %s: %d of %d prompts have failed, so the reward covers only the others: `rollq status` shows "
             "the last error",
             task,
             failed,
-            count + failed,
+            judged + failed,
         )
 
 
@@ -95,6 +96,6 @@ def _explain(buffer: Evaluations, opened: Mapping[str, BatchState]) -> str:
 
 def _progress(state: BatchState) -> str:
     if not state.closed:
-        return f"{state.size} prompts so far: is a producer for it running (`rollq produce`)?"
+        return f"{count(state.size, 'prompt')} so far: is a producer for it running (`rollq produce`)?"
     done = state.gathered + state.filtered + state.failed
-    return f"{done} of {state.size} prompts are finished"
+    return f"{done} of {count(state.size, 'prompt')} {'is' if state.size == 1 else 'are'} finished"

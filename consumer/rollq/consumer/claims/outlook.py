@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from rollq.buffer.calls.replies import Control, Counts, Shortfall
+from rollq.buffer.common.counting import count
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
@@ -29,13 +30,13 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) 
     running group can help. A trainer that has trained the step before has newer ones, since a version is a trained
     step. A full server frees no memory while its trainer waits.
     """
-    short = [count for count in counts if count.task in shortfall.wanted]
-    if any(_weights_too_old(shortfall.step, count) for count in short):
+    short = [each for each in counts if each.task in shortfall.wanted]
+    if any(_weights_too_old(shortfall.step, each) for each in short):
         return Outlook.SYNC_FIRST
     # a task with enough ready groups only waits for stragglers
-    lacking = [count for count in short if shortfall.ready[count.task] < shortfall.wanted[count.task]]
+    lacking = [each for each in short if shortfall.ready[each.task] < shortfall.wanted[each.task]]
     room = Fullness() if shortfall.unarchived else fullness  # what reaches the archive makes room
-    outlooks = (_task_outlook(count, room) for count in lacking)
+    outlooks = (_task_outlook(each, room) for each in lacking)
     return next((final for final in outlooks if final is not Outlook.WAIT), Outlook.WAIT)
 
 
@@ -71,7 +72,7 @@ def explain_wait(
     """
     if not shortfall.wanted:
         return f"no batch for step {shortfall.step}: rank 0 has not finished the release of the last one"
-    lines = [_describe(shortfall, count, len(workers), fullness) for count in counts]
+    lines = [_describe(shortfall, each, len(workers), fullness) for each in counts]
     lines += [f"  {name}: {why}" for name, report in workers.items() if (why := report.get("refused_weights"))]
     if fullness.is_full:
         lines.append(
@@ -95,14 +96,16 @@ def _failures(counts: Counts) -> str:
     if counts.last_error is None or counts.clock.control is Control.STOPPED:
         return ""
     failed = counts.failed_in_a_row
-    return (f"; the last {failed} groups all failed" if failed else "") + f"; the last error: {counts.last_error}"
+    return (f"; the last {count(failed, 'group')} failed" if failed else "") + f"; the last error: {counts.last_error}"
 
 
 def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullness) -> str:
     clock = counts.clock
     pending, running = counts.statuses.get(Status.PENDING, 0), counts.statuses.get(Status.RUNNING, 0)
     unarchived = shortfall.unarchived.get(counts.task, 0)
-    archive = f"waits for the archive: {unarchived} groups; start `rollq archive`, or raise max_uncheckpointed_steps"
+    archive = (
+        f"waits for the archive: {count(unarchived, 'group')}; start `rollq archive`, or raise max_uncheckpointed_steps"
+    )
     if unarchived and shortfall.ready[counts.task] >= shortfall.wanted[counts.task]:
         return archive
     if clock.control is Control.PAUSE:
@@ -116,11 +119,11 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullne
     if unarchived:
         return archive
     if late := shortfall.stragglers.get(counts.task, 0):
-        return f"waiting for {late} groups in generation that would be too old at the next step"
+        return f"waiting for {count(late, 'group')} in generation that would be too old at the next step"
     if clock.rules.offline:
         return f"it is empty: import more (`rollq import {task_of(counts.task)} FILE`)"
     if running:
-        return f"{workers} workers are generating"
+        return "1 worker is generating" if workers == 1 else f"{workers} workers are generating"
     if pending:
         return "no worker takes the pending groups" + ("" if workers else ", none is alive (`rollq work`)")
     if fullness.is_full:

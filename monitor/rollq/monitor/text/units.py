@@ -2,6 +2,8 @@
 
 import math
 
+from rollq.buffer.common.counting import count as count
+
 
 def in_words(size: float) -> str:
     """A number of bytes in the unit that suits it."""
@@ -32,8 +34,3 @@ def seconds_in_words(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
-
-
-def count(number: int, noun: str) -> str:
-    """A number of things, `noun` in the plural unless there is one."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
