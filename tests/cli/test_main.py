@@ -127,8 +127,8 @@ def settings_file(folder: Path, more: str = "") -> str:
     ("args", "more", "message"),
     [
         (["train"], "", "needs a table [trainer]"),
-        (["train"], '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n', "config.json"),
-        (["work"], '[worker.options]\nmodel = "m"\n', "config.json"),
+        (["train"], '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n', "trainer.model: cannot read "),
+        (["work"], '[worker.options]\nmodel = "m"\n', "worker.options.model: cannot read "),
         (["work", "--name", "a b"], "", "--name 'a b': 1 to 32 characters"),
         (["work"], '[worker]\nname = "a b"\n', "worker.name = 'a b': "),
         (["produce"], "", "a.jsonl' cannot be read"),

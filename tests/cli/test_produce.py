@@ -123,7 +123,7 @@ def test_prompts_that_are_not_there_are_refused_before_anything_is_created(
     process = produce(config)
     _, log = process.communicate()
     assert process.returncode == 2
-    assert log.startswith("error: tasks.math: prompts file ")
+    assert log.startswith("error: tasks.math: prompts = ")
     with Buffer.connect(server_url, run_name) as buffer, pytest.raises(StoreLost):
         buffer.tasks()
 

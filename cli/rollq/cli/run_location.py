@@ -11,6 +11,7 @@ from typing import Self
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.rules.settings import PayloadSettings, RedisSettings
 from rollq.buffer.rules.shards import check_shards
@@ -111,17 +112,19 @@ def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation
     raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
 
 
-def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:
+def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> dict[str, str]:
     """Fingerprints of a model's architecture and of a tokenizer, as `open_run` takes them; empty where None is given.
 
-    Raises `ConfigError` for a folder without a model.
+    Raises `ConfigError` for a folder without a model, which is named by its `setting`.
     """
     from rollq.workers.tokenizers.hugging_face import TOKENIZER_FILE, model_fingerprint, tokenizer_fingerprint
 
-    return {
-        "model": model_fingerprint(model) if model else "",
-        "tokenizer": tokenizer_fingerprint(tokenizer) if tokenizer and (tokenizer / TOKENIZER_FILE).exists() else "",
-    }
+    with inside(setting):
+        has_tokenizer = tokenizer is not None and (tokenizer / TOKENIZER_FILE).exists()
+        return {
+            "model": model_fingerprint(model) if model else "",
+            "tokenizer": tokenizer_fingerprint(tokenizer) if tokenizer and has_tokenizer else "",
+        }
 
 
 def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "", tokenizer: str = "") -> Buffer:

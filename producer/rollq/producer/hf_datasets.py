@@ -43,7 +43,7 @@ class DatasetRows:
             if quiet:
                 package.enable_progress_bars()
         if not data.num_rows:
-            raise ConfigError(f"prompts file {str(path)!r} is empty")
+            raise ConfigError(f"prompts = {str(path)!r} is empty")
         used = [name for name in data.column_names if columns.uses(name)]
         return cls(path, data.select_columns(used).with_format("arrow"), columns.images_field)
 
@@ -119,9 +119,9 @@ def _load(package: Any, path: Path) -> Any:
             data = package.Dataset.from_file(str(path))
     except (ValueError, LookupError, package.exceptions.DatasetsError) as error:  # Arrow's errors are ValueErrors
         reason = f"it is empty, or not data of this kind: {error.__cause__ or error}"
-        raise ConfigError(f"prompts file {str(path)!r} cannot be read: {reason}") from error
+        raise ConfigError(f"prompts = {str(path)!r} cannot be read: {reason}") from error
     if isinstance(data, package.DatasetDict):
-        raise ConfigError(f"prompts folder {str(path)!r} holds the splits {', '.join(data)}: name one, {path.name}/...")
+        raise ConfigError(f"prompts = {str(path)!r} holds the splits {', '.join(data)}: name one, {path.name}/...")
     return data
 
 

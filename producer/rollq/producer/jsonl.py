@@ -53,10 +53,10 @@ class JsonLines:
         file = path.open("rb")
         try:
             if problem := kind_problem(path, os.pread(file.fileno(), HEAD_BYTES, 0)):
-                raise ConfigError(f"prompts file {str(path)!r} {problem}")
+                raise ConfigError(f"prompts = {str(path)!r} {problem}")
             table = cls(path, file, *index(file, path.name))
             if not table.rows:
-                raise ConfigError(f"prompts file {str(path)!r} is empty; one JSON object per line is expected")
+                raise ConfigError(f"prompts = {str(path)!r} is empty; one JSON object per line is expected")
         except BaseException:
             file.close()
             raise

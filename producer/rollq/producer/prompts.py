@@ -88,7 +88,7 @@ class PromptFile:
         try:
             self._table = open_table(self.path, self._columns)
         except OSError as error:
-            raise ConfigError(f"prompts file {str(self.path)!r} cannot be read: {error.strerror or error}") from error
+            raise ConfigError(f"prompts = {str(self.path)!r} cannot be read: {error.strerror or error}") from error
         try:
             self._check_columns(self._table)
         except BaseException:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rollq.buffer.common.counting import count
 from rollq.buffer.errors import ConfigError
 from rollq.cli.options import file_and
 from rollq.cli.signals import stop_on_signals
@@ -62,9 +63,11 @@ def import_(file: Path, task: str, data: str, reward: float | None, without_logp
     if bare:
         _check_logprobs(settings, task, f"{bare} of {total} groups have no logprobs", without_logprobs)
     if total is None or dry_run:
-        click.echo("stopped; nothing was imported" if total is None else f"{total} groups of {data} can be imported")
+        click.echo(
+            "stopped; nothing was imported" if total is None else f"{count(total, 'group')} of {data} can be imported"
+        )
         return
-    with open_run(settings, stop, **fingerprints(None, folder)) as buffer:
+    with open_run(settings, stop, **fingerprints(None, folder, "the tokenizer")) as buffer:
         _insert(buffer, task, rows, total, stop)
 
 
@@ -135,7 +138,7 @@ def _insert(buffer: "Buffer", task: str, rows: "FinishedRows", total: int, stop:
     source = source_of(rows.path)
     done = before = buffer.inserted(task, source)
     if before == total:
-        click.echo(f"already imported: task {task} has the {total} groups of {rows.path} ({source})")
+        click.echo(f"already imported: task {task} has the {count(total, 'group')} of {rows.path} ({source})")
         return
     waiting = islice((group for _, group in rows.groups()), done, None)
     with tqdm(desc="import", unit=" groups", total=total, initial=done, delay=QUIET_S) as bar:
@@ -144,10 +147,10 @@ def _insert(buffer: "Buffer", task: str, rows: "FinishedRows", total: int, stop:
             done += len(groups)
             bar.update(len(groups))
     if done < total:
-        click.echo(f"stopped after {done} of {total} groups; the same command continues")
+        click.echo(f"stopped after {done} of {count(total, 'group')}; the same command continues")
         return
     earlier = f", {before} of them earlier" if before else ""
-    click.echo(f"imported {total} groups of {rows.path} into task {task}{earlier} ({source})")
+    click.echo(f"imported {count(total, 'group')} of {rows.path} into task {task}{earlier} ({source})")
 
 
 def source_of(path: Path) -> str:

@@ -53,7 +53,8 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
     trainer = settings.trainer
     if trainer is None:
         raise ConfigError(f"{file}: there is no table [trainer], so no trainer of rollq reads a checkpoint")
-    if (weights / "config.json").exists() and fingerprints(weights, None) != fingerprints(trainer.model, None):
+    expected = fingerprints(trainer.model, None, "trainer.model")
+    if (weights / "config.json").exists() and fingerprints(weights, None, "the weights") != expected:
         raise ConfigError(
             f"--weights {str(weights)!r} are of another model than trainer.model = {str(trainer.model)!r}"
         )

@@ -77,7 +77,8 @@ def work(file: Path, name: str | None) -> None:
     worker = settings.worker if name is None else _renamed(settings.worker, name)
     sys.path.append(str(file.absolute().parent))
     model = worker.options.get("model")
-    with open_run(settings, threading.Event(), **fingerprints(model, worker.tokenizer or model)) as buffer:
+    found = fingerprints(model, worker.tokenizer or model, "worker.options.model")
+    with open_run(settings, threading.Event(), **found) as buffer:
         log.info("working for run %r", settings.run)
         try:
             queue = RunLocation.from_settings(settings).queue()
@@ -136,7 +137,7 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
         log.info("stopped after step %d of %d", step, trainer.steps)
         return
     # closing a buffer sets its event, so this one must not get the trainer's
-    with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
+    with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model, "trainer.model")):
         location = RunLocation.from_settings(settings)
     step = run_trainer(
         Connection(

@@ -35,20 +35,43 @@ def role_commands(settings: RollqSettings, file: Path, workers: int) -> Iterator
 
 
 def check_roles(settings: RollqSettings, file: Path) -> None:
-    """Raise `ConfigError` for what a role would refuse at its start: prompts, hooks, judges, and folders of models."""
+    """Raise `ConfigError` for what a role would refuse at its start: prompts, hooks, judges, models, folders, GPUs."""
     from rollq.producer.run import open_prompts
 
     if not any(role_commands(settings, file, 1)):
         raise ConfigError(f"{file}: there is nothing to run: every task has offline = true, and there is no [trainer]")
+    _check_folders(settings)
+    _check_devices(settings)
     sys.path.append(str(file.absolute().parent))
     with open_prompts(settings.produced_tasks(), settings.evaluations, settings.answer_readers()):
         pass
     model = settings.worker.options.get("model")
     if settings.served_tasks():
-        fingerprints(model, settings.worker.tokenizer or model)
+        fingerprints(model, settings.worker.tokenizer or model, "worker.options.model")
         asyncio.run(_check_judges(settings))
     if settings.trainer:
-        fingerprints(settings.trainer.model, settings.trainer.model)
+        fingerprints(settings.trainer.model, settings.trainer.model, "trainer.model")
+
+
+def _check_folders(settings: RollqSettings) -> None:
+    from rollq.buffer.payloads.folders_and_buckets import Folder
+
+    for setting, url in (("archive.url", settings.archive.url), ("payloads.url", settings.payloads.url)):
+        if url and not url.startswith("s3:"):
+            Folder(url, setting)
+
+
+def _check_devices(settings: RollqSettings) -> None:
+    devices = {"worker.options.device": settings.worker.options.get("device")} if settings.served_tasks() else {}
+    if settings.trainer:
+        devices["trainer.device"] = settings.trainer.device
+    for setting, device in devices.items():
+        if str(device).startswith("cuda"):
+            import torch  # only now: it takes seconds
+
+            index = str(device).partition(":")[2]
+            if (int(index) if index.isdecimal() else 0) >= torch.cuda.device_count():
+                raise ConfigError(f"{setting} = {device!r}: torch does not find this GPU here; 'cpu' needs none")
 
 
 async def _check_judges(settings: RollqSettings) -> None:
