@@ -6,7 +6,7 @@ No line shows a password: values of secret keys are left out, and those in URLs 
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -127,7 +127,9 @@ def _hint(details: ErrorDetails, model: type[BaseModel] | None) -> str:
 def _tables_with(key: str, model: type[BaseModel] | None, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The places of a key in the tables of a model; tables with names of their users are left out."""
     for name, field in model.model_fields.items() if model else ():
-        for table in [field.annotation] if _is_model(field.annotation) else _models(field.annotation):
+        kind: Any = field.annotation
+        tables: Iterable[type[BaseModel]] = [kind] if _is_model(kind) else _models(kind)
+        for table in tables:
             if key in table.model_fields:
                 yield (*above, name, key)
             yield from _tables_with(key, table, (*above, name))

@@ -111,9 +111,9 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
                 f"{name} stays as it is for the whole run: {FIXED_RULES[name]}; begin another run to change it"
             )
         if name not in CHANGEABLE_RULES or name == "schedule":
-            rules = [rule for rule in CHANGEABLE_RULES if rule != "schedule"]
-            close = get_close_matches(name, rules, n=1)
-            known = f"did you mean {close[0]!r}?" if close else f"the rules are {', '.join(rules)}"
+            changeable = [rule for rule in CHANGEABLE_RULES if rule != "schedule"]
+            close = get_close_matches(name, changeable, n=1)
+            known = f"did you mean {close[0]!r}?" if close else f"the rules are {', '.join(changeable)}"
             raise ConfigError(f"{name}: there is no such rule; {known}")
     values = {name: None if value == "none" else value for name, value in changes.items()}
     groups = values.pop("batch_groups", None)
