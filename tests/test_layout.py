@@ -27,7 +27,7 @@ READING_ORDER = {
         "buffer", "snapshots", "query", "weights", "calls", "payloads", "store", "wire", "rules", "values", "common",
         "errors",
     ),
-    "monitor": ("dashboard", "metrics", "report", "status", "groups", "text"),
+    "monitor": ("dashboard", "metrics", "changes", "report", "status", "groups", "text"),
     "cli": ("top", "commands", "settings"),
 }  # fmt: skip
 """The rooms of a package in the order in which to read them; a room may import only from those after it."""

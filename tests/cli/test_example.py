@@ -18,6 +18,7 @@ from rollq.cli.settings.task_tables import REMOVED, flattened
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.settings import LoraSettings, TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
+from rollq.monitor.changes.settings import MonitorSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.http.pools import PoolSettings
 from rollq.workers.settings import WorkerSettings
@@ -30,6 +31,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "tasks.sum": TaskSettings,
     "producer": ProducerSettings,
     "worker": WorkerSettings,
+    "monitor": MonitorSettings,
     "trainer": TrainerSettings,
     "trainer.loss": LossSettings,
     "trainer.advantages": AdvantageSettings,

@@ -14,6 +14,7 @@ from rollq.buffer.calls.insertion import Insertion
 from rollq.buffer.calls.inspection import Inspection
 from rollq.buffer.calls.lending import Lending
 from rollq.buffer.calls.payload_removal import Collecting
+from rollq.buffer.calls.reporting import Reporting
 from rollq.buffer.calls.training import Training
 from rollq.buffer.query.pages import Paging
 
@@ -38,5 +39,5 @@ class ArchiverBuffer(Archiving, Inspection):
     """Reads groups that leave, and lets them go once they are in the archive."""
 
 
-class MonitorBuffer(Inspection, Paging):
-    """Reads only."""
+class MonitorBuffer(Inspection, Paging, Reporting):
+    """Reads, and notes which state of the run it has reported to somebody."""

@@ -42,6 +42,10 @@ class RunReader:
         """Read the status. Raises `ServerUnavailable`, `ServerRefused`, or `StoreLost` without such a run."""
         return self.call(lambda buffer: read_status(buffer, self._queue, Patience(UNANSWERED_S, UNANSWERED_S)))
 
+    def note_state(self, state: str, if_absent: bool) -> str | None:
+        """Note the state that is reported; see `Buffer.replace_reported_state`. Raises as `call` does."""
+        return self.call(lambda buffer: buffer.replace_reported_state(state, if_absent=if_absent))
+
     def call(self, do: Callable[[Buffer], T]) -> T:
         """Return `do` of the run's buffer. Raises what it raises, and `ServerUnavailable`, `ServerRefused`."""
         try:

@@ -330,6 +330,9 @@ def test_a_group_lives_its_whole_life_under_the_users_of_its_roles(users: Users,
     assert monitor.clock("math").step == 3
     assert monitor.query({"status": "completed"})
     assert "w" in monitor.workers()
+    assert [monitor.replace_reported_state("training") for _ in range(2)] == [None, "training"]
+    with pytest.raises(ServerRefused, match="permissions to access"):
+        worker.replace_reported_state("training")
     operator.set_control("math", Control.PAUSE, "by hand")
     operator.save(tmp_path / "snapshot")
     make.buffer.reap("math")

@@ -1,5 +1,6 @@
 """`rollq up`, with real roles and servers: it trains to the end, says why it cannot, and leaves nothing behind."""
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.waiting import wait_until
 
 Make = Callable[..., UpProcess]
 FEW = {"steps = 150": "steps = 3"}
+CALLS = {"[trainer]": '[monitor]\non_change = ["sh", "-c", "cat >> calls.jsonl"]\n[trainer]'}
 MANY = {"steps = 150": "steps = 100000"}
 
 
@@ -36,7 +38,7 @@ def leaves_nothing(up: UpProcess) -> None:
 
 
 def test_it_trains_to_the_end_with_a_server_and_two_workers_one_of_which_is_killed(make: Make) -> None:
-    up = make("--workers", "2", **FEW)
+    up = make("--workers", "2", **FEW, **CALLS)
     up.wait_until(lambda: len(up.pids("work")) == 2)
     up.kill("work")
     assert up.end() == 0, up.text()
@@ -45,8 +47,10 @@ def test_it_trains_to_the_end_with_a_server_and_two_workers_one_of_which_is_kill
     assert f"roles: trainer, producer, worker-1, worker-2; logs in {up.folder / 'logs'}" in text
     assert "died (SIGKILL) and was restarted" in text
     assert "\ntrained 3 of 3 steps in " in text
+    last = json.loads((up.folder / "calls.jsonl").read_text("utf-8").splitlines()[-1])
+    assert (last["state"], last["sentence"]) == ("finished", "the trainer has ended after step 3")
     assert {path.name for path in (up.folder / "logs").iterdir()} == {
-        f"{name}.log" for name in ("trainer", "producer", "worker-1", "worker-2")
+        f"{name}.log" for name in ("trainer", "producer", "worker-1", "worker-2", "on_change")
     }
     leaves_nothing(up)
 

@@ -8,11 +8,11 @@ import orjson
 import pytest
 import yaml
 
-from rollq.monitor.metrics.catalogue import METRICS, UP
+from rollq.monitor.metrics.catalogue import CALLS, METRICS, UP
 from support.documented_commands import ROOT
 
 DASHBOARD: dict[str, Any] = orjson.loads((ROOT / "compose" / "grafana" / "rollq.json").read_bytes())
-BY_NAME = {metric.name: metric for metric in (UP, *METRICS)}
+BY_NAME = {metric.name: metric for metric in (UP, CALLS, *METRICS)}
 PAGE = (ROOT / "docs" / "guide" / "metrics.md").read_text("utf-8")
 ALERTS = (ROOT / "compose" / "alerts.yaml").read_text("utf-8")
 RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS)["groups"][0]["rules"]
@@ -70,7 +70,7 @@ def test_panels_do_not_overlap_and_name_the_provisioned_source() -> None:
 def test_the_page_lists_every_metric_with_its_labels() -> None:
     rows = re.findall(r"^\| (.+?) \| (`rollq_.+) \|$", PAGE, re.MULTILINE)
     listed = [(name, re.findall(r"`(\w+)`", labels)) for labels, names in rows for name in re.findall(r"\w+", names)]
-    assert sorted(listed) == sorted((metric.name, list(metric.labels)) for metric in (UP, *METRICS))
+    assert sorted(listed) == sorted((metric.name, list(metric.labels)) for metric in (UP, CALLS, *METRICS))
 
 
 def test_the_page_lists_every_alert_with_its_time() -> None:

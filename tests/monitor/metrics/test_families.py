@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 from rollq.buffer.calls.replies import LastError
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
-from rollq.monitor.metrics.catalogue import METRICS, UP
+from rollq.monitor.metrics.catalogue import CALLS, METRICS, UP
 from rollq.monitor.metrics.families import RunCollector
 from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.wanted_workers import wanted_workers
@@ -64,7 +64,7 @@ def one(name: str, **labels: Any) -> float:
 def test_every_sample_is_what_the_catalogue_reads_and_nothing_is_missing() -> None:
     expected = {
         (metric.name, frozenset({"run": "sums", **dict(zip(metric.labels, labels, strict=True))}.items())): value
-        for metric in (UP, *METRICS)
+        for metric in (UP, CALLS, *METRICS)
         for labels, value in metric.read(RUN)
     }
     assert parsed(served(RUN)) == expected
@@ -160,7 +160,7 @@ def test_prometheus_itself_reads_the_classic_format() -> None:
     assert {"rollq_up", "rollq_tokens_total", "rollq_worker_groups"} <= names
 
 
-@pytest.mark.parametrize("metric", [UP, *METRICS], ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", [UP, CALLS, *METRICS], ids=lambda metric: metric.name)
 def test_a_name_follows_the_conventions(metric: Any) -> None:
     assert metric.name.startswith("rollq_")
     assert not metric.name.endswith(("_ms", "_kib", "_percent", "_s"))
@@ -169,7 +169,7 @@ def test_a_name_follows_the_conventions(metric: Any) -> None:
 
 
 def test_no_two_metrics_have_one_name() -> None:
-    names = [metric.name for metric in (UP, *METRICS)]
+    names = [metric.name for metric in (UP, CALLS, *METRICS)]
     assert len(names) == len(set(names))
 
 

@@ -19,6 +19,7 @@ rollq:{run}:workers              hash    worker -> its last report (JSON)       
 rollq:{run}:orders               hash    worker -> number and the operator's order      functions  with its report
 rollq:{run}:fleet                hash    worker -> places, speed; "+" -> sums of all     functions  pruned after 10 s
 rollq:{run}:fleet_seen           zset    the same workers by their last report (ms)    functions  likewise
+rollq:{run}:reported_state       string  state that watchers have reported last, nonce monitor    30 days
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
 rollq:{run}:weights              list    names of the weights held here, oldest first  trainer   run
 rollq:{run}:weights:<digest>:<n> string  manifest (0), bytes, probe, chain; deltas     trainer    last few versions
@@ -132,6 +133,10 @@ class RunKeys:
     @property
     def workers(self) -> str:
         return self._key("workers")
+
+    @property
+    def reported_state(self) -> str:
+        return self._key("reported_state")
 
     @property
     def orders(self) -> str:

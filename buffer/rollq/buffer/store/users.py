@@ -99,6 +99,7 @@ rollq:{run}:evaluations             -         -       write    read     write   
 rollq:{run}:versions                -         -       write    read     write     read
 rollq:{run}:published               -         -       write    -        -         -
 rollq:{run}:launches                -         -       write    -        -         -
+rollq:{run}:reported_state          -         -       -        write    write     -
 rollq:{run}:plan:<step>             read    read    write    read     write     read
 rollq:{run}:weights                 -         -       write    -        -         -
 rollq:{run}:weights:<digest>:<n>    -         read    write    -        -         -

@@ -20,7 +20,8 @@ def metrics(
 ) -> None:
     """Serve metrics of a run to Prometheus at /metrics, until Ctrl-C. Changes nothing.
 
-    Reads the run when it is asked, at most once a second. A run that cannot be read is served as rollq_up 0.
+    Reads the run when it is asked, at most once a second. A run that cannot be read is served as rollq_up 0. With
+    [monitor] on_change in FILE, it also calls that command when the state of the run changes.
 
     \b
     Example:
@@ -35,11 +36,27 @@ def metrics(
         raise ConfigError(message) from error
     from rollq.cli.run_location import find_run
     from rollq.cli.run_reader import RunReader
+    from rollq.cli.settings.file import load_settings
     from rollq.cli.signals import stop_on_signals
+    from rollq.monitor.changes.on_change import on_change
+    from rollq.monitor.changes.settings import MonitorSettings
     from rollq.monitor.metrics.shared_status import SharedReading
 
     location = find_run(file, url, run_name)
     stop_on_signals()  # a signal ends the server, and has no further effect
-    with RunReader(location) as reader:
+    settings = load_settings(location.file).monitor if location.file else MonitorSettings()
+    folder = (location.file or Path()).absolute().parent
+    with (
+        RunReader(location) as reader,
+        RunReader(location) as watching,
+        on_change(
+            settings,
+            location.run,
+            folder,
+            read=watching.read,
+            replace=watching.note_state,
+        ) as watcher,
+    ):
         reading = SharedReading(reader.read)
-        serve(metrics_app(location.run, reading.status), host, port, allowed_hosts)
+        calls = watcher.calls.by_outcome if watcher else dict
+        serve(metrics_app(location.run, reading.status, calls), host, port, allowed_hosts)

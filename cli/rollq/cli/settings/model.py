@@ -20,6 +20,7 @@ from rollq.buffer.store.redis_url import check_url
 from rollq.cli.settings.shared_batch import BatchSettings, share_batch
 from rollq.cli.settings.task_tables import place_of
 from rollq.consumer.settings import TrainerSettings
+from rollq.monitor.changes.settings import MonitorSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
 from rollq.workers.groups.task_settings import RolloutSettings, WorkerTask
@@ -145,6 +146,7 @@ class RollqSettings(Settings):
     evaluations: dict[TaskName, EvaluationSettings] = Field(default={}, description="evaluations, by name")
     producer: ProducerSettings = Field(default=ProducerSettings(), description="settings of `rollq produce`")
     worker: WorkerSettings = Field(default=WorkerSettings(), description="settings of `rollq work`")
+    monitor: MonitorSettings = Field(default=MonitorSettings(), description="who is called when the state changes")
     trainer: TrainerSettings | None = Field(
         default=None, description="settings of `rollq train`; left out with a custom trainer"
     )

@@ -24,6 +24,7 @@ from rollq.cli.settings.task_tables import MAIN, SUBTABLES, field_of
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.settings import LoraSettings, NcclSettings, TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
+from rollq.monitor.changes.settings import MonitorSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.agents.multi_turn import EnvironmentSettings
 from rollq.workers.agents.tool_environment import ToolsSettings
@@ -59,6 +60,7 @@ TABLES: Final[Mapping[str, type[BaseModel]]] = {
     "[worker]": WorkerSettings,
     "[worker.gateway]": GatewaySettings,
     "[worker.pools.NAME]": PoolSettings,
+    "[monitor]": MonitorSettings,
     "[trainer]": TrainerSettings,
     "[trainer.loss]": LossSettings,
     "[trainer.advantages]": AdvantageSettings,
@@ -97,6 +99,7 @@ COMMON: Final[Mapping[str, str]] = {
     "[worker]": "engine tokenizer name samples_in_flight swap judge_timeout_s judge_processes grace_s",
     "[worker.gateway]": "bind",
     "[worker.pools.NAME]": "urls served_model",
+    "[monitor]": "on_change",
     "[trainer]": "model output steps learning_rate schedule warmup_steps gradient_clip micro_batch_tokens device dtype "
     "checkpoint_every keep_checkpoints evaluate_every transport max_mismatch updates_per_batch trackers",
     "[trainer.loss]": "preset clip_low clip_high aggregation kl_coefficient old_logprobs",

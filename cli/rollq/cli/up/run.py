@@ -3,13 +3,14 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.run_location import RunLocation
@@ -17,7 +18,10 @@ from rollq.cli.settings.model import RollqSettings
 from rollq.cli.up.roles import ROLLQ, role_commands
 from rollq.cli.up.supervisor import Supervisor
 from rollq.cli.up.watch import Watch
+from rollq.monitor.changes.on_change import on_change
+from rollq.monitor.changes.watcher import ChangeWatcher
 from rollq.monitor.report.records import METRICS_FILE
+from rollq.monitor.status.read import read_status
 
 READ_PATIENCE_S = 2.0
 """How long reading the buffer waits for a server that is down."""
@@ -66,7 +70,7 @@ def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:
     """
     watch, location = running.watch(), RunLocation.from_settings(running.settings)
     patience = Patience(READ_PATIENCE_S, READ_PATIENCE_S)
-    with location.without_payloads(patience) as buffer:
+    with location.without_payloads(patience) as buffer, _calling(running, location, buffer, watch):
         with Supervisor(running.logs, os.environ, grace_s=running.grace_s) as supervisor:
             for role in role_commands(running.settings, running.file, running.workers):
                 supervisor.start(role.name, role.command, finishes=role.finishes)
@@ -79,6 +83,23 @@ def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:
             _finish_archive(running)
         watch.take_reading(buffer)  # with all roles at rest, the counts add up
     return watch
+
+
+def _calling(
+    running: Running, location: RunLocation, buffer: MonitorBuffer, watch: Watch
+) -> AbstractContextManager[ChangeWatcher | None]:
+    """Calls `on_change` inside the `with` block, and after it, unless that is interrupted."""
+    queue, patience = location.queue(), Patience(READ_PATIENCE_S, READ_PATIENCE_S)
+    return on_change(
+        running.settings.monitor,
+        location.run,
+        running.file.absolute().parent,
+        read=lambda: read_status(buffer, queue, patience),
+        replace=lambda state, if_absent: buffer.replace_reported_state(state, if_absent=if_absent),
+        output=running.logs / "on_change.log",
+        last_look=True,
+        on_failure=watch.note,
+    )
 
 
 def _finish_archive(running: Running) -> None:

@@ -1,6 +1,6 @@
 """The metrics as an ASGI app, for a separate server or as a part of another app."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -14,15 +14,18 @@ from rollq.monitor.metrics.families import RunCollector
 from rollq.monitor.status.read import RunStatus
 
 
-def metrics_app(run: str, status: Callable[[], RunStatus | None]) -> Starlette:
+def metrics_app(
+    run: str, status: Callable[[], RunStatus | None], calls: Callable[[], Mapping[str, int]] = dict
+) -> Starlette:
     """An app with `/metrics`, in the format of OpenMetrics or of Prometheus, and `/healthz`.
 
-    `status` returns the run's status, or None where it cannot be read; it is called in a thread.
+    `status` returns the run's status, or None where it cannot be read; it is called in a thread. `calls`: how many
+    calls of `on_change` have had which outcome.
     """
 
     async def metrics(request: Request) -> Response:
         registry = CollectorRegistry()
-        registry.register(RunCollector(run, await run_in_threadpool(status)))
+        registry.register(RunCollector(run, await run_in_threadpool(status), calls()))
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"content-type": content_type})
 

@@ -229,8 +229,12 @@ METRICS = (
     _of_workers("rollq_worker_failed_samples_total", "Samples of these that failed", "failed_samples"),
     _of_workers("rollq_worker_recomputed_tokens_total", "Tokens whose cache was computed again", "recomputed_tokens"),
 )  # fmt: skip
-"""All metrics but `rollq_up`. Series without a value are absent."""
+"""All metrics but the two below. Series without a value are absent."""
 
 UP = Metric(
     "rollq_up", "1 if the run was read, 0 if its server does not answer or does not have it", (), lambda _: [((), 1.0)]
 )
+CALLS = Metric(
+    "rollq_on_change_calls_total", "Calls of the command `on_change` by this process, where it has one", ("outcome",),
+    lambda _: [],
+)  # fmt: skip

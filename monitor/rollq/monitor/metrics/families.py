@@ -1,25 +1,28 @@
 """A `RunStatus` as a collector of prometheus-client. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from rollq.monitor.metrics.catalogue import METRICS, UP, Metric, Values
+from rollq.monitor.metrics.catalogue import CALLS, METRICS, UP, Metric, Values
 from rollq.monitor.status.read import RunStatus
 
 
 class RunCollector(Collector):
-    """The metrics of a run named `run` whose status is `status`; None: it could not be read."""
+    """The metrics of a run named `run` whose status is `status`; None: it could not be read. `calls`: of `on_change`,
+    by outcome."""
 
-    def __init__(self, run: str, status: RunStatus | None) -> None:
-        self._run = run
-        self._status = status
+    def __init__(self, run: str, status: RunStatus | None, calls: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._run, self._status, self._calls = run, status, calls
 
     def collect(self) -> Iterator[Family]:
         """Make the families, those without a value left out."""
         yield self._family(UP, [((), float(self._status is not None))])
+        if self._calls:
+            yield self._family(CALLS, [((outcome,), number) for outcome, number in self._calls.items()])
         if self._status is not None:
             for metric in METRICS:
                 if values := list(metric.read(self._status)):
