@@ -12,8 +12,8 @@ end
 
 -- Writes the parts of a snapshot from `args`, starting at index `at`. A part is the end of its key, HSET or ZADD, the
 -- number of arguments, and the arguments; or the end of its key, RPUSH, the number of arguments, the length that the
--- list must have before, and the arguments, so that a repeated call adds nothing. Stops at an empty key or at the end of
--- `args`, and returns that index.
+-- list must have before, and the arguments, so that a repeated call adds nothing. Stops at an empty key or at the end
+-- of `args`, and returns that index.
 local function write_parts(prefix, args, at)
   while args[at] and args[at] ~= '' do
     local name, command, count = unpack(args, at, at + 2)
