@@ -191,6 +191,53 @@ def test_groups_are_filtered_and_sorted_by_their_samples(buffer: Buffer, server_
             assert ask(groups, **wrong)[0] == 400
 
 
+def test_the_list_of_a_live_run_continues_in_its_archive(buffer: Buffer, server_url: str, tmp_path: Path) -> None:
+    world = World(buffer).start(math={"archive": True, "max_staleness": 9})
+    file, folder = tmp_path / "rollq.toml", tmp_path / "archive"
+    file.write_text(
+        f'run = "{buffer.run}"\n[redis]\nbuffer_url = "{server_url}"\n[archive]\nurl = "archive"\n'
+        '[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\n'
+    )
+
+    def train(step: int) -> None:
+        put(world, written("right", reward=1.0), written("wrong" * 10 * step, reward=0.0))
+        put(world, written("right" * 60, reward=1.0), written("wrong" * step, reward=0.0))
+        world.train(step)
+
+    def archive() -> None:
+        done = CliRunner().invoke(main, ["archive", str(file), "--finish"])
+        assert done.exit_code == 0, done.output
+
+    train(1)
+    with serving(str(file)) as address:
+        groups = f"{address}/api/groups"
+        _, page = ask(groups)
+        assert (len(page["groups"]), "there is no such folder on this machine" in page["note"]) == (2, True)
+        folder.mkdir()
+        assert ask(groups)[1]["note"] == ""
+        world.buffer.checkpoint(world.held, 1)
+        leaving = ask(groups, step=1)[1]["groups"]
+        assert [(row["status"], row["archived"]) for row in leaving] == [("leaving", False)] * 2
+        archive()
+        wait_until(lambda: len(ask(groups, step=1)[1]["groups"]) == 2)
+        train(2)
+        everything, _ = all_groups(address)
+        assert sorted(everything) == [("math", number) for number in range(1, 5)]
+        assert sorted(all_groups(address, limit=1)[0]) == sorted(everything)
+        assert [row["archived"] for row in ask(groups)[1]["groups"]] == [False, False, True, True]
+        wrong = {"sort": "-tokens", "max_reward": 0.2}
+        assert all_groups(address, **wrong)[0] == [("math", number) for number in (3, 1, 4, 2)]
+        assert all_groups(address, limit=1, **wrong)[0] == [("math", number) for number in (3, 1, 4, 2)]
+        assert all_groups(address, step=1, **wrong)[0] == [("math", 1), ("math", 2)]
+        assert all_groups(address, status="completed")[0] == []
+        _, group = ask(f"{groups}/math/1")
+        assert group["events"][-1]["text"] == "is in the archive"
+        world.buffer.checkpoint(world.held, 2)
+        archive()
+        wait_until(lambda: sorted(all_groups(address, **wrong)[0]) == sorted(everything))
+        assert all(row["archived"] for row in ask(groups)[1]["groups"])
+
+
 def test_groups_of_the_same_prompt_are_found(buffer: Buffer, server_url: str) -> None:
     world = World(buffer).start(math={"max_staleness": 4})
     prompts = [(Prompt(f"prompt {place % 3}", row=place % 3), place + 1) for place in range(7)]

@@ -1,6 +1,6 @@
 """Looks at the groups of an archive by the page: the newest steps first, one file and few columns of it at a time.
 
-Files that appear later are not seen.
+Files that appear later are seen after a `refresh`.
 """
 
 import threading
@@ -60,11 +60,17 @@ class ArchivePages:
         self.url = archive.url
         self.run, self.incarnation = archive.run()
         self._archive = archive
-        self._names = sorted(map(_parse_name, archive.names), key=lambda one: one.step or 0, reverse=True)
+        self._names = _names_of(archive)
         self._files: OrderedDict[str, list[_Listed]] = OrderedDict()
         self._ids: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._tasks = sorted(set().union(*map(self._tasks_of, self._names)))
+
+    def refresh(self) -> None:
+        """See files that have appeared since."""
+        self._archive.refresh()
+        with self._lock:
+            self._names = _names_of(self._archive)
 
     def tasks(self) -> list[str]:
         """Names of the tasks, sorted."""
@@ -191,6 +197,11 @@ class ArchivePages:
             return {name.task}
         with self._archive.open(name.name) as file:
             return set(file.read(columns=["task"]).column("task").unique().to_pylist())
+
+
+def _names_of(archive: Archive) -> list[_Name]:
+    """The files, the newest steps first."""
+    return sorted(map(_parse_name, archive.names), key=lambda one: one.step or 0, reverse=True)
 
 
 def _parse_name(name: str) -> _Name:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rollq.buffer.calls.orders import GroupOrder, Order, Ordered
     from rollq.cli.run_location import RunLocation
     from rollq.cli.run_reader import RunReader
+    from rollq.monitor.dashboard.browsing import Rollouts
     from rollq.monitor.dashboard.groups import TokenTexts
     from rollq.monitor.dashboard.orders import Preview
     from rollq.monitor.status.read import RunStatus
@@ -69,7 +70,7 @@ def dashboard(
     """
     try:
         from rollq.monitor.dashboard.access import Guarded
-        from rollq.monitor.dashboard.app import BROWSED, Dashboard, LiveRollouts
+        from rollq.monitor.dashboard.app import BROWSED, Dashboard
         from rollq.monitor.dashboard.browsing import Browsing
         from rollq.monitor.metrics.serving import serve
     except ModuleNotFoundError as error:
@@ -94,10 +95,24 @@ def dashboard(
     with RunReader(location, location.to_look_at) as reader:
         shared = _Shared(reader)
         trained = TrainedReader(lambda: _annotations(location.file, shared))
-        browsing = Browsing(location.run, LiveRollouts(shared), BROWSED, trained, token_texts(location.file))
+        rollouts = _rollouts(shared, location.archive_url)
+        browsing = Browsing(location.run, rollouts, BROWSED, trained, token_texts(location.file))
         curves = CurveFinder(location, shared.call)
         page = Dashboard(location.run, shared, SharedReading(shared.read), browsing, curves, _Orders(location), token)
         serve(Guarded(page.app()), host, port, allowed_hosts, on_stop=page.events.stop)
+
+
+def _rollouts(shared: "_Shared", archive_url: str | None) -> "Rollouts":
+    """The groups of a run, including the ones that its archive has."""
+    from rollq.monitor.dashboard.live_rollouts import LiveRollouts
+
+    live = LiveRollouts(shared)
+    if archive_url is None:
+        return live
+    from rollq.buffer.archive.run_archive import RunArchive
+    from rollq.monitor.dashboard.archived_rollouts import ArchivedRollouts
+
+    return ArchivedRollouts(live, lambda: shared.call(lambda buffer: RunArchive(archive_url, buffer).pages))
 
 
 def _archive(url: str, texts: "TokenTexts") -> "Starlette":

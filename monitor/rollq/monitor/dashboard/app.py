@@ -5,9 +5,8 @@ Everything that they show comes from a `RunStatus` or a `GroupView`, as in `roll
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.applications import Starlette
@@ -17,12 +16,9 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.calls.orders import GroupOrder, Order
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.listening.connections import identify
-from rollq.buffer.query.selection import Page, Selection
-from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.values.history import HISTORY_ROW_MS, HISTORY_ROWS
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.access import refusal_of
@@ -30,15 +26,14 @@ from rollq.monitor.dashboard.answers import Unreadable, answer, dumps, json_endp
 from rollq.monitor.dashboard.browsing import Browsing
 from rollq.monitor.dashboard.curve_pages import CurvePages, CurveSource
 from rollq.monitor.dashboard.events import Events
+from rollq.monitor.dashboard.live_rollouts import Reader
 from rollq.monitor.dashboard.orders import Steering, preview_of_group
 from rollq.monitor.dashboard.series import series
 from rollq.monitor.metrics.app import metrics_app
 from rollq.monitor.metrics.shared_status import SharedReading
-from rollq.monitor.status.read import RunStatus
 from rollq.monitor.status.text import as_json_line
 
 STATIC = Path(__file__).parent / "static"
-T = TypeVar("T")
 
 ORDER = (Status.COMPLETED, Status.CLAIMED, Status.ARCHIVED, Status.GATHERED, Status.COOLING, Status.RUNNING)
 BROWSED = (*ORDER, *(status for status in Status if status not in ORDER))
@@ -48,38 +43,6 @@ FORM = (
     "a change is {order, kind, name, dry_run}: pause, run or drain a run, task or worker; requeue, quarantine or drop "
     "a group, whose name is TASK/NUMBER"
 )
-
-
-class Reader(Protocol):
-    """Reads a run, from any thread."""
-
-    def read(self) -> RunStatus:
-        """Read the status now. Raises `RollqError`."""
-        ...
-
-    def call(self, do: Callable[[MonitorBuffer], T]) -> T:
-        """Return `do` of the run's buffer. Raises what it raises, and `RollqError` where the run cannot be read."""
-        ...
-
-
-class LiveRollouts:
-    """The groups that are in the buffer."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def tasks(self) -> list[str]:
-        """Names of the tasks, sorted."""
-        return self._reader.call(lambda buffer: buffer.tasks())
-
-    def page(self, selection: Selection, *, after: str, limit: int) -> Page:
-        """Some groups of a selection."""
-        return self._reader.call(lambda buffer: buffer.page(selection, after=after, limit=limit))
-
-    def look(self, task: str, group_id: int) -> FoundGroup | None:
-        """A group with its samples; None where there is none."""
-        groups = self._reader.call(lambda buffer: buffer.look(task, [group_id]) if task in buffer.tasks() else [])
-        return groups[0] if groups else None
 
 
 class Dashboard:

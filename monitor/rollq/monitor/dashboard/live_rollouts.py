@@ -1,0 +1,61 @@
+"""The rollouts in the buffer of a live run."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from rollq.buffer.calls.group_details import FoundGroup
+from rollq.buffer.query.selection import Candidate, Candidates, Page, Selection
+from rollq.buffer.roles import MonitorBuffer
+from rollq.monitor.status.read import RunStatus
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Reads a run, from any thread."""
+
+    def read(self) -> RunStatus:
+        """Read the status now. Raises `RollqError`."""
+        ...
+
+    def call(self, do: Callable[[MonitorBuffer], T]) -> T:
+        """Return `do` of the run's buffer. Raises what it raises, and `RollqError` where the run cannot be read."""
+        ...
+
+
+class LiveRollouts:
+    """The groups that are in the buffer."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def tasks(self) -> list[str]:
+        """Names of the tasks, sorted."""
+        return self._reader.call(lambda buffer: buffer.tasks())
+
+    def page(self, selection: Selection, *, after: str, limit: int) -> Page:
+        """Some groups of a selection."""
+        return self._reader.call(lambda buffer: buffer.page(selection, after=after, limit=limit))
+
+    def look(self, task: str, group_id: int) -> FoundGroup | None:
+        """A group with its samples; None where there is none."""
+        groups = self._reader.call(lambda buffer: buffer.look(task, [group_id]) if task in buffer.tasks() else [])
+        return groups[0] if groups else None
+
+    def candidates(self, selection: Selection) -> Candidates:
+        """The groups that a ranked list may show, in its order."""
+        return self._reader.call(lambda buffer: buffer.candidates(selection))
+
+    def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> list[FoundGroup]:
+        """The groups of candidates that are still there."""
+        return self._reader.call(lambda buffer: list(buffer.read_candidates(some, selection)))
+
+    def among(self, groups: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        """The groups, by task and number, that are in the buffer."""
+        by_task = defaultdict[str, list[int]](list)
+        for task, group_id in groups:
+            by_task[task].append(group_id)
+        return self._reader.call(
+            lambda buffer: {(task, record.uid) for task, ids in by_task.items() for record in buffer.records(task, ids)}
+        )
