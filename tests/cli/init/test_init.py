@@ -27,7 +27,7 @@ def rollq(folder: Path, *words: str, status: int = 0) -> str:
 def test_what_it_writes_trains_as_it_is(tmp_path: Path) -> None:
     shown = rollq(tmp_path, "init", "my-run")
     folder = tmp_path / "my-run"
-    assert "wrote rollq.toml, prompts.jsonl, rewards.py, model to " in shown
+    assert "wrote rollq.toml, prompts.jsonl, rewards.py, model, archive to " in shown
     assert "cd my-run && rollq up" in shown
     assert "nothing is wrong" in rollq(folder, "try")
     settings = (folder / "rollq.toml").read_text("utf-8")
@@ -35,9 +35,10 @@ def test_what_it_writes_trains_as_it_is(tmp_path: Path) -> None:
     few = settings.replace("steps = 40", "steps = 2").replace(":6379", f":{free_port('127.0.0.1')}")
     (folder / "rollq.toml").write_text(few, "utf-8")
     assert "\ntrained 2 of 2 steps in " in rollq(folder, "up")
+    assert list((folder / "archive").rglob("step-*.parquet"))
 
 
-@pytest.mark.parametrize("name", ["rollq.toml", "rewards.py", "model"])
+@pytest.mark.parametrize("name", ["rollq.toml", "rewards.py", "model", "archive"])
 def test_what_exists_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     result = CliRunner().invoke(main, ["init", str(tmp_path)])

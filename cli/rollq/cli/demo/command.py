@@ -129,16 +129,17 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     if options.minutes is not None and not math.isfinite(options.minutes):  # click's range accepts nan
         raise ConfigError(f"--minutes {options.minutes}: must be a finite number")
     began_s = time.monotonic()
-    _check_packages(options.model, "matplotlib")
+    _check_packages(options.model, "matplotlib", "pyarrow")
     folder, tasks = _new_folder(options)
     evaluated_s = time.monotonic()
     before = _held_out(options, tasks, folder.model, "before")
     options = _measured(options, tasks, time.monotonic() - evaluated_s, evaluated_s - began_s)
+    folder.archive.mkdir()
     with EmbeddedServer(folder.server) as server:
-        folder.config.write_text(demo_toml(options, folder, tasks, server.url), "utf-8")
+        folder.config.write_text(demo_toml(options, folder, tasks, server.url, archived=True), "utf-8")
         click.echo(f"server: {server.url}; by hand, each on a separate terminal, the same would be")
         assert server.port is not None
-        _print_commands(folder, server.port)
+        _print_commands(folder, server.port, "archive")
         started_s = time.monotonic()
         run_roles(_running(options, folder), server)
     train_s = time.monotonic() - started_s
@@ -245,11 +246,11 @@ def _held_out(options: DemoOptions, tasks: Sequence[DemoTask], model: Path, when
     return rewards
 
 
-def _print_commands(folder: DemoFolder, port: int) -> None:
+def _print_commands(folder: DemoFolder, port: int, *more: str) -> None:
     """Print the commands that run the roles and show the run's status."""
     config, data = (shlex.quote(os.path.relpath(path)) for path in (folder.config, folder.server))
     click.echo(f"  rollq redis --dir {data} --port {port}")
-    for command in ("produce", "work", "train", "status"):
+    for command in ("produce", "work", "train", *more, "status"):
         click.echo(f"  rollq {command} {config}")
 
 

@@ -62,6 +62,10 @@ class DemoFolder:
         return self.root / "server"
 
     @property
+    def archive(self) -> Path:
+        return self.root / "archive"
+
+    @property
     def trainer(self) -> Path:
         return self.root / "trainer"
 

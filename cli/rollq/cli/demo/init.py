@@ -24,24 +24,25 @@ def init(folder: Path) -> None:
     Example:
       rollq init my-run
     """
-    from rollq.cli.demo.init_files import files
+    from rollq.cli.demo.init_files import ARCHIVE, files
 
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    missing = [name for name in ("torch", "transformers", "pyarrow") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"`rollq init` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
     contents = files(_run_name(folder))
-    if existing := [name for name in (*contents, MODEL) if (folder / name).exists()]:
+    if existing := [name for name in (*contents, MODEL, ARCHIVE) if (folder / name).exists()]:
         raise ConfigError(f"{', '.join(existing)} in {str(folder)!r}: it exists already; name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
             (folder / name).write_text(content, "utf-8")
+        (folder / ARCHIVE).mkdir()
         _make_model(folder / MODEL)
     except OSError as error:
         raise ConfigError(f"{str(folder)!r} cannot be written: {error}") from None
     enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     click.echo(
-        f"wrote {', '.join((*contents, MODEL))} to {folder.absolute()}; next:\n"
+        f"wrote {', '.join((*contents, MODEL, ARCHIVE))} to {folder.absolute()}; next:\n"
         "  edit prompts.jsonl and rewards.py, later the model in rollq.toml\n"
         f"  {enter}rollq try   a few prompts with their answers and rewards, without a server\n"
         f"  {enter}rollq up    all roles on this machine, until the trainer has finished"

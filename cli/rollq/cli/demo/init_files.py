@@ -2,12 +2,17 @@
 
 import json
 
+ARCHIVE = "archive"
+
 SETTINGS = """\
 # Written by `rollq init`. Paths start at this folder. examples/rollq.toml has all settings.
 run = {run}
 
 [redis]
 buffer_url = "redis://127.0.0.1:6379/0"   # `rollq up` starts this server, if none answers
+
+[archive]
+url = "archive"                # trained groups are kept here; without it, a checkpoint drops them
 
 [tasks.digits]
 prompts = "prompts.jsonl"      # replace: a JSON object a line, with "prompt" and "answer"

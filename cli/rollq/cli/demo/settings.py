@@ -32,6 +32,11 @@ staleness.partial_rollout = {partial_rollout}
 limits.lease_s = {lease_s}                  # the groups of a killed worker are taken over this soon
 """
 
+ARCHIVE = """
+[archive]
+url = {url}
+"""
+
 FILE = """\
 # Written by `rollq demo`. Paths start at this folder, so it can be moved. See examples/rollq.toml for all settings.
 run = {run}
@@ -39,7 +44,7 @@ seed = {seed}
 
 [redis]
 buffer_url = {url}
-{tasks}
+{archive}{tasks}
 [producer]
 strategy = {strategy}
 
@@ -99,12 +104,15 @@ class DemoOptions:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def demo_toml(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str) -> str:
-    """The demo's `rollq.toml`; `url` is its server's."""
+def demo_toml(
+    options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str, *, archived: bool = False
+) -> str:
+    """The demo's `rollq.toml`; `url` is its server's. `archived`: an archiver keeps what is trained, in the folder."""
     return FILE.format(
         run=_toml(RUN),
         seed=options.seed,
         url=_toml(url),
+        archive=ARCHIVE.format(url=_toml(folder.inside(folder.archive))) if archived else "",
         tasks="".join(_task_toml(options, folder, task) for task in tasks),
         strategy=_toml(options.strategy),
         swap=_toml("abort" if options.partial_rollout else "keep"),
