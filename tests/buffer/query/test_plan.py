@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from rollq.buffer.query.language import parse_query
-from rollq.buffer.query.plan import BY_VERSION, Range, Reach, ReadPlan, Scores, plan_reads, reach_of
+from rollq.buffer.query.plan import BY_VERSION, Range, Reach, ReadPlan, Scores, plan_reads, reach_of, steps_of
 from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.values.rollouts import Status
 from support.query_strategies import QUERIES, TASKS
@@ -18,6 +18,8 @@ ALL = frozenset(Status)
 BOTH = frozenset(TASKS)
 MATH = frozenset({"math"})
 FAILED = frozenset({Status.FAILED})
+ARCHIVED = frozenset({Status.ARCHIVED})
+OF_A_STEP = ARCHIVED | {Status.CLAIMED, Status.LEAVING, Status.PENDING, Status.RUNNING}
 VERSION = 2**32
 NO_TOKENS = (2**20 - 1) * VERSION
 INF = math.inf
@@ -63,6 +65,12 @@ INF = math.inf
         ({"$or": [{"staleness": 1}, {"staleness": 4}]}, Reach(BOTH, staleness=Range(1, 4))),
         ({"$or": [{"uid": 9}, {"uid": 4}]}, Reach(BOTH, arrivals=Range(4, 9))),
         ({"reward": {"$gt": 0.5}, "tries": 2}, Reach(BOTH)),
+        ({"sample": {"reward": 0}}, Reach(BOTH)),
+        ({"step": 3}, Reach(BOTH, OF_A_STEP, steps=Range(3, 3))),
+        ({"step": {"$gte": 3, "$lt": 5}, "status": "archived"}, Reach(BOTH, ARCHIVED, steps=Range(3, 4))),
+        ({"step": None}, Reach(BOTH)),
+        ({"step": {"$in": [3, None]}}, Reach(BOTH)),
+        ({"$or": [{"step": 3}, {"step": 5}]}, Reach(BOTH, OF_A_STEP, steps=Range(3, 5))),
     ],
 )  # fmt: skip
 def test_xb15_where_groups_of_a_query_can_be(query: dict[str, Any], reach: Reach) -> None:
@@ -228,3 +236,22 @@ def test_xb15_the_plan_misses_no_group_that_a_look_at_all_of_them_finds(query: d
     for order in ("staleness", "fifo"):
         for token_shift in (0, -3):
             assert answer(query, order, most_ids=4, token_shift=token_shift) == expected
+
+
+def test_the_groups_of_a_step_are_read_by_its_number() -> None:
+    found = planned({"step": 3, "status": {"$in": ["archived", "claimed", "leaving"]}})
+    assert found.scores == tuple(Scores(status, 3, 4) for status in ("archived", "claimed", "leaving"))
+
+
+@pytest.mark.parametrize(
+    ("query", "steps"),
+    [
+        ({}, Range()),
+        ({"step": 3}, Range(3, 3)),
+        ({"$or": [{"task": "math", "step": 3}, {"step": {"$gt": 5}}]}, Range(3, INF)),
+        ({"$or": [{"step": 3}, {"status": "failed"}]}, Range()),
+        ({"step": {"$ne": 3}}, Range()),
+    ],
+)
+def test_the_steps_of_a_query_are_known_without_its_tasks(query: dict[str, Any], steps: Range) -> None:
+    assert steps_of(parse_query(query)) == steps

@@ -58,9 +58,12 @@ class Archive:
             raise ArchiveError(f"{url} has no file of an archive: `rollq archive` writes them")
 
     def refresh(self) -> None:
-        """List the files again."""
+        """List the files again. Raises `ArchiveError` while the folder or bucket is unavailable."""
         pages = self._objects.pages("", tidy=False)  # a folder that anybody names, with hidden files of others
-        self.names = sorted(name for page in pages for name in page if _is_of_groups(name))
+        try:
+            self.names = sorted(name for page in pages for name in page if _is_of_groups(name))
+        except self._objects.failure as error:
+            raise ArchiveError(f"{self.url} cannot be read now: {str(error).partition(chr(10))[0]}") from error
 
     def rows(self, name: str) -> list[Row]:
         """The rows of a file. Raises `ArchiveError` for one that this rollq cannot read."""
