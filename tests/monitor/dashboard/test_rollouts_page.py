@@ -73,7 +73,7 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepped]:
             yield Stepped(live, archived, longest, second)
 
 
-@pytest.fixture(params=["archive"])
+@pytest.fixture(params=["live", "archive"])
 def address(request: pytest.FixtureRequest, stepped: Stepped) -> str:
     return str(getattr(stepped, request.param))
 
@@ -253,7 +253,7 @@ def test_two_hundred_rows_of_marks_are_few_elements(browser: Browser, tmp_path: 
         world = World(buffer).start(math={"group_size": 16, "batch_groups": 300})
         world.admit(200)
         rewards = [0.0, 1.0, 0.5] * 5 + [0.25]
-        samples = [written("a", reward=reward) for reward in rewards]
+        samples = tuple(written("a", reward=reward) for reward in rewards)
         buffer.put([GroupResult(lease, samples) for lease in world.lease(200)])
         with serving("--url", server.url, "--run", "sums") as address:
             context, watched = opened(browser, f"{address}/#/rollouts?max_reward=0")
