@@ -73,7 +73,7 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepped]:
             yield Stepped(live, archived, longest, second)
 
 
-@pytest.fixture(params=["live", "archive"])
+@pytest.fixture(params=["archive"])
 def address(request: pytest.FixtureRequest, stepped: Stepped) -> str:
     return str(getattr(stepped, request.param))
 
