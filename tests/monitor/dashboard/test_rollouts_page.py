@@ -73,7 +73,7 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepped]:
             yield Stepped(live, archived, longest, second)
 
 
-@pytest.fixture(params=["archive"])
+@pytest.fixture(params=["live", "archive"])
 def address(request: pytest.FixtureRequest, stepped: Stepped) -> str:
     return str(getattr(stepped, request.param))
 
@@ -100,6 +100,7 @@ def longest_wrong(page: Page) -> Clicks:
     clicks.on(page.get_by_role("button", name="Samples of reward 0"))
     clicks.on(page.get_by_role("button", name="longest"))
     expect(page.get_by_role("columnheader", name="longest")).to_have_attribute("aria-sort", "descending")
+    expect(page.locator("#view-rollouts .note[role=status]")).to_contain_text("shown")
     return clicks
 
 
