@@ -93,7 +93,7 @@ def train_recorded(file: Path, limit: float) -> None:
     trainer = settings.trainer
     assert trainer is not None
     stop, location = stop_on_signals(), RunLocation.from_settings(settings)
-    with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
+    with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model, "trainer.model")):
         connection = Connection(location.buffer_url, location.run, location.password, location.payloads)
     observers = (Recorder(file.parent / "record", trainer), LogprobCheck(limit))
     train(connection, trainer, seed=settings.seed, stop=stop, observers=observers)

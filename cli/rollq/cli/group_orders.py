@@ -12,7 +12,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder, Ordered
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.query.language import GroupRecord
+from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.dashboard.orders import change_of_group
 from rollq.monitor.text.units import count
