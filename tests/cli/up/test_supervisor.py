@@ -64,7 +64,7 @@ def test_roles_that_end_in_order_are_left_alone_and_only_one_that_finishes_has_f
 
 
 def test_a_role_that_keeps_dying_fails_with_the_end_of_its_log(tmp_path: Path) -> None:
-    with Supervisor(tmp_path, os.environ) as supervisor:
+    with Supervisor(tmp_path, os.environ, pause_s=0) as supervisor:
         role = supervisor.start("broken", (sys.executable, "-c", "raise SystemExit('no such model')"))
         for _ in range(MAX_RESTARTS):
             wait(role)
@@ -72,6 +72,16 @@ def test_a_role_that_keeps_dying_fails_with_the_end_of_its_log(tmp_path: Path) -
         wait(role)
         with pytest.raises(RoleFailed, match=r"(?s)broken died 6 times.*exit status 1.*no such model"):
             supervisor.restart_dead()
+
+
+def test_a_role_that_dies_again_waits_before_its_next_start(tmp_path: Path) -> None:
+    with Supervisor(tmp_path, os.environ, pause_s=3600) as supervisor:
+        role = supervisor.start("broken", (sys.executable, "-c", "raise SystemExit(1)"))
+        wait(role)
+        assert supervisor.restart_dead() == ["broken died (exit status 1) and was restarted"]
+        wait(role)
+        assert supervisor.restart_dead() == []
+        assert role.restarts == 1
 
 
 def test_a_role_that_refuses_its_settings_is_not_started_again(tmp_path: Path) -> None:

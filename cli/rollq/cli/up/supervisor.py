@@ -22,6 +22,8 @@ GUARDIAN = ("/bin/sh", "-c", "read _; kill -KILL 0")
 MAX_RESTARTS = 5
 STOP_S = 2.5
 """Default seconds between SIGTERM and SIGKILL."""
+PAUSE_S = 2.0
+"""Seconds before the second restart of a role; each further one waits twice as long."""
 HEALTHY_S = 600.0
 """A role that has lived for this many seconds counts as healthy again: its earlier deaths are forgotten."""
 WRONG_SETTINGS = 2
@@ -43,6 +45,7 @@ class Role:
     process: "subprocess.Popen[bytes] | None" = None
     started_s: float = 0.0
     restarts: int = 0
+    dead_since_s: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -54,12 +57,13 @@ class Role:
 class Supervisor:
     """Child processes that live as long as the `with` block. Each writes its output to `<logs>/<name>.log`.
 
-    At the end, each has `grace_s` seconds between SIGTERM and SIGKILL.
+    At the end, each has `grace_s` seconds between SIGTERM and SIGKILL. `pause_s`: see `PAUSE_S`.
     """
 
     logs: Path
     environment: Mapping[str, str]
     grace_s: float = STOP_S
+    pause_s: float = PAUSE_S
     roles: list[Role] = field(default_factory=list)
     _guardian: "subprocess.Popen[bytes] | None" = None
 
@@ -103,12 +107,13 @@ class Supervisor:
                 role.process = None
                 notes.append(f"{role.name} has stopped")
                 continue
-            self._restart(role, status)
-            reason = tail(self.log(role), 1)
-            notes.append(f"{role.name} died ({describe_exit(status)}) and was restarted{reason and f': {reason}'}")
+            if self._restart(role, status):
+                reason = tail(self.log(role), 1)
+                notes.append(f"{role.name} died ({describe_exit(status)}) and was restarted{reason and f': {reason}'}")
         return notes
 
-    def _restart(self, role: Role, status: int) -> None:
+    def _restart(self, role: Role, status: int) -> bool:
+        """Restart a role that has died; not yet, if it has died before and its pause is not over."""
         end = f"the end of {self.log(role)}:\n{tail(self.log(role))}"
         if status == WRONG_SETTINGS:
             raise ConfigError(f"{role.name} refuses its settings; {end}")
@@ -116,8 +121,13 @@ class Supervisor:
             role.restarts = 0
         if role.restarts >= MAX_RESTARTS:
             raise RoleFailed(f"{role.name} died {role.restarts + 1} times, last with {describe_exit(status)}; {end}")
-        role.restarts += 1
+        now_s = time.monotonic()
+        role.dead_since_s = now_s if role.dead_since_s is None else role.dead_since_s
+        if now_s - role.dead_since_s < (self.pause_s * 2 ** (role.restarts - 1) if role.restarts else 0.0):
+            return False
+        role.restarts, role.dead_since_s = role.restarts + 1, None
         self._spawn(role)
+        return True
 
     def stop(self) -> None:
         """Send SIGTERM to every child in the order of their start, and SIGKILL `grace_s` seconds later."""
