@@ -33,6 +33,7 @@ from benchmarks import (
     tickets,
     wakeup,
     wanted,
+    watched,
     watching,
 )
 from benchmarks.results import Result
@@ -48,6 +49,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "logprobs": logprobs.measure,
     "publication": publication.measure,
     "watching": watching.measure,
+    "watched": watched.measure,
     "bystanders": bystanders.measure,
     "archive": archive.measure,
     "dashboard": dashboard.measure,
@@ -67,7 +69,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
 }
 BY_NAME = frozenset(
     {"archive", "bystanders", "cluster", "dashboard", "gateway", "membership", "salvage", "scaling", "slots", "spread"}
-    | {"stores", "sustained", "throughput", "wanted"}
+    | {"stores", "sustained", "throughput", "wanted", "watched"}
 )
 """Benchmarks that run only with `--only`: they take ten minutes, or need a browser or vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")

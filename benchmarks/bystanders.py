@@ -1,9 +1,13 @@
-"""How long a claim takes beside a dashboard, metrics, an archiver and a tracker: at work, hung, and killed."""
+"""How long a claim takes beside a dashboard, metrics, an archiver, a tracker and a command: at work, hung, and killed.
+
+The tracker is MLflow, whose server never answers, and the command of `on_change` never ends.
+"""
 
 import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -24,8 +29,9 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Claimed, TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_server import free_port
+from rollq.consumer.tracker_settings import MlflowSettings
 from rollq.consumer.trackers.host import TrackerHost
-from rollq.consumer.trackers.tracker import Entry
+from rollq.consumer.trackers.tracker import Entry, Tracker
 
 BATCH_GROUPS = 32
 GROUP_SIZE = 8
@@ -39,6 +45,8 @@ RULES = TaskRules(
     batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, max_staleness=100_000, max_uncheckpointed_steps=100_000,
     archive=True,
 )  # fmt: skip
+CALLED = "called"
+"""The file to which the command of `on_change` adds a line."""
 ROLLQ = (sys.executable, "-m", "rollq.cli.main")
 PAGES = (
     "", "api/status", "api/history", "api/groups?q=17", "api/groups?status=completed&limit=50", "metrics",
@@ -50,32 +58,39 @@ def measure(quick: bool) -> list[Result]:
     """A result for each of: all of them at work, hung one after another, and killed one after another."""
     groups, claims, repetitions = (200, 5, 2) if quick else (GROUPS, CLAIMS, 7)
     alone: list[float] = []
-    beside: dict[str, list[float]] = {"at work": [], "hung": [], "killed": []}
+    beside: dict[str, list[list[float]]] = {"at work": [], "hung": [], "killed": []}
     with server() as running, run(running.url, "beside", RULES) as (buffer, epoch), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = _write_settings(folder, running.url)
         trainer = _Trainer(buffer, epoch)
         trainer.fill(groups)
-        tracker = TrackerHost("that hangs", _Hanging)
+        tracker = TrackerHost("mlflow", partial(_mlflow, stack.enter_context(_silent_server())))
         for _ in tqdm(range(repetitions), desc="repetitions", leave=False, disable=None):
             alone += trainer.claims(claims)
-            for condition, longest in beside.items():
-                with _bystanders(settings) as found:
+            for condition, times in beside.items():
+                buffer.replace_reported_state(f"before turn {len(times)}, {condition}")
+                with _bystanders(settings, folder / CALLED) as found:
                     act = {"at work": lambda: None, "hung": found.hang_one, "killed": found.kill_one}[condition]
-                    longest.append(max(trainer.claims(claims, act, tracker)))
+                    times.append(trainer.claims(claims, act, tracker))
     return [
         Result(
             name=f"beside-{condition.replace(' ', '-')}",
-            what=f"longest of {claims} claims beside dashboard, metrics, archiver and tracker, {condition}, over the "
-            f"median claim alone, at {groups:,} groups",
+            what=f"longest of {claims} claims beside dashboard, metrics, archiver, tracker and command, {condition}, "
+            f"over the median claim alone, at {groups:,} groups",
             unit="ms",
             target=100.0,
             better="lower",
-            values=tuple(max(1e-3, each - median(alone)) for each in longest),
-            details={"alone_median_ms": median(alone), "alone_longest_ms": max(alone)},
+            values=tuple(max(1e-3, max(turn) - median(alone)) for turn in times),
+            details={**_spread("alone", alone), **_spread("beside", [each for turn in times for each in turn])},
         )
-        for condition, longest in beside.items()
+        for condition, times in beside.items()
     ]
+
+
+def _spread(name: str, times_ms: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile and longest of times."""
+    p99 = float(np.quantile(times_ms, 0.99))
+    return {f"{name}_median_ms": median(times_ms), f"{name}_p99_ms": p99, f"{name}_longest_ms": max(times_ms)}
 
 
 def _write_settings(folder: Path, url: str) -> Path:
@@ -85,6 +100,7 @@ def _write_settings(folder: Path, url: str) -> Path:
         f'run = "beside"\n[redis]\nbuffer_url = "{url}"\n[archive]\nurl = "{folder / "archive"}"\n'
         f'[tasks.{TASK}]\nprompts = "p.jsonl"\njudge = "exact_match"\nbatch_groups = {BATCH_GROUPS}\n'
         f'group_size = {GROUP_SIZE}\n[worker]\nengine = "simulated"\n'
+        f'[monitor]\non_change = ["sh", "-c", "echo >> {CALLED}; exec sleep 60"]\non_change_after_s = 0.0\n'
     )
     return path
 
@@ -126,15 +142,17 @@ class _Trainer:
         return times
 
 
-class _Hanging:
-    """A tracker that never returns."""
+@contextmanager
+def _silent_server() -> Iterator[str]:
+    """The URL of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
-    def log(self, entry: Entry) -> None:
-        """Hang."""
-        time.sleep(1e6)
 
-    def close(self) -> None:
-        """Do nothing."""
+def _mlflow(url: str) -> Tracker:
+    from rollq.consumer.trackers.mlflow import Mlflow
+
+    return Mlflow(MlflowSettings(tracking_uri=url), "beside")
 
 
 class _Bystanders:
@@ -181,8 +199,11 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
 
 
 @contextmanager
-def _bystanders(settings: Path) -> Iterator[_Bystanders]:
-    """All of them at work, and a visitor of the dashboard who asks for page after page."""
+def _bystanders(settings: Path, called: Path) -> Iterator[_Bystanders]:
+    """All of them at work, a visitor of the dashboard who asks for page after page, and the command, which hangs.
+
+    `called` grows when it is called.
+    """
     port, other = free_port("127.0.0.1"), free_port("127.0.0.1")
     commands = [
         ("dashboard", str(settings), "--port", str(port)),
@@ -191,9 +212,10 @@ def _bystanders(settings: Path) -> Iterator[_Bystanders]:
     ]
     address = f"http://127.0.0.1:{port}/"
     visitor = multiprocessing.get_context("spawn").Process(target=_visit, args=(address,), daemon=True)
+    called.unlink(missing_ok=True)
     found = _Bystanders(commands)
     try:
-        while not _answers(address):
+        while not (_answers(address) and called.exists()):
             time.sleep(0.1)
         visitor.start()
         yield found

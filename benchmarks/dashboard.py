@@ -72,7 +72,7 @@ def measure(quick: bool) -> list[Result]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         _fill(buffer, epoch, groups, tokens)
         stack.enter_context(_reporting(running.url, buffer.run, workers))
-        address = stack.enter_context(_serving(_write_settings(folder, running.url)))
+        address = stack.enter_context(serving(_write_settings(folder, running.url)))
         browser = stack.enter_context(sync_playwright()).chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
@@ -230,15 +230,15 @@ def _reporting(url: str, run_name: str, workers: int) -> Iterator[None]:
 
 
 @contextmanager
-def _serving(settings: Path) -> Iterator[str]:
-    """`rollq dashboard` at a free port."""
-    command = [sys.executable, "-m", "rollq.cli.main", "dashboard", str(settings), "--port", "0"]
+def serving(settings: Path, name: str = "dashboard") -> Iterator[str]:
+    """`rollq dashboard`, or another command that serves, at a free port."""
+    command = [sys.executable, "-m", "rollq.cli.main", name, str(settings), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stderr.readline() if process.stderr else ""
             address = re.search(r"http://127\.0\.0\.1:\d+", line)
             if address is None:
-                raise RuntimeError(f"the dashboard has not started: {line}")
+                raise RuntimeError(f"`rollq {name}` has not started: {line}")
             yield address[0]
         finally:
             process.terminate()

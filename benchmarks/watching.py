@@ -31,19 +31,19 @@ def measure(quick: bool) -> list[Result]:
     with server() as running, run(running.url, "watched", RULES) as (buffer, epoch):
         with in_bulk(buffer.client):
             fill(buffer, [(0, groups)], RULES.group_size)
-        _surround(buffer, workers)
+        surround(buffer, workers)
         buffer.renew_trainer(epoch)
         queue = open_queue(running.url, buffer.run)
         if (seen := len(read_status(buffer, queue).workers)) != workers:
             raise RuntimeError(f"{seen} of {workers} workers are shown")
-        before_us = _commands_us(buffer)
+        before_us = commands_us(buffer)
         values = []
         for _ in range(3 if quick else 11):
-            before_s = _cpu_s(buffer)
+            before_s = cpu_s(buffer)
             for _ in range(reads):
                 read_status(buffer, queue)
-            values.append((_cpu_s(buffer) - before_s) / reads * 100)
-        in_commands_us = (_commands_us(buffer) - before_us) / reads / len(values)
+            values.append((cpu_s(buffer) - before_s) / reads * 100)
+        in_commands_us = (commands_us(buffer) - before_us) / reads / len(values)
     return [
         Result(
             name="watching",
@@ -57,21 +57,28 @@ def measure(quick: bool) -> list[Result]:
     ]
 
 
-def _surround(buffer: Buffer, workers: int) -> None:
+def surround(buffer: Buffer, workers: int) -> None:
     """The reports, outcomes and history that a run of a day has."""
-    for number in range(workers):
-        buffer.report_worker(f"worker-{number:03}-0123abcd", REPORT)
+    report(buffer, workers)
     prefix = task_keys(buffer.run, TASK).prefix
     row = ",".join(["1700000000000", "17", "16", "256", *["1234"] * len(Status), *["123456"] * len(HISTORY_COUNTERS)])
     buffer.client.rpush(f"{prefix}history", *[row] * HISTORY_ROWS)
     buffer.client.rpush(f"{prefix}outcomes", *[1] * RULES.keep_window)
 
 
-def _cpu_s(buffer: Buffer) -> float:
+def report(buffer: Buffer, workers: int) -> None:
+    """Each of these workers reports."""
+    for number in range(workers):
+        buffer.report_worker(f"worker-{number:03}-0123abcd", REPORT)
+
+
+def cpu_s(buffer: Buffer) -> float:
+    """The server's CPU time since its start, in seconds."""
     info: Any = buffer.client.info("cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
-def _commands_us(buffer: Buffer) -> float:
+def commands_us(buffer: Buffer) -> float:
+    """The part of it that commands took, in microseconds."""
     stats: Any = buffer.client.info("commandstats")
     return float(sum(command["usec"] for command in stats.values()))

@@ -34,8 +34,8 @@ def check_figures(results: Path) -> None:
 
 
 NIGHTLY = (
-    "tickets", "expiry", "wakeup", "fleet", "gateway", "ranks", "logprobs", "publication", "watching", "bystanders",
-    "archive", "production", "sustained", "cluster", "stores", "scaling", "slots", "membership",
+    "tickets", "expiry", "wakeup", "fleet", "gateway", "ranks", "logprobs", "publication", "watching", "watched",
+    "bystanders", "archive", "production", "sustained", "cluster", "stores", "scaling", "slots", "membership",
 )  # fmt: skip
 """Benchmarks that `make test-slow` runs; each starts processes for a quarter of a minute or more."""
 
