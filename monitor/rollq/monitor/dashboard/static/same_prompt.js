@@ -23,7 +23,7 @@ export class SamePrompt {
           same: (row) => String(row.samples),
         },
         { title: "mean reward", cell: (row) => number(row.reward, 3), number: true },
-        { title: "", cell: (row) => h("a", { href: compareAddress(own, row) }, "compare") },
+        { title: "beside", cell: (row) => h("a", { href: compareAddress(own, row) }, "compare") },
       ],
       (row) => `${row.task} ${row.group}`,
     );
