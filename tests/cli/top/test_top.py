@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
@@ -105,6 +106,30 @@ def test_a_task_is_paused_and_resumed_after_a_question_that_says_what_will_chang
         assert buffer.clock("math").control is Control.RUN
         shown.press("q")
         ends(shown)
+
+
+def test_groups_are_found_and_moved_after_a_question(buffer: Buffer, server_url: str) -> None:
+    world = started(buffer)
+    buffer.order_group("math", 3, GroupOrder.QUARANTINE)
+    with terminal(command(server_url, buffer.run), 120, 40) as shown:
+        shown.wait_for("worker-1")
+        shown.press("f")
+        shown.wait_for("Find groups", "1 group", "math/3", "quarantined by hand")
+        shown.press("r")
+        shown.wait_for("Requeue 1 group?", "requeue: 1 failed")
+        shown.press("n")
+        wait_until(lambda: "Requeue 1 group?" not in shown.text(), otherwise=shown.text)
+        assert buffer.counts("math").statuses[Status.FAILED] == 1
+        shown.press("r")
+        shown.wait_for("Requeue 1 group?")
+        shown.press("y")
+        shown.wait_for("done: requeue: 1 failed; 0 groups")
+        assert buffer.counts("math").statuses[Status.PENDING] == 1
+        shown.press("escape")
+        wait_until(lambda: "Find groups" not in shown.text(), otherwise=shown.text)
+        shown.press("q")
+        ends(shown)
+    world.check()
 
 
 def test_the_selected_worker_is_drained_also_after_it_has_moved(buffer: Buffer, server_url: str) -> None:

@@ -17,6 +17,7 @@ from rollq.cli.run_reader import RunReader
 from rollq.cli.steering import steer_tasks, steer_workers
 from rollq.cli.top.dialogs import Confirm, Keys
 from rollq.cli.top.feed import Feed, Frame
+from rollq.cli.top.groups import Groups
 from rollq.cli.top.tables import Rows, charts, task_rows, worker_rows
 from rollq.monitor.status.diagnosis import Level, diagnose
 from rollq.monitor.status.read import RunStatus
@@ -48,9 +49,11 @@ class Top(App[None]):
     #charts { height: auto; margin-top: 1; }
     #workers { height: 1fr; min-height: 3; margin-top: 1; }
     #keys { background: $panel; dock: bottom; }
-    Confirm, Keys { align: center middle; }
+    Confirm, Keys, Groups { align: center middle; }
     .dialog { width: 64; max-width: 95%; height: auto; max-height: 95%; border: round $accent; }
     .dialog { padding: 1 2; background: $surface; }
+    .wide { width: 95%; height: 90%; }
+    .wide DataTable { height: 1fr; }
     .title { text-style: bold; margin-bottom: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -59,6 +62,7 @@ class Top(App[None]):
         ("p", "order('pause')"),
         ("r", "order('run')"),
         ("d", "order('drain')"),
+        ("f", "find"),
         ("s", "sort"),
         ("S", "turn"),
         ("question_mark", "keys"),
@@ -118,6 +122,10 @@ class Top(App[None]):
         self._falling = not self._falling
         self._draw()
 
+    def action_find(self) -> None:
+        """Find groups, and move them."""
+        self.push_screen(Groups(self._make_reader))
+
     def action_keys(self) -> None:
         """Show the keys."""
         self.push_screen(Keys())
@@ -140,7 +148,8 @@ class Top(App[None]):
 
     def _draw(self) -> None:
         frame = self._feed.frame
-        self._part("keys", Text(f"q quit  ? keys  p pause  r resume  d drain  s sort   {self._said}", no_wrap=True))
+        keys = "q quit  ? keys  p pause  r resume  d drain  f find groups  s sort"
+        self._part("keys", Text(f"{keys}   {self._said}", no_wrap=True))
         if frame.run is None:
             self._part("diagnosis", Text(frame.error or f"reading run {self._run_name} ..."))
             return

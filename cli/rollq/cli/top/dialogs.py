@@ -9,6 +9,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from rollq.cli.changes import Change
+from rollq.monitor.dashboard.orders import Preview
 
 KEYS = """\
 Tab        tasks, workers
@@ -17,10 +18,11 @@ s, S       sort workers by the next column; turn the order
 p          pause the selected task or worker
 r          resume it
 d          drain it
+f          find groups, and requeue, quarantine or drop them
 ?          these keys
 q, Ctrl-C  quit
 
-p, r and d say what will change, and ask."""
+Each change says first what it will do, and asks."""
 
 
 class Confirm(ModalScreen[bool]):
@@ -33,7 +35,7 @@ class Confirm(ModalScreen[bool]):
         ("q", "answer(False)"),
     ]
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: Change | Preview) -> None:
         super().__init__()
         self._change = change
 
