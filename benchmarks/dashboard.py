@@ -1,4 +1,4 @@
-"""How long the dashboard's page blocks its main thread: 10,000 groups, 500 workers, answers of 30,000 tokens.
+"""How long the dashboard's page blocks its main thread: 1,000 steps, 10,000 groups, 500 workers, long answers.
 
 While the main thread is blocked, Chromium draws nothing and answers to no key. It does not report what lasts less than
 50 ms, which counts as 0.
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from rollq.buffer.calls.replies import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
 
-GROUPS, WORKERS, TOKENS, GROUP_SIZE = 10_000, 500, 30_000, 4
+STEPS, GROUPS, WORKERS, TOKENS, GROUP_SIZE = 1_000, 10_000, 500, 30_000, 4
 AT_ONCE = 200
 """Groups that are put at a time."""
-UPDATES = 3
-"""Server-sent events that are watched for one value, a second apart."""
+UPDATES = 6
+"""Seconds of updates that are watched for one value: events each second, and the curves each 5 seconds."""
 PATIENCE_MS = 60_000
 RULES = TaskRules(batch_groups=256, group_size=GROUP_SIZE, max_staleness=100_000)
 OBSERVE = """
@@ -64,12 +65,15 @@ def measure(quick: bool) -> list[Result]:
     """A result for each of what a person does: the longest time for which the main thread was blocked."""
     from playwright.sync_api import sync_playwright
 
-    groups, workers, tokens, repetitions = (400, 70, 2_000, 1) if quick else (GROUPS, WORKERS, TOKENS, 5)
+    steps, groups, workers, tokens, repetitions = (
+        (50, 400, 70, 2_000, 1) if quick else (STEPS, GROUPS, WORKERS, TOKENS, 5)
+    )
     chromium = shutil.which("chromium")
     if chromium is None:
         raise RuntimeError("no chromium on the PATH (Debian: apt-get install chromium)")
     with server() as running, run(running.url, "shown", RULES) as (buffer, epoch), ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        _learn(buffer, epoch, steps)
         _fill(buffer, epoch, groups, tokens)
         stack.enter_context(_reporting(running.url, buffer.run, workers))
         address = stack.enter_context(serving(_write_settings(folder, running.url)))
@@ -85,7 +89,7 @@ def measure(quick: bool) -> list[Result]:
             for _ in range(repetitions):
                 _visit(found, address, groups, workers)
                 bar.update()
-    size = f"{groups:,} groups, {workers} workers, {GROUP_SIZE} answers of {tokens:,} tokens"
+    size = f"{steps:,} steps, {groups:,} groups, {workers} workers, {GROUP_SIZE} answers of {tokens:,} tokens"
     return [
         Result(
             name=f"dashboard-{what.replace(' ', '-')}",
@@ -132,6 +136,10 @@ def _visit(found: _Watched, address: str, groups: int, workers: int) -> None:
     page.get_by_role("button", name=re.compile(f"Show all {workers}")).click()
     page.get_by_role("cell", name=f"worker-{0:03}-0123abcd").wait_for()
     found.during("updates of the run", lambda: page.wait_for_timeout(UPDATES * 1000))
+    found.during("a pointer over the curves", lambda: _point(page))
+    axis = page.get_by_label("Axis of the curves")
+    for value in ("time", ""):
+        found.during("another axis", partial(axis.select_option, value))
     found.during("a scroll through the workers", lambda: page.evaluate(SCROLL, ["[aria-label=Workers]", FRAMES]))
     page.get_by_role("link", name="Rollouts").click()
     said = page.locator("#view-rollouts .note[role=status]")
@@ -147,6 +155,14 @@ def _visit(found: _Watched, address: str, groups: int, workers: int) -> None:
     for mode in ("loss mask", "logprob", "version"):
         found.during("another colouring", page.locator(".choice").get_by_text(mode, exact=True).click)
     found.during("going back to the groups", lambda: page.keyboard.press("Escape"))
+
+
+def _point(page: Any) -> None:
+    """Move the pointer over a chart of curves, which moves a line in all of them."""
+    page.get_by_role("figure", name="Loss").scroll_into_view_if_needed()
+    box = page.get_by_role("figure", name="Loss").bounding_box()
+    for at in range(FRAMES):
+        page.mouse.move(box["x"] + 50 + at * (box["width"] - 60) / FRAMES, box["y"] + box["height"] / 2)
 
 
 def _open(page: Any, address: str) -> None:
@@ -175,6 +191,21 @@ def _read_tokens(page: Any) -> None:
             page.wait_for_function(
                 "([more, before]) => more.hidden || more.textContent !== before", arg=[more.element_handle(), before]
             )
+
+
+def _learn(buffer: Buffer, epoch: TrainerEpoch, steps: int) -> None:
+    """Report steps with the numbers of all curves that a trainer of one task has."""
+    generator = np.random.default_rng(3)
+    for step in range(1, steps + 1):
+        one = [float(value) for value in generator.random(20)]
+        lengths = {"mean": 100 * one[0], "p95": 200 * one[1], "max": 250 * one[2], "clip_ratio": one[3]}
+        facts = {"frac_reward_zero_std": one[4], "entropy": one[5], "loss": one[6], "gradient_norm": one[7]}
+        facts |= {"learning_rate": one[8], "kl": one[9], "clip_fraction": one[10], "masked_fraction": one[11]}
+        facts |= {"staleness": one[12], "tokens_per_s": one[13], "wait_s": one[14], "train_s": one[15]}
+        rewards = {"reward": one[16], "rewards": {"math": one[17], "code": one[18]}, "response_length": lengths}
+        buffer.report_trainer(epoch, {"step": step, **facts, **rewards})
+        if step % 10 == 0:
+            buffer.report_evaluations(epoch, step, {"held_out": one[19]})
 
 
 def _fill(buffer: Buffer, epoch: TrainerEpoch, groups: int, tokens: int) -> None:
