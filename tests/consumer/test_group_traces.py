@@ -6,25 +6,25 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.tracing.exporting import Exporting
+from rollq.buffer.tracing import exporting
 from rollq.buffer.tracing.spans import trace_of
 from rollq.buffer.tracing.tracer import Tracer
 from rollq.consumer import Consumer, ConsumerSettings
 from rollq.consumer import consumer as consumer_module
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
+from support.waiting import PATIENCE_S
 
 
 def test_a_commit_ends_the_traces_of_its_groups_also_when_they_leave_at_once(
     buffer: Buffer, server_url: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = InMemorySpanExporter()
-    tracers: list[Tracer] = []
 
     def start(role: str, run: str, incarnation: object) -> Tracer:
-        tracers.append(Tracer(Exporting(role, run, memory), run, buffer.incarnation))
-        return tracers[-1]
+        return Tracer(exporting.Exporting(role, run, memory), run, buffer.incarnation)
 
+    monkeypatch.setattr(exporting, "EXIT_S", PATIENCE_S)
     monkeypatch.setattr(consumer_module, "start_tracer", start)
     make_run(buffer, resume="fresh")
     worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")

@@ -8,11 +8,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.tracing.exporting import Exporting
+from rollq.buffer.tracing import exporting
 from rollq.buffer.tracing.tracer import Tracer
 from rollq.buffer.values.rollouts import Sample, Status
 from rollq.workers import run
 from rollq.workers.run import Worker
+from support.waiting import PATIENCE_S
 from support.worker_run import Script, WorkerWorld
 
 from .test_fleet import play
@@ -26,7 +27,7 @@ class Traced:
 
     def start(self, role: str, name: str, incarnation: Callable[[], str]) -> Tracer:
         self.memories.append(InMemorySpanExporter())
-        return Tracer(Exporting(role, name, self.memories[-1]), name, incarnation())
+        return Tracer(exporting.Exporting(role, name, self.memories[-1]), name, incarnation())
 
     def all(self) -> list[ReadableSpan]:
         return [span for memory in self.memories for span in memory.get_finished_spans()]
@@ -55,6 +56,7 @@ def is_parent(parent: ReadableSpan, *children: ReadableSpan) -> bool:
 def traced(monkeypatch: pytest.MonkeyPatch) -> Traced:
     traced = Traced()
     monkeypatch.setattr(run, "start_tracer", traced.start)
+    monkeypatch.setattr(exporting, "EXIT_S", PATIENCE_S)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     return traced
 

@@ -57,6 +57,7 @@ class Exporting:
         delivery = self._delivery
         for span in spans:
             if delivery.waiting >= self._most:
+                delivery.refused += 1
                 delivery.lose(1, f"{self._most} spans wait already")
             else:
                 delivery.queued += 1
@@ -87,11 +88,11 @@ class Exporting:
 
 
 class Delivery(SpanExporter):
-    """An exporter that counts: `queued` spans were put into the queue, `taken` have left it, `sent` have reached the
-    collector, and `lost` will not."""
+    """An exporter that counts: `queued` spans were put into the queue, and `refused` were not; `taken` have left it,
+    and `sent` have reached the collector."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self.queued = self.taken = self.sent = self.lost = 0
+        self.queued = self.refused = self.taken = self.sent = 0
         self._exporter = exporter
         self._losing = threading.Lock()
         self._lines = OnceAMinute()
@@ -119,18 +120,17 @@ class Delivery(SpanExporter):
         return result
 
     def lose(self, spans: int, reason: str) -> None:
-        """Count spans that are lost, and say so once a minute."""
+        """Say once a minute how many spans are lost. From any thread."""
         with self._losing:
-            self.lost += spans
             lost = 0 if self._ended else self._lines.count(spans)
         if lost:
             log.warning("traces: %d spans are lost, on the way to %s: %s", lost, self._where, reason)
 
     def end(self) -> None:
-        """Say how many spans are lost in all. Later ones are not counted."""
+        """Say how many spans have not been sent by now, and nothing of later ones."""
         self._ended = True
-        if lost := self.lost + self.waiting:
-            log.warning("traces: %d spans were lost in all, and %d were sent", lost, self.sent)
+        if unsent := self.queued + self.refused - self.sent:
+            log.warning("traces: %d spans were not sent, and %d were", unsent, self.sent)
 
     def shutdown(self) -> None:
         """Close the exporter."""
