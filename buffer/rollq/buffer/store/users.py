@@ -94,8 +94,8 @@ rollq:{run}:round:<n>               -         write   write    -        -       
 rollq:{run}:model                   read      read    write    read     read      read
 rollq:{run}:model_version           read      read    write    read     read      read
 rollq:{run}:trainer                 read      read    write    read     write     read
-rollq:{run}:curves                  -         -       write    read     write     -
-rollq:{run}:evaluations             -         -       write    read     write     -
+rollq:{run}:curves                  read      read    write    read     write     read
+rollq:{run}:evaluations             read      read    write    read     write     read
 rollq:{run}:versions                -         -       write    read     write     read
 rollq:{run}:published               -         -       write    -        -         -
 rollq:{run}:launches                -         -       write    -        -         -
