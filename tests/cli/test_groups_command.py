@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder, Ordered, Refusal
 from rollq.buffer.values.rollouts import Status
-from rollq.cli import group_orders
-from rollq.cli.group_orders import named_groups, order_groups
+from rollq.cli.groups import orders
+from rollq.cli.groups.orders import named_groups, order_groups
 from rollq.cli.main import main
 from support.buffer_run import World
 
@@ -53,7 +53,7 @@ def test_a_group_is_sampled_again_once_that_is_confirmed(rollq: Rollq, world: Wo
 
 
 def test_a_query_names_groups_of_all_tasks(rollq: Rollq, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_orders, "MOST_GROUPS", 3)
+    monkeypatch.setattr(orders, "MOST_GROUPS", 3)
     some = rollq("quarantine", "--query", '{"status": "completed"}', "--dry-run")
     assert some.output.splitlines() == [
         "quarantine: 3 completed",

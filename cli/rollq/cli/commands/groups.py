@@ -12,7 +12,7 @@ from rollq.cli.options import connection_options, file_and
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.calls.orders import GroupOrder
-    from rollq.cli.group_orders import Found
+    from rollq.cli.groups.orders import Found
 
 HELP = """{effect}
 
@@ -57,7 +57,7 @@ def _add(order: str, short_help: str, effect: str) -> None:
         from rollq.buffer.calls.orders import GroupOrder
         from rollq.buffer.query.language import parse_query
         from rollq.cli.commands.status import parse_query_text
-        from rollq.cli.group_orders import named_groups, queried_groups
+        from rollq.cli.groups.orders import named_groups, queried_groups
         from rollq.cli.run_location import find_run
 
         if bool(names) == (query is not None):
@@ -84,7 +84,7 @@ _add("drop", "Remove groups.", "Remove groups with their samples, unless a batch
 
 
 def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> None:
-    from rollq.cli.group_orders import MOST_GROUPS, effect_of, left_lines, name_of, order_groups
+    from rollq.cli.groups.orders import MOST_GROUPS, effect_of, left_lines, name_of, order_groups
 
     for name in found.missing:
         click.echo(f"{name}: it is not in the buffer")

@@ -16,7 +16,7 @@ from rollq.cli.options import connection_options, file_and
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.calls.group_details import FoundGroup
-    from rollq.cli.left_groups import LeftGroups
+    from rollq.cli.groups.left import LeftGroups
 
 WIDTH = 100
 """Columns of what is not printed on a terminal."""
@@ -56,7 +56,7 @@ def show(
       rollq show rollq.toml math --last failed
       rollq show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
     """
-    from rollq.cli.left_groups import LeftGroups
+    from rollq.cli.groups.left import LeftGroups
     from rollq.cli.run_location import find_run
 
     group_id = None if group is None else _number(group)

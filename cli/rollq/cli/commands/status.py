@@ -135,7 +135,7 @@ def query(
     from rollq.buffer.query.language import parse_query
     from rollq.buffer.query.plan import steps_of
     from rollq.buffer.query.ranking import QUERY_SORTS, Sort, first_records, without_repeats
-    from rollq.cli.left_groups import LeftGroups
+    from rollq.cli.groups.left import LeftGroups
     from rollq.cli.run_location import find_run
 
     conditions = parse_query_text(query)

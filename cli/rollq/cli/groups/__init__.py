@@ -1,0 +1,1 @@
+"""Orders for many groups, and groups that have left the buffer."""
