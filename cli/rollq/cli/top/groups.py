@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Input, Static
 
 from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.errors import RollqError
-from rollq.buffer.query.language import GroupRecord
+from rollq.buffer.query.records import GroupRecord
 from rollq.cli.groups.orders import Found, Outcome, effect_of, left_lines, name_of, order_groups, queried_groups
 from rollq.cli.run_reader import RunReader
 from rollq.cli.top.dialogs import Confirm
