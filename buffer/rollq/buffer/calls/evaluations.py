@@ -149,9 +149,16 @@ def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -
         return None
     shown = (running or ended)[-1]
     gathered, failed = (int(shown[name] or 0) for name in ("gathered", "failed"))
-    results = [(int(batch["version"] or 0), _reward(batch["result"] or b"{}")) for batch in ended]
-    version, reward = next((result for result in reversed(results) if result[1] is not None), (None, None))
+    version, reward = _last_result(ended)
     return EvaluationState(bool(running), int(shown["size"] or 0), gathered + failed, failed, version, reward)
+
+
+def _last_result(ended: Sequence[Mapping[str, bytes | None]]) -> tuple[int, float] | tuple[None, None]:
+    """The version and the mean reward of the last evaluation with a result."""
+    for batch in reversed(ended):
+        if (reward := _reward(batch["result"] or b"{}")) is not None:
+            return int(batch["version"] or 0), reward
+    return None, None
 
 
 def _reward(result: bytes) -> float | None:

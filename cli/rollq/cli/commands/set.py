@@ -11,6 +11,7 @@ from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
+    from rollq.buffer.calls.replies import Clock
     from rollq.buffer.rules.settings import TaskRules
 
 SHARED_MARGIN = 3
@@ -156,10 +157,18 @@ def _say(task: str, change: str) -> None:
     click.echo(f"task {task}: {change or 'is so'}")
 
 
-def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool, shared: bool = False) -> None:
-    """Change the rules. All changes are checked before the first is made. `shared`: they divide the batch again."""
+def _planned_text(clock: "Clock", rules: "TaskRules", batch: Mapping[str, int] | None) -> str:
+    """What a change would do; empty where nothing would change."""
     from rollq.buffer.rules.revisions import Revision, differences
 
+    changes = differences(clock.rules, rules)
+    numbers = clock.rules_revision + 1, clock.claimed_step + 1
+    revision = Revision(*numbers, 0.0, "", changes, batch or {}, clock.rules.batch_groups)
+    return f"{revision.text} (not changed: --dry-run)" if changes else ""
+
+
+def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool, shared: bool = False) -> None:
+    """Change the rules. All changes are checked before the first is made. `shared`: they divide the batch again."""
     step = from_step or buffer.first_open_step() + (SHARED_MARGIN if shared else 0)
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
     size_change = _batch_change(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
@@ -167,10 +176,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
     batch = {task: int(changes["batch_groups"]) for task, changes in wanted.items()} if shared else None
     for task, (clock, rules) in planned.items():
         if dry_run:
-            changes = differences(clock.rules, rules)
-            numbers = clock.rules_revision + 1, clock.claimed_step + 1
-            revision = Revision(*numbers, 0.0, "", changes, batch or {}, clock.rules.batch_groups)
-            _say(task, f"{revision.text} (not changed: --dry-run)" if changes else "")
+            _say(task, _planned_text(clock, rules, batch))
             continue
         try:
             made = buffer.change_rules(task, wanted[task], batch_step=step, batch=batch)

@@ -55,13 +55,15 @@ def name_of(group: GroupRecord) -> str:
 def named_groups(buffer: Buffer, names: Sequence[str]) -> Found:
     """The groups that are named TASK/NUMBER. Raises `ConfigError` for a name of another form, or of no task."""
     tasks, wanted = buffer.tasks(), [_parse(name) for name in dict.fromkeys(names)]
-    if unknown := next((task for task, _ in wanted if task not in tasks), None):
-        raise ConfigError(f"task {unknown!r}: the run has {', '.join(tasks) or 'none'}")
     if len(wanted) > MOST_GROUPS:
         raise ConfigError(f"{count(len(wanted), 'group')}: give at most {MOST_GROUPS:,} at a time")
+    numbers: dict[str, list[int]] = {}
+    for task, number in wanted:
+        if task not in tasks:
+            raise ConfigError(f"task {task!r}: the run has {', '.join(tasks) or 'none'}")
+        numbers.setdefault(task, []).append(number)
     found: dict[tuple[str, int], GroupRecord] = {}
-    for task in dict.fromkeys(task for task, _ in wanted):
-        ids = [number for name, number in wanted if name == task]
+    for task, ids in numbers.items():
         found |= {(task, each.uid): each for each in buffer.query({"task": task, "uid": {"$in": ids}})}
     missing = [f"{task}/{number}" for task, number in wanted if (task, number) not in found]
     return Found([found[name] for name in wanted if name in found], missing)

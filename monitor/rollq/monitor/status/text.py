@@ -1,7 +1,7 @@
 """The status of a run as lines of text, and as JSON. Pure."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -247,14 +247,17 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
         lines.append(f"kept to look at: {', '.join(kept)}")
     if task.bytes or fullness.is_full:
         lines.append(_samples_line(task))
+    return [f"{task.task}: {line}" for line in (*lines, *_state_lines(task))]
+
+
+def _state_lines(task: TaskStatus) -> Iterator[str]:
+    """What has changed the task by hand, and its last error."""
     if task.is_retired:
-        lines.append(f"retired: no batch takes groups of it; `rollq set {task.task} batch_groups=N` brings it back")
+        yield f"retired: no batch takes groups of it; `rollq set {task.task} batch_groups=N` brings it back"
     if task.control != "run":
-        lines.append(f"set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else ""))
+        yield f"set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else "")
     if task.last_error:
-        error = task.last_error
-        lines.append(f"last error ({seconds_in_words(error.age_s)} ago): {shortened(error.text)}")
-    return [f"{task.task}: {line}" for line in lines]
+        yield f"last error ({seconds_in_words(task.last_error.age_s)} ago): {shortened(task.last_error.text)}"
 
 
 def _samples_line(task: TaskStatus) -> str:
