@@ -60,6 +60,14 @@ def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[
             signal.signal(number, handler)
 
 
+def _let_it_end(within_s: float, later: signal.Handlers) -> None:
+    """Kill this process after `within_s`, and let `later` handle the signals until then."""
+    for number in INTERRUPT_SIGNALS:
+        signal.signal(number, later)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, within_s)
+
+
 @contextlib.contextmanager
 def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False) -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt and ignore later ones, so that nothing cuts the
@@ -77,10 +85,7 @@ def interrupt_once(within_s: float = EXIT_WITHIN_S, *, again_kills: bool = False
             repeat()
             return
         repeating = False
-        for later in INTERRUPT_SIGNALS:
-            signal.signal(later, signal.SIG_DFL if again_kills else signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, within_s)
+        _let_it_end(within_s, signal.SIG_DFL if again_kills else signal.SIG_IGN)
         raise KeyboardInterrupt
 
     def dropped(unraisable: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rollq.buffer.calls.replies import Control, Counts, Shortfall
+from rollq.buffer.calls.replies import Clock, Control, Counts, Shortfall
 from rollq.buffer.common.counting import count
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.memory_use import Fullness
@@ -99,6 +99,15 @@ def _failures(counts: Counts) -> str:
     return (f"; the last {count(failed, 'group')} failed" if failed else "") + f"; the last error: {counts.last_error}"
 
 
+def _why_not_produced(clock: Clock) -> str:
+    """What holds production back by hand."""
+    if clock.control is Control.PAUSE:
+        return "production is set to pause (`rollq resume`)"
+    remedy = "; fix the cause, then let production continue (`rollq resume`)"
+    stopped = remedy if clock.control is Control.STOPPED else ""
+    return f"production is set to {clock.control.value}: {clock.control_reason}{stopped}"
+
+
 def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullness) -> str:
     clock = counts.clock
     pending, running = counts.statuses.get(Status.PENDING, 0), counts.statuses.get(Status.RUNNING, 0)
@@ -108,12 +117,8 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullne
     )
     if unarchived and shortfall.ready[counts.task] >= shortfall.wanted[counts.task]:
         return archive
-    if clock.control is Control.PAUSE:
-        return "production is set to pause (`rollq resume`)"
     if clock.control is not Control.RUN:
-        remedy = "; fix the cause, then let production continue (`rollq resume`)"
-        stopped = remedy if clock.control is Control.STOPPED else ""
-        return f"production is set to {clock.control.value}: {clock.control_reason}{stopped}"
+        return _why_not_produced(clock)
     if _weights_too_old(shortfall.step, counts):
         return f"the live weights, version {clock.version}, are too old for it: publish newer ones"
     if unarchived:
