@@ -13,7 +13,7 @@ from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSI
 from rollq.buffer.store import keys
 from rollq.buffer.values.curves import CHARTS
 from rollq.cli.main import COMMANDS, main
-from rollq.monitor.metrics.catalogue import METRICS
+from rollq.monitor.metrics.catalogue import CALLS, METRICS, UP
 from rollq_docs.links import rewritten
 from rollq_docs.markdown import cell, code, table
 from rollq_docs.moves import heads
@@ -28,7 +28,6 @@ ERROR = re.compile(r"(?P<lines>[ |]*)\|- (?P<name>\w+) +(?P<text>.*)")
 WIDE = "---\nhide:\n  - toc\n---\n\n"
 """Front matter of pages with one wide table, which has the place of the table of contents."""
 GUIDE = Path(__file__).parents[1] / "guide" / "archive.md"
-UP = ("rollq_up", "gauge", "-", "1 if the run was read, 0 if its server does not answer or does not have it")
 
 
 def command_line_page() -> str:
@@ -99,11 +98,10 @@ def redis_keys_page() -> str:
 
 def metrics_page() -> str:
     """All metrics, from the catalogue that is served."""
-    rows = [
-        (metric.name, "counter" if metric.is_counter else "gauge", ", ".join(metric.labels) or "-", metric.text)
-        for metric in METRICS
+    shown = [
+        (code(one.name), "counter" if one.is_counter else "gauge", ", ".join(one.labels) or "-", cell(one.text))
+        for one in (UP, CALLS, *METRICS)
     ]
-    shown = [(code(name), kind, labels, cell(text)) for name, kind, labels, text in [UP, *rows]]
     text = "Served by [`rollq metrics`](../guide/metrics.md). Every metric has the label `run` too."
     return f"{WIDE}# Metrics\n\n{text}\n\n{table(('metric', 'kind', 'labels', 'meaning'), shown)}"
 

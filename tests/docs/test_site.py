@@ -14,7 +14,7 @@ from rollq.buffer.store import keys
 from rollq.cli.main import COMMANDS
 from rollq.cli.settings.reference import COMMON, engine_reference, reference
 from rollq.cli.settings.task_tables import MAIN
-from rollq.monitor.metrics.catalogue import METRICS
+from rollq.monitor.metrics.catalogue import CALLS, METRICS, UP
 from rollq_docs import guide, links
 from rollq_docs import reference as site_reference
 from rollq_docs.markdown import code
@@ -110,7 +110,11 @@ def test_the_settings_that_one_sees_without_unfolding_are_few() -> None:
 def test_every_command_metric_and_error_has_a_place() -> None:
     commands = re.findall(r"^## rollq (\w+)", PAGES["reference/command-line.md"], re.MULTILINE)
     assert list(dict.fromkeys(commands)) == list(COMMANDS)
-    assert [metric.name for metric in METRICS if f"| {code(metric.name)} |" not in PAGES["reference/metrics.md"]] == []
+    rows = [
+        f"| {code(one.name)} | {'counter' if one.is_counter else 'gauge'} | {', '.join(one.labels) or '-'} |"
+        for one in (UP, CALLS, *METRICS)
+    ]
+    assert [row for row in rows if row not in PAGES["reference/metrics.md"]] == []
     ours = {name for name in all_errors(RollqError) if name != "RollqError" and not name.startswith("_")}
     assert [name for name in sorted(ours) if f"`{name}` |" not in PAGES["reference/errors.md"]] == []
 

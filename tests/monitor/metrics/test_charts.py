@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alerts ask for metrics that exist, and the guide lists all metrics and alerts."""
+"""The Grafana dashboard and the alerts ask for metrics that exist, and the guide lists all alerts."""
 
 import re
 from collections.abc import Iterator
@@ -65,12 +65,6 @@ def test_panels_do_not_overlap_and_name_the_provisioned_source() -> None:
         assert panel["datasource"] == {"type": "prometheus", "uid": "rollq"}
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert "uid: rollq\n" in (ROOT / "compose" / "grafana" / "datasource.yaml").read_text("utf-8")
-
-
-def test_the_page_lists_every_metric_with_its_labels() -> None:
-    rows = re.findall(r"^\| (.+?) \| (`rollq_.+) \|$", PAGE, re.MULTILINE)
-    listed = [(name, re.findall(r"`(\w+)`", labels)) for labels, names in rows for name in re.findall(r"\w+", names)]
-    assert sorted(listed) == sorted((metric.name, list(metric.labels)) for metric in (UP, CALLS, *METRICS))
 
 
 def test_the_page_lists_every_alert_with_its_time() -> None:
