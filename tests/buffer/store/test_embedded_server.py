@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import redis
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.store import embedded_server as server_module
 from rollq.buffer.store.connection import connect
-from rollq.buffer.store.embedded_server import EmbeddedServer, config_word, embedded_binary, memory_limit
+from rollq.buffer.store.embedded_server import LEAST_MEMORY, EmbeddedServer, config_word, embedded_binary, memory_limit
 from support.any_server import AnyServer
 from support.power_cut import kill_synced
 
@@ -73,6 +74,16 @@ def test_a_server_that_shares_its_machine_takes_at_most_half_of_its_memory(tmp_p
     with EmbeddedServer(tmp_path / "new", directives=directives) as server, redis.Redis.from_url(server.url) as client:
         memory = client.info("memory")
     assert 0 < memory["maxmemory"] == int(directives["maxmemory"]) <= memory["total_system_memory"] // 2
+
+
+def test_a_server_that_comes_back_has_room_for_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    (tmp_path / "data" / "appendonlydir").mkdir(parents=True)
+    assert memory_limit(tmp_path / "data") == {"maxmemory": str(LEAST_MEMORY)}
+    with (tmp_path / "data" / "appendonlydir" / "appendonly.aof.1.base.rdb").open("wb") as file:
+        file.truncate(1 << 30)
+    assert memory_limit(tmp_path / "data") == {"maxmemory": str((1 << 20) + (1 << 30) >> 2)}
 
 
 def test_a_stopped_server_comes_back_at_the_same_url_with_its_data(fresh_server: EmbeddedServer) -> None:

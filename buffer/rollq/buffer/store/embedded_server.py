@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -42,6 +43,8 @@ PORT_TRIES = 20
 # Below the ports that systems hand out to outgoing connections, so that none of those takes the port, nor can a
 # connection attempt to a port without a listener meet itself.
 PORTS = range(20_000, 32_768)
+LEAST_MEMORY = 64 << 20
+"""Bytes that a server may take at least: 0 would be no limit."""
 MAX_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows 107
 
 
@@ -286,11 +289,20 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
 
 
 def memory_limit(directory: Path) -> dict[str, str]:
-    """A `maxmemory` for a server that shares its machine: half of the memory, or what a quarter of the free disk of its
-    folder allows, as its files may take three times its memory."""
+    """A `maxmemory` for a server that shares its machine: half of the memory, or what a quarter of the disk allows that
+    is free or holds the files of its folder, as these may take three times its memory. At least `LEAST_MEMORY`."""
     folder = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"maxmemory": str(min(memory // 2, shutil.disk_usage(folder).free // 4))}
+    disk = shutil.disk_usage(folder).free + _bytes_in(directory)
+    return {"maxmemory": str(max(LEAST_MEMORY, min(memory // 2, disk // 4)))}
+
+
+def _bytes_in(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        with suppress(OSError):  # it has gone since
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
 
 
 def lock_directory(directory: Path) -> IO[bytes]:
