@@ -3,12 +3,12 @@
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, report, curves, step, then pairs
 --   report: JSON, '' to leave the last one as it is   curves: the key that takes the numbers: curves or evaluations
---   pairs: name, number; none for a report without a step, which has no row
+--   pairs: name, number; none for a report without a step, which has no row. Those that the row has no room for are
+--   left out
 -- Returns: 1
 -- Caller: Training._report; the trainer, rank 0
 -- Repeat: writes the same again. The numbers of a step are put together until a trainer goes back before it
 local MOST_REPORT_BYTES = 1048576
-local MOST_NAME_BYTES = 200
 local ROWS = HISTORY.by_step
 local ROW = '^(%d+) (%d+) (.*)$'
 
@@ -50,13 +50,23 @@ local function row_at(key, step)
   return position_of(redis.call('ZRANGE', key, -1, -1)[1]) + 1, {}
 end
 
+-- Puts numbers into a row, as far as they fit: no trainer ends for a number that only charts miss.
+local function put_together(numbers, args, first)
+  local taken = #cjson.encode(numbers)
+  for i = first, #args, 2 do
+    local name, number = args[i], tonumber(args[i + 1])
+    local before = numbers[name] and #cjson.encode({ [name] = numbers[name] }) - 1 or 0
+    local after = taken - before + #cjson.encode({ [name] = number }) - 1
+    if after <= ROWS.bytes then
+      numbers[name], taken = number, after
+    end
+  end
+end
+
 local function add_numbers(key, step, args, first)
   local position, numbers = row_at(key, step)
-  for i = first, #args, 2 do
-    numbers[args[i]] = tonumber(args[i + 1])
-  end
+  put_together(numbers, args, first)
   local text = cjson.encode(numbers)
-  if #text > ROWS.bytes then refuse_argument(text, 'numbers that take ' .. ROWS.bytes .. ' bytes or less') end
   redis.call('ZREMRANGEBYSCORE', key, step, step)
   redis.call('ZADD', key, step, table.concat({ exact(position), exact(now_ms()), text }, ' '))
   thin(key, position)
@@ -70,7 +80,6 @@ local function report_trainer(keys, args)
   check_rows(args, 7, 2)
   if #report > MOST_REPORT_BYTES then refuse_argument(report, 'a report of 1 MiB or less') end
   for i = 7, #args, 2 do
-    if #args[i] > MOST_NAME_BYTES then refuse_argument(args[i], 'a name of 200 bytes or less') end
     check_numbers(args[i + 1])
   end
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
