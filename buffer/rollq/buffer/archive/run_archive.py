@@ -1,6 +1,6 @@
 """The archive of one run that is alive: the groups that have left its buffer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -8,10 +8,10 @@ from typing import Any
 from rollq.buffer.archive.archiver import MARKER, open_archive
 from rollq.buffer.archive.pages import ArchivePages
 from rollq.buffer.archive.reader import Archive
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArchiveError
 from rollq.buffer.payloads.folders_and_buckets import Objects
 from rollq.buffer.query.records import GroupRecord
+from rollq.buffer.roles import MonitorBuffer
 
 
 class RunArchive:
@@ -21,18 +21,18 @@ class RunArchive:
     for an empty one.
     """
 
-    def __init__(self, url: str, buffer: Buffer) -> None:
-        self.url = url
-        self._buffer = buffer
+    def __init__(self, url: str, call: Callable[[Callable[[MonitorBuffer], Any]], Any]) -> None:
+        """`call` returns what a function of the run's buffer returns. The archive is read outside of it."""
+        self.url, self._call = url, call
 
     @cached_property
     def archive(self) -> Archive | None:
         """The archive; None while nothing of this run is archived."""
-        folder = f"{self._buffer.run}/{self._buffer.incarnation}"
+        folder = self._call(lambda buffer: f"{buffer.run}/{buffer.incarnation}")
         objects = open_archive(self.url)
         with self._reading(objects):
             if not _has(objects, f"{folder}/{MARKER}"):
-                if any(self._buffer.archive_state(task).groups for task in self._buffer.tasks()):
+                if self._call(_has_archived):
                     raise ArchiveError(
                         f"archive.url = {self.url!r} has nothing of this run, which has an archive: mount the "
                         "folder, or correct the url"
@@ -59,6 +59,10 @@ class RunArchive:
         except objects.failure as error:
             reason = str(error).partition("\n")[0]
             raise ArchiveError(f"archive.url = {self.url!r} cannot be read now: {reason}") from error
+
+
+def _has_archived(buffer: MonitorBuffer) -> bool:
+    return any(buffer.archive_state(task).groups for task in buffer.tasks())
 
 
 def _has(objects: Objects, name: str) -> bool:

@@ -112,7 +112,7 @@ def _rollouts(shared: "_Shared", archive_url: str | None) -> "Rollouts":
     from rollq.buffer.archive.run_archive import RunArchive
     from rollq.monitor.dashboard.archived_rollouts import ArchivedRollouts
 
-    return ArchivedRollouts(live, lambda: shared.call(lambda buffer: RunArchive(archive_url, buffer).pages))
+    return ArchivedRollouts(live, lambda: RunArchive(archive_url, shared.call).pages)
 
 
 def _archive(url: str, texts: "TokenTexts") -> "Starlette":

@@ -73,7 +73,7 @@ class LeftGroups:
     def _archive(self) -> "RunArchive | None":
         from rollq.buffer.archive.run_archive import RunArchive
 
-        return RunArchive(self._url, self._buffer) if self._url else None
+        return RunArchive(self._url, lambda do: do(self._buffer)) if self._url else None
 
 
 def _dropped_of(counts: "Counts", steps: "Range") -> str:

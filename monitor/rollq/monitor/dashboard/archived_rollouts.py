@@ -11,6 +11,7 @@ from rollq.buffer.errors import ArchiveError, ConfigError
 from rollq.buffer.query.pages import MOST_READ, MOST_READ_BYTES
 from rollq.buffer.query.selection import MOST_ROWS, Candidate, Candidates, Page, Selection, ranked_page
 from rollq.monitor.dashboard.live_rollouts import LiveRollouts
+from rollq.monitor.dashboard.own_thread import WAIT_S, NotYet, OwnThread
 
 LISTED_S = 5.0
 """How long a list of the archive's files is used."""
@@ -20,11 +21,15 @@ IN_ARCHIVE = "a"
 
 class ArchivedRollouts:
     """The groups in the buffer, and then the groups that are only in the archive. Where the archive cannot be reached,
-    the page's note says why."""
+    or does not answer, the page's note says so."""
 
-    def __init__(self, live: LiveRollouts, open_pages: Callable[[], ArchivePages | None]) -> None:
-        """`open_pages`: opens the archive, None while nothing is archived; raises `ConfigError`, `ArchiveError`."""
+    def __init__(
+        self, live: LiveRollouts, open_pages: Callable[[], ArchivePages | None], *, wait_s: float = WAIT_S
+    ) -> None:
+        """`open_pages`: opens the archive, None while nothing is archived; raises `ConfigError`, `ArchiveError`. It is
+        called in a thread of the archive."""
         self._live, self._open_pages = live, open_pages
+        self._thread = OwnThread("archive", wait_s)
         self._found: ArchivePages | None = None
         self._listed_s = float("-inf")
 
@@ -34,14 +39,21 @@ class ArchivedRollouts:
 
     def page(self, selection: Selection, *, after: str, limit: int) -> Page:
         """Some groups of a selection, the ones in the buffer first unless it is sorted."""
-        try:
-            pages = self._pages() if set(selection.statuses) & set(ARCHIVED_AS) else None
-        except (ConfigError, ArchiveError) as error:
-            is_over = after.startswith(IN_ARCHIVE)
-            page = Page((), 0, None) if is_over else self._live.page(selection, after=after, limit=limit)
-            return page._replace(note=f"Groups that have left the buffer are missing: {error}")
         limit = max(1, min(limit, MOST_ROWS))
-        if pages is None:
+        if not set(selection.statuses) & set(ARCHIVED_AS):
+            return self._live.page(selection, after=after, limit=limit)
+        try:
+            return self._thread.call(lambda: self._page(selection, after, limit))
+        except NotYet:
+            why = f"the archive does not answer within {self._thread.wait_s:g} s; look again later"
+        except (ConfigError, ArchiveError) as error:
+            why = str(error)
+        is_over = after.startswith(IN_ARCHIVE)
+        page = Page((), 0, None) if is_over else self._live.page(selection, after=after, limit=limit)
+        return page._replace(note=f"Groups that have left the buffer are missing: {why}")
+
+    def _page(self, selection: Selection, after: str, limit: int) -> Page:
+        if (pages := self._pages()) is None:
             return self._live.page(selection, after=after, limit=limit)
         if selection.is_ranked:
             return self._ranked(pages, selection, after, limit)
@@ -51,6 +63,15 @@ class ArchivedRollouts:
         """A group with its samples; None where there is none."""
         if group := self._live.look(task, group_id):
             return group
+        try:
+            return self._thread.call(lambda: self._archived(task, group_id))
+        except NotYet:
+            wait_s = self._thread.wait_s
+            raise ArchiveError(
+                f"the archive does not answer within {wait_s:g} s: open this group again later"
+            ) from None
+
+    def _archived(self, task: str, group_id: int) -> FoundGroup | None:
         pages = self._pages()
         return None if pages is None else pages.look(task, group_id)
 

@@ -1,19 +1,13 @@
 """A trainer's values of the tokens of a group. Pages wait for them briefly, or say why they are missing."""
 
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rollq.buffer.archive.annotations import Annotation, Annotations, Values
 from rollq.buffer.calls.group_details import FoundGroup
+from rollq.monitor.dashboard.own_thread import WAIT_S, NotYet, OwnThread
 from rollq.monitor.groups.view import SegmentView
-
-WAIT_S = 2.0
-"""How long a page waits for the archive."""
 
 
 class Reader(Protocol):
@@ -32,42 +26,24 @@ class Trained:
     note: str = ""
 
 
-class _Asked(NamedTuple):
-    """A group whose annotations somebody waits for."""
-
-    group: FoundGroup
-    step: int
-    answer: "Future[Trained]"
-
-
 class TrainedReader:
     """Annotations for a page, read by one thread, so that an archive that hangs holds up nothing else."""
 
     def __init__(self, open_reader: Callable[[], Reader | str], *, wait_s: float = WAIT_S) -> None:
         """`open_reader` returns a reader, or why there is none. It is called in the thread, until it has succeeded."""
-        self._open, self._wait_s = open_reader, wait_s
+        self._open = open_reader
         self._reader: Reader | None = None
-        self._asked: SimpleQueue[_Asked] = SimpleQueue()
-        # a daemon: an archive that hangs keeps no process alive
-        threading.Thread(target=self._read_all, name="annotations", daemon=True).start()
+        self._thread = OwnThread("annotations", wait_s)
 
     def of(self, group: FoundGroup) -> Trained:
         """The annotations of a group."""
         if (step := trained_step(group)) is None:
             return Trained(note="The trainer has not trained this group, and has no logprobs of its tokens.")
-        asked = _Asked(group, step, Future())
-        self._asked.put(asked)
         try:
-            return asked.answer.result(self._wait_s)
+            return self._thread.call(lambda: self._read(group, step))
         except NotYet:
-            asked.answer.cancel()
-            return Trained(note=f"The archive does not answer within {self._wait_s:g} s: open this group again later.")
-
-    def _read_all(self) -> None:
-        while True:
-            asked = self._asked.get()
-            if asked.answer.set_running_or_notify_cancel():
-                asked.answer.set_result(self._read(asked.group, asked.step))
+            wait_s = self._thread.wait_s
+            return Trained(note=f"The archive does not answer within {wait_s:g} s: open this group again later.")
 
     def _read(self, group: FoundGroup, step: int) -> Trained:
         try:
