@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -94,8 +94,15 @@ def test_the_make_targets_on_pages_exist() -> None:
     assert named - {"help"} <= targets
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+def words_of(pages: Iterable[Path]) -> int:
+    """The number of words on pages, blocks of code included: what white space separates, with a letter or a digit."""
+    return sum(bool(re.search("[A-Za-z0-9]", word)) for page in pages for word in page.read_text("utf-8").split())
+
+
+def test_there_is_not_too_much_to_read() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 130
+    assert words_of(GUIDE.glob("*.md")) <= 30_000, "cut as much elsewhere as a page needs"
+    assert len(COMMANDS) <= 28
 
 
 def test_the_guide_lists_all_its_pages() -> None:
