@@ -155,6 +155,8 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ({"uid": {"$eq": {"$gt": 1}}}, "uid $eq: a number is needed, not {'$gt': 1}"),
         ({"reward": {"$ne": "x"}}, "reward $ne: a number is needed, not 'x'"),
         ({"reward": math.nan}, "reward $eq: a number is needed, not nan"),
+        ({"step": 10**400}, f"step $eq: a number is needed, not 1{'0' * 59}"),
+        ({"sample": {"reward": {"$gte": -(10**400)}}}, f"reward $gte: a number is needed, not -1{'0' * 58}"),
         ({"reward": {"$lt": math.inf}}, "reward $lt: a number is needed, not inf"),
         ({"reward": {"$gt": -math.inf}}, "reward $gt: a number is needed, not -inf"),
         ({"task": 3}, "task $eq: a text is needed, not 3"),

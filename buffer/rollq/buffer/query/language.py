@@ -10,7 +10,6 @@ operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between
 operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +19,8 @@ from rollq.buffer.values.rollouts import FinishReason, Status
 
 MAX_DEPTH = 32
 """How deep queries may be nested."""
+MOST_NUMBER = 1e300
+"""Numbers beyond it, and NaN, are none to compare with."""
 
 FIELDS: Final[Mapping[str, type]] = {
     "uid": int,
@@ -140,8 +141,8 @@ def _value(field: str, where: str, operand: Any) -> Any:
 def _ordered_value(field: str, where: str, operand: Any) -> Any:
     """A value that can be above or below others; the reward of a group that was not judged cannot."""
     if FIELDS[field] is not str:
-        if type(operand) not in (int, float) or not math.isfinite(operand):
-            raise QueryError(f"{where}: a number is needed, not {operand!r}")
+        if type(operand) not in (int, float) or not abs(operand) <= MOST_NUMBER:
+            raise QueryError(f"{where}: a number is needed, not {operand!r:.60}")
         return operand
     if not isinstance(operand, str):
         raise QueryError(f"{where}: a text is needed, not {operand!r}")
