@@ -7,6 +7,7 @@ from functools import partial
 from math import inf
 
 import pytest
+from redis.exceptions import ResponseError
 
 from rollq.buffer.store import outages
 from rollq.buffer.store.connection import Patience, connect, patiently
@@ -45,3 +46,21 @@ def test_threads_that_wait_for_a_server_share_its_lines(
     assert first.endswith(" - waiting for it")
     assert all("waiting for it, for " in line and line.endswith(" s by now") for line in others)
     assert len([record for record in caplog.records if "serves again after" in record.message]) == 1
+
+
+def test_an_outage_is_over_once_the_server_has_answered_with_an_error(
+    fresh_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write() -> object:
+        return client.set("key", "value") if not fresh_server.running else client.execute_command("SET", "key")
+
+    with connect(fresh_server.url) as client:
+        for _ in range(2):
+            fresh_server.kill()
+            starting = threading.Timer(0.5, fresh_server.start)
+            starting.start()
+            with pytest.raises(ResponseError):
+                patiently(client, write, Patience(inf, inf))
+            starting.join()
+    waits = [record.message for record in caplog.records if "waiting" in record.message]
+    assert [line.endswith(" - waiting for it") for line in waits] == [True, True]

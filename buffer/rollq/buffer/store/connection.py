@@ -91,6 +91,8 @@ def wait_out(
             result = do()
         except fails as error:
             if (trouble := explain(error)) is None:
+                if tries > 1:
+                    _outages.end(name, time.monotonic())
                 raise
             _pause(name, error, trouble, tries, time.monotonic() - started_s, patience)
             if before_next:
