@@ -1,6 +1,7 @@
 """Numbers by train step: what a report may bring, what the server keeps of it, and for how long."""
 
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -145,7 +146,14 @@ def test_the_server_refuses_what_no_trainer_sends(world: World, args: tuple[Any,
 
 def test_rows_that_somebody_else_has_written_hide_no_other(world: World) -> None:
     keys = RunKeys(world.buffer.run)
-    forged = {b"\xff": 1, b"1 2 {": 2, b"x y {}": 3, b"1 5000 [1, 2]": 4, b'5 6000 {"reward":"high","loss":1e999}': 5}
+    forged: dict[bytes, float] = {b"1 2 {}": inf, b"1 " + b"9" * 400 + b" {}": 7}
+    forged |= {
+        b"\xff": 1,
+        b"1 2 {": 2,
+        b"x y {}": 3,
+        b"1 5000 [1, 2]": 4,
+        b'5 6000 {"reward":"high","loss":1e999}': 5,
+    }
     world.buffer.client.zadd(keys.curves, forged)
     world.buffer.report_trainer(world.held, {"step": 6, "reward": 0.5})
     world.buffer.report_trainer(world.held, {"step": 2, "reward": 0.25})

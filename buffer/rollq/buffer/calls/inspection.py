@@ -204,7 +204,7 @@ def _decode_error(now_ms: int, text: bytes | None, at_ms: bytes | None) -> LastE
 def _decode_producers(flat: list[bytes], now_ms: int) -> Iterator[SeenProducer]:
     """The producers of a task; what somebody else has written is left out."""
     for words, at_ms in pairs(flat):
-        with suppress(ValueError, TypeError, AttributeError):
+        with suppress(ValueError, TypeError, AttributeError, OverflowError):
             if place := Place.read(orjson.loads(words)):
                 yield SeenProducer(place, max(0.0, (now_ms - int(at_ms)) / 1000))
 
@@ -220,7 +220,7 @@ def _decode_rows(members: Any) -> Iterator[StepRow]:
     for member, step in pairs(members):
         try:
             yield StepRow.decode(member, float(step))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             _unreadable.warning("curves", "left out numbers of step %s that cannot be read: %s", step, error)
 
 
