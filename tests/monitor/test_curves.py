@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.values.curves import CHARTS
 from rollq.buffer.values.step_rows import StepRow, StepRows
 from rollq.monitor.dashboard.curves import MOST_POINTS, columns
-from rollq.monitor.report.curves import RunCurves, curves_in, read_curves
+from rollq.monitor.report.curves import RunCurves, curves_in, rate_changes, read_curves
 from support.buffer_run import World
 
 
@@ -65,3 +67,26 @@ def test_every_line_of_the_table_has_one_name() -> None:
     names = [line.name for chart in CHARTS for line in chart.lines]
     assert len(set(names)) == len(names)
     assert len({chart.name for chart in CHARTS}) == len(CHARTS)
+
+
+@pytest.mark.parametrize(
+    ("rates", "changes"),
+    [
+        ([0.001, 0.001, 0.001, 0.0003, 0.0003], [(4, "learning_rate 0.001 -> 0.0003")]),
+        (
+            [0.001, 0.001, 0.0005, 0.0005, 0.00025],
+            [(3, "learning_rate 0.001 -> 0.0005"), (5, "learning_rate 0.0005 -> 0.00025")],
+        ),
+        ([0.001, 0.001, 0.0009, 0.0008, 0.0007], [(3, "learning_rate 0.001 -> 0.0009")]),
+        ([0.001, None, 0.001, None, 0.01], [(5, "learning_rate 0.001 -> 0.01")]),
+        ([0.001, 0.002, 0.003, 0.003, 0.003], []),
+        ([0.001], []),
+    ],
+)
+def test_a_learning_rate_that_was_constant_has_changes(
+    rates: list[float | None], changes: list[tuple[int, str]]
+) -> None:
+    numbers = [{"learning_rate": rate} if rate is not None else {"loss": 1.0} for rate in rates]
+    rows = [StepRow(step, step / 10, of_step) for step, of_step in enumerate(numbers, 1)]
+    assert [(change.step, change.text) for change in rate_changes(rows)] == changes
+    assert all((change.task, change.time_s) == ("", change.step / 10) for change in rate_changes(rows))

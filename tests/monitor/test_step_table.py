@@ -26,7 +26,7 @@ def test_long_runs_have_a_row_for_each_range_of_steps() -> None:
     assert (second["step"], second["held_out"]) == ("21-40", "-")
     assert (last["step"], last["reward"], last["held_out"]) == ("381-400", "0.391", "0.400")
     assert (last["length"], last["cut"], last["lr"]) == ("212", "12%", "1e-06")
-    assert lines[-2:] == ["changes of rules by step", "  40  math  max_tries 3 -> 4"]
+    assert lines[-2:] == ["changes by step", "  40  math  max_tries 3 -> 4"]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])

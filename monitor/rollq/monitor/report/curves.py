@@ -1,7 +1,8 @@
 """The curves of a run by train step: read from the server, or from the files of its trainer where that is gone."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +14,13 @@ from rollq.buffer.values.step_rows import StepRow, StepRows
 from rollq.monitor.report.records import METRICS_FILE, read_lines
 
 EVALUATIONS_FILE = "evaluations.jsonl"
+RATE = "learning_rate"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a task's rules. `step`: the first train step that was claimed, or can be, after it."""
+    """A change of a task's rules, or of the learning rate, which has no task. `step`: the first train step that was
+    claimed, or can be, after it."""
 
     step: int
     time_s: float
@@ -27,8 +30,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunCurves:
-    """The numbers of a run by train step. `changes` are in the order of their steps; files have none. `note`: why they
-    are from files, for people."""
+    """The numbers of a run by train step. `changes` are in the order of their steps; files have none of rules. `note`:
+    why they are from files, for people."""
 
     run: str
     source: Literal["server", "files"]
@@ -47,8 +50,18 @@ def read_curves(buffer: MonitorBuffer) -> RunCurves:
         for revision in buffer.rule_revisions(task)
         if revision.what
     }
-    changes = sorted(found.values(), key=lambda change: (change.step, change.time_s))
-    return RunCurves(buffer.run, "server", buffer.curves(), tuple(changes))
+    rows = buffer.curves()
+    changes = sorted([*found.values(), *rate_changes(rows.steps)], key=lambda change: (change.step, change.time_s))
+    return RunCurves(buffer.run, "server", rows, tuple(changes))
+
+
+def rate_changes(rows: Sequence[StepRow]) -> Iterator[Change]:
+    """The changes of a learning rate that was constant for two steps before. So a schedule that changes it at each
+    step makes none, or one where it begins."""
+    rates = [(row, row.numbers[RATE]) for row in rows if RATE in row.numbers]
+    for ((_, former), (_, before)), (row, after) in zip(pairwise(rates), rates[2:], strict=False):
+        if former == before != after:
+            yield Change(row.step, row.time_s, "", f"{RATE} {before:g} -> {after:g}")
 
 
 def curves_in(folder: Path, run: str, why: str = "") -> RunCurves:
@@ -56,9 +69,9 @@ def curves_in(folder: Path, run: str, why: str = "") -> RunCurves:
     none."""
     steps = {row.step: row for row in _rows(folder / METRICS_FILE, numbers_of)}
     evaluations = {row.step: row for row in _rows(folder / EVALUATIONS_FILE, rewards_of)}
-    by_step = (tuple(rows[step] for step in sorted(rows)) for rows in (steps, evaluations))
+    rows = StepRows(*(tuple(found[step] for step in sorted(found)) for found in (steps, evaluations)))
     note = f"from the files in {folder}, since {why}" if why else f"from the files in {folder}"
-    return RunCurves(run, "files", StepRows(*by_step), note=note)
+    return RunCurves(run, "files", rows, tuple(rate_changes(rows.steps)), note)
 
 
 def _rows(path: Path, numbers: Callable[[Mapping[str, Any]], Mapping[str, float]]) -> Iterator[StepRow]:

@@ -58,7 +58,7 @@ SPARE = ("longest", "tok/s", "lr", "clip", "KL", "grad", "entropy", "cut", "leng
 
 
 def as_step_table(curves: RunCurves, width: int) -> str:
-    """The steps, each row the mean over a range of them (`longest`: the largest), then the changes of rules; at most
+    """The steps, each row the mean over a range of them (`longest`: the largest), then the changes; at most
     `width` characters wide if names are short."""
     steps = curves.rows.steps
     if not steps and not curves.rows.evaluations:
@@ -67,8 +67,8 @@ def as_step_table(curves: RunCurves, width: int) -> str:
     lines = [f"run {curves.run}: {count(len(steps), 'train step')}{source}", ""]
     lines += [line[:width] for line in _table(curves, width)]
     if curves.changes:
-        lines += ["", "changes of rules by step"]
-        rows = [(f"{change.step:,}", change.task, change.text) for change in curves.changes[-MOST_CHANGES:]]
+        lines += ["", "changes by step"]
+        rows = [(f"{change.step:,}", change.task or "-", change.text) for change in curves.changes[-MOST_CHANGES:]]
         lines += [f"  {line}" for line in aligned(rows, left=(1, 2))]
     return "\n".join(lines)
 

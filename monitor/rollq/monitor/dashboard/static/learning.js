@@ -1,4 +1,4 @@
-// The section on learning: curves over train steps or time, evaluations, changes of rules, and a second run.
+// The section on learning: curves over train steps or time, evaluations, changes, and a second run.
 
 import { get } from "./api.js";
 import { elapsedAxis, stepAxis } from "./axes.js";
@@ -220,7 +220,7 @@ export class Learning {
   }
 
   #tick({ step, time_s, task, text }) {
-    return { x: this.sets[0].place(step, time_s), text: `step ${step}: ${task} ${text}` };
+    return { x: this.sets[0].place(step, time_s), text: `step ${step}: ${task && `${task} `}${text}` };
   }
 
   /** A place of the axis in words. */
