@@ -107,6 +107,9 @@ def test_another_run_is_compared_dashed_and_stays_in_the_address(page: Page) -> 
         expect(page.locator(".headline")).to_contain_text(
             re.compile("Reward at step 60.*sums 0.5[56] . slower 0.28.*0.28 lower than sums")
         )
+        expect(page.locator(".headline")).to_contain_text(
+            re.compile("held_out, evaluated at step 60.*sums 0.45 . slower 0.2[23].*lower than sums")
+        )
         expect(page).to_have_url(re.compile("other=slower"))
         page.reload()
 

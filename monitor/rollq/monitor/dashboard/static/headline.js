@@ -4,12 +4,12 @@ import { short } from "./format.js";
 
 const MOST_WINDOW = 10;
 
-/** Figures as {name, value, notes: [{text, kind}]}: the latest reward and length, and evaluations; of two sets, both at
+/** Figures as {name, value, notes: [{text, kind}]}: the latest reward and length, and evaluations; of two sets, each at
  * the last place that both have. `place`: a place of the axis in words. */
 export function headlineOf(curves, sets, place) {
   const curve = (name) => curves.find((each) => each.name === name || each.group === name),
     figures = [curve("reward"), curve("lengths")].filter(Boolean);
-  if (sets.length > 1) return figures.flatMap((one) => compared(one, sets, place));
+  if (sets.length > 1) return [...figures.flatMap((one) => compared(one, sets, place)), ...bothEvaluated(sets, place)];
   return [...figures.flatMap((one) => latest(one, sets[0])), ...sets[0].points.flatMap((one) => evaluated(one, place))];
 }
 
@@ -39,6 +39,18 @@ function evaluated({ name, xs, values }, place) {
   if (!values.length) return [];
   const notes = values.length > 1 ? [moved(values.at(-1), values[0], "at first", true)] : [];
   return [{ name: `${name}, evaluated at ${place(xs.at(-1))}`, value: short(values.at(-1)), notes }];
+}
+
+/** The evaluations that two sets have, each at the last place where both were evaluated. */
+function bothEvaluated([first, second], place) {
+  return first.points.flatMap(({ name, xs, values }) => {
+    const other = second.points.find((each) => each.name === name),
+      i = xs.findLastIndex((x) => other?.xs.includes(x));
+    if (i < 0) return [];
+    const [one, two] = [values[i], other.values[other.xs.indexOf(xs[i])]],
+      value = `${first.label} ${short(one)} \u00b7 ${second.label} ${short(two)}`;
+    return [{ name: `${name}, evaluated at ${place(xs[i])}`, value, notes: [moved(two, one, first.label, true)] }];
+  });
 }
 
 /** Means of a series over its last steps, as many before these, and its first ones; null without two values. `end`: the
