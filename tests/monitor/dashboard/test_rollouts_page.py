@@ -16,6 +16,7 @@ from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStat
 from support.browsed_pages import Clicks, opened
 from support.buffer_run import World
 from support.dashboard import fill, serving, written
+from support.learned_runs import answer
 
 STEPS, CHECKPOINT, SEARCHED = 5, 4, 3
 """Steps of the run, the last one that a checkpoint has dropped, and the one that is searched."""
@@ -36,12 +37,7 @@ class Stepped:
 
 def answers(world: World, row: int, *samples: Sample) -> int:
     """Admit the prompt of a row, and put these answers; returns the number of the group."""
-    clock, cursor = world.buffer.clock("math"), int(world.buffer.counts("math").progress["cursor"])
-    prompts = [(Prompt(f"prompt {row}", answer=str(row), row=row), cursor + 1)]
-    world.buffer.admit("math", prompts, epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step)
-    (lease,) = world.lease(1)
-    world.buffer.put([GroupResult(lease, samples)])
-    return lease.group_id
+    return answer(world, Prompt(f"prompt {row}", answer=str(row), row=row), *samples)
 
 
 @pytest.fixture(scope="module")
