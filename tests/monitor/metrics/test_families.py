@@ -10,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
+from rollq.buffer.calls.evaluations import EvaluationState
 from rollq.buffer.calls.replies import LastError
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
@@ -176,7 +177,8 @@ def test_no_two_metrics_have_one_name() -> None:
 def test_numbers_of_the_last_step_and_evaluations_are_served_within_bounds() -> None:
     report = {"step": 3, "response_length": {"p95": 30}, "parts": {"math": {"a/b": 0.5}}, "loss": float("inf")}
     report["rewards"] = {f"task-{at}": 1.0 for at in range(10_000)}
-    status = replace(RUN, trainer=trainer_state(report=report), evaluations={"held_out": 0.25})
+    held_out = task_status("held_out", kind="eval", evaluation=EvaluationState(False, 8, 8, 0, 2, 0.25))
+    status = replace(RUN, tasks=(*RUN.tasks, held_out), trainer=trainer_state(report=report))
     found = parsed(served(status))
     run = ("run", "sums")
     assert found["rollq_trained_response_p95_tokens", frozenset({run})] == 30

@@ -29,7 +29,6 @@ SILENT_WORKER_S = 30.0
 GROUPS_SAMPLED = 32
 LAST_EVALUATIONS = 5
 """Among these, the last one with a result is looked for."""
-EVALUATIONS_READ = 8
 
 
 class Inspection(BufferCore):
@@ -172,13 +171,6 @@ class Inspection(BufferCore):
             [("ZRANGE", key, 0, -1, "WITHSCORES") for key in (self.keys.curves, self.keys.evaluations)]
         )
         return StepRows(tuple(_decode_rows(steps)), tuple(_decode_rows(evaluations)))
-
-    def last_evaluations(self) -> dict[str, float]:
-        """The last mean reward of each evaluation that was made lately."""
-        found: dict[str, float] = {}
-        for row in _decode_rows(self.send("ZRANGE", self.keys.evaluations, -EVALUATIONS_READ, -1, "WITHSCORES")):
-            found |= row.numbers
-        return found
 
     def trainer(self) -> dict[str, Any] | None:
         """The trainer's last report, with its `age_s`; None before the first one."""

@@ -125,6 +125,11 @@ def _trained(line: Line) -> Metric:
     )
 
 
+def _evaluated(run: RunStatus) -> Values:
+    states = ((task.task, task.evaluation) for task in run.tasks)
+    return [((task,), state.reward) for task, state in states if state and state.reward is not None]
+
+
 def _ages(task: TaskStatus) -> dict[str, float | None]:
     return {"pending": task.pending_age_s, "running": task.running_age_s, "completed": task.ready_age_s}
 
@@ -159,8 +164,7 @@ METRICS = (
     _of_trainer("rollq_trainer_waited_seconds", "Mean wait for a batch, over the last 10 steps",
                 lambda trainer: trainer.waited_s),
     *map(_trained, LINES),
-    Metric("rollq_evaluated_reward", "Mean reward of the last time that an evaluation was made", ("evaluation",),
-           lambda run: [((name,), reward) for name, reward in run.evaluations.items()]),
+    Metric("rollq_evaluated_reward", "Mean reward of the last result of an evaluation", ("evaluation",), _evaluated),
 
     _of_tasks("rollq_step", "Train step that is trained next", lambda task: task.step),
     _in_tasks("rollq_control", "1 for what production of the task is set to, 0 for the others", "control",

@@ -132,7 +132,7 @@ class RunStatus:
 
     `tickets` counts tickets in the queue, `jobs` those that RQ has executing, finished or failed.
     `workers` maps a worker to its last report, see `completed_report`. `trainer` is the one that took the run last,
-    brought up to date. `evaluations` maps an evaluation to its last mean reward.
+    brought up to date.
     """
 
     run: str
@@ -144,7 +144,6 @@ class RunStatus:
     trainer: TrainerState | None = None
     fullness: Fullness = field(default_factory=Fullness)
     jobs: Mapping[str, int] = field(default_factory=dict)
-    evaluations: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def alive_workers(self) -> Mapping[str, Mapping[str, Any]]:
@@ -173,7 +172,6 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
         trainer=brought_up_to_date(trainer, tasks),
         fullness=buffer.fullness(),
         jobs=jobs_by_registry(queue, patience=patience),
-        evaluations=buffer.last_evaluations(),
     )
 
 
