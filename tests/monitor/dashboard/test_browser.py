@@ -106,6 +106,14 @@ def test_what_a_trainer_made_of_a_token_is_two_clicks_away_among_ten_thousand_gr
     assert float(values["advantage"]) < 0
 
 
+@pytest.mark.parametrize("address", ["#/%E0", "#/rollouts%"])
+def test_an_address_that_nobody_has_encoded_shows_the_run(page: Page, shown: Shown, address: str) -> None:
+    page.goto("about:blank")
+    page.goto(f"{shown.address}/{address}")
+    expect(page.locator("#state")).to_have_text(READ)
+    expect(page.get_by_role("heading", name="Trainer", exact=True)).to_be_visible()
+
+
 def test_tokens_are_coloured_by_what_the_trainer_wrote(page: Page, shown: Shown) -> None:
     page.goto(f"{shown.address}/#/rollouts/math/{shown.trained}")
     spans = page.locator(".tokens").first.locator("span")

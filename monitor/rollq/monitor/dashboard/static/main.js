@@ -43,7 +43,7 @@ async function start() {
 
   const route = () => {
     const [path, query] = location.hash.slice(2).split("?"),
-      [first, ...names] = path.split("/").map(decodeURIComponent);
+      [first, ...names] = path.split("/").map(decoded);
     const list = names.length > 1 ? "group" : "rollouts",
       shown = { rollouts: list, compare: "compare" }[first] ?? "run";
     for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== shown;
@@ -83,6 +83,15 @@ async function start() {
     setText(byId("age"), heardMs ? `page refreshed ${age} s ago` : "");
     byId("age").classList.toggle("old", age >= 3 || lost !== "");
   }, 500);
+}
+
+/** A part of an address; one that nobody has encoded as it is. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function onKey(event) {
