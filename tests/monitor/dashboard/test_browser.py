@@ -114,6 +114,13 @@ def test_an_address_that_nobody_has_encoded_shows_the_run(page: Page, shown: Sho
     expect(page.get_by_role("heading", name="Trainer", exact=True)).to_be_visible()
 
 
+def test_the_page_says_where_the_trainer_is(page: Page, shown: Shown) -> None:
+    trainer = shown.buffer.trainer_state()
+    assert trainer is not None
+    assert trainer.place is not None
+    expect(page.locator("#view-run")).to_contain_text(f"process{trainer.place.host}:{trainer.place.pid}")
+
+
 def test_tokens_are_coloured_by_what_the_trainer_wrote(page: Page, shown: Shown) -> None:
     page.goto(f"{shown.address}/#/rollouts/math/{shown.trained}")
     spans = page.locator(".tokens").first.locator("span")

@@ -16,8 +16,7 @@ const LATEST_MS = 5_000,
 /** From this silence on, a trainer is shown by what it did when it was heard. */
 const QUIET_S = 2;
 const NONE_LEFT =
-  "no groups here: those that are trained leave at the next checkpoint, for the archive if the run has one " +
-  "(rollq dashboard --archive)";
+  "no groups here: those that are trained leave at the next checkpoint; Rollouts lists them if the run has an archive";
 
 export class RunView {
   constructor(root) {
@@ -69,7 +68,7 @@ export class RunView {
     const found = {
       "live weights": model ? `version ${model.version}` : "none yet",
       "next step": Math.max(0, ...tasks.filter((task) => task.kind === "train").map((task) => task.step)) || "-",
-      workers: workersInWords(alive, status.wanted_workers),
+      workers: workersInWords(alive, workers.length, status.wanted_workers),
       "tokens/s": short(tasks.reduce((sum, task) => sum + (task.rates?.tokens ?? 0), 0)),
       tickets: number(status.tickets),
       memory: share ? `${percent(share)} of ${limit}${size}` : "no limit",
@@ -172,10 +171,11 @@ async function latest(task, limit) {
   return [...others, ...trained].sort((one, other) => (other.at_ms ?? 0) - (one.at_ms ?? 0));
 }
 
-/** The workers that are alive, and how many are wanted, as `rollq status` says it. */
-function workersInWords(alive, wanted) {
-  if (wanted === null) return alive ? number(alive) : "0 (1 or more wanted)";
-  return wanted ? `${number(alive)} (${number(wanted)} wanted)` : `${number(alive)}, nothing to make now`;
+/** The workers that are alive, of how many where others are not, and how many are wanted, as `rollq status` says it. */
+function workersInWords(alive, known, wanted) {
+  const said = alive && alive < known ? `${number(alive)} of ${number(known)}` : number(alive);
+  if (wanted === null) return alive ? said : "0 (1 or more wanted)";
+  return wanted ? `${said} (${number(wanted)} wanted)` : `${said}, nothing to make now`;
 }
 
 /** Show facts by name; those that are guilty of the state of the run in red. */
@@ -188,6 +188,11 @@ function facts(list, found, guilty) {
     setText(value, String(found[name]));
     value.className = guilty.includes(name) ? "bad" : "";
   });
+}
+
+/** Where the process of a role is, and which GPUs it may hold. */
+function inPlace({ host, pid, gpus }) {
+  return [`${host}:${pid}`, gpus && `GPU ${gpus}`].filter(Boolean).join(", ");
 }
 
 function trainerFacts(trainer) {
@@ -205,6 +210,7 @@ function trainerFacts(trainer) {
   if (trainer.busy_s !== null)
     found["a step"] = `${seconds(trainer.busy_s)}, after a wait of ${seconds(trainer.waited_s ?? 0)}`;
   if (report.reward !== undefined) found.reward = number(report.reward, 3);
+  if (trainer.place) found.process = inPlace(trainer.place);
   if (mismatch.mean !== undefined) found.mismatch = `mean ${mismatch.mean.toPrecision(2)} nats`;
   return found;
 }
