@@ -41,8 +41,9 @@ export class SamePrompt {
       others.sort((one, other) => (one.step ?? 0) - (other.step ?? 0));
       this.table.element.hidden = !others.length;
       this.table.show(others);
-      const count = others.length ? plural(others.length, "other group") : "no other group here";
-      setText(this.said, [count, found.note].filter(Boolean).join("; "));
+      const count = others.length ? plural(others.length, "other group") : "no other group here",
+        isAll = found.after === null && !found.partial;
+      setText(this.said, [count, !isAll && "there may be more", found.note].filter(Boolean).join("; "));
     } catch (error) {
       setText(this.said, error.message);
     }
