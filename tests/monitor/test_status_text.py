@@ -12,7 +12,7 @@ from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase
-from rollq.monitor.status.text import STATUS_VERSION, as_json, as_json_line, as_table
+from rollq.monitor.status.text import STATUS_VERSION, as_json, as_json_line, as_table, reward_cell
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
 
 BUSY = run_status(
@@ -37,6 +37,14 @@ BUSY = run_status(
     trainer=waiting({"code": (3, 16)}, busy_s=2.0, waited_s=4.0, report={"step": 40, "age_s": 12.0, "reward": 0.5}),
     fullness=Fullness.of_memory(2**28, 2**30),
 )
+
+
+def test_the_lowest_reward_is_of_a_task_that_is_trained_and_not_of_equal_ones() -> None:
+    low, high = task_status("code", reward=0.1), task_status("math", reward=0.8)
+    assert [reward_cell(task, (low, high)) for task in (low, high)] == ["lowest 0.100", "0.800"]
+    retired = replace(low, is_retired=True)
+    assert [reward_cell(task, (retired, high)) for task in (retired, high)] == ["0.100", "0.800"]
+    assert reward_cell(low, (low, replace(low, task="sort"))) == "0.100"
 
 
 def test_the_diagnosis_is_the_first_line() -> None:

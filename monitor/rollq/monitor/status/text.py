@@ -164,11 +164,11 @@ def _evaluation_cells(state: EvaluationState | None) -> list[str]:
 
 
 def reward_cell(task: TaskStatus, tasks: Sequence[TaskStatus]) -> str:
-    """The mean reward of a task in the last step; the lowest of several is called so."""
+    """The mean reward of a task in the last step; the lowest of several that are trained is called so."""
     if task.reward is None:
         return "-"
-    rewards = {other.reward for other in tasks if other.reward is not None}
-    is_lowest = len(rewards) > 1 and task.reward == min(rewards)
+    rewards = {other.reward for other in tasks if other.reward is not None and not other.is_retired}
+    is_lowest = len(rewards) > 1 and not task.is_retired and task.reward == min(rewards)
     return ("lowest " if is_lowest else "") + f"{task.reward:.3f}"
 
 

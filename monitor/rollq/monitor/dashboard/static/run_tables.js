@@ -10,7 +10,7 @@ const RECENT = 6;
 
 /** The tasks of a status, evaluations last, with the reward and the length of answers of the last step or evaluation;
  * where the status has none, of the last minute of the history. `isWorst`: no other task that is trained has a lower
- * reward. */
+ * reward, and one has a higher one. */
 export function judged(tasks, history) {
   const rows = tasks.map((task) => {
     const { reward = [], tokens = [], groups = [] } = history?.[task.task] ?? {},
@@ -22,7 +22,8 @@ export function judged(tasks, history) {
     };
   });
   const trained = rows.filter((row) => row.kind === "train" && !row.is_retired && row.reward !== null),
-    worst = trained.length > 1 ? Math.min(...trained.map((row) => row.reward)) : null;
+    rewards = new Set(trained.map((row) => row.reward)),
+    worst = rewards.size > 1 ? Math.min(...rewards) : null;
   for (const row of rows) row.isWorst = worst !== null && row.reward === worst && trained.includes(row);
   return rows.sort((one, other) => (other.kind === "train") - (one.kind === "train"));
 }
