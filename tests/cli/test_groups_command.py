@@ -52,6 +52,14 @@ def test_a_group_is_sampled_again_once_that_is_confirmed(rollq: Rollq, world: Wo
     assert statuses(world) == {"pending": 2, "completed": 1}
 
 
+def test_a_script_learns_that_a_group_it_names_was_not_moved(rollq: Rollq) -> None:
+    for names, status in ((("math/1",), 0), (("math/2", "math/3"), 1), (("math/9",), 1)):
+        done = rollq("requeue", *names, "--yes")
+        assert done.exit_code == status, done.output
+    assert rollq("requeue", "math/9", "--yes", "--dry-run").exit_code == 0
+    assert rollq("requeue", "--query", '{"task": "code"}', "--yes").exit_code == 0
+
+
 def test_a_query_names_groups_of_all_tasks(rollq: Rollq, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "MOST_GROUPS", 3)
     some = rollq("quarantine", "--query", '{"status": "completed"}', "--dry-run")

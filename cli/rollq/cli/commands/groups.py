@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 HELP = """{effect}
 
-Asks before it changes anything, unless --yes. A group whose status changes in between is left as it is.
+Asks before it changes anything, unless --yes. A group whose status changes in between is left as it is. With --yes, the
+exit status is 1 if a group that is named was not moved.
 
 \b
 Example:
@@ -67,7 +68,9 @@ def _add(order: str, short_help: str, effect: str) -> None:
         location = find_run(file, url, run_name)
         with location.buffer() if needs_samples else location.without_payloads() as buffer:
             found = named_groups(buffer, names) if names else queried_groups(buffer, conditions)
-            _order(buffer, GroupOrder(order), found, dry_run=dry_run, yes=yes)
+            are_moved = _order(buffer, GroupOrder(order), found, dry_run=dry_run, yes=yes)
+        if names and yes and not dry_run and not are_moved:
+            sys.exit(1)
 
 
 _add(
@@ -83,7 +86,8 @@ _add(
 _add("drop", "Remove groups.", "Remove groups with their samples, unless a batch has them.")
 
 
-def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> None:
+def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> bool:
+    """Give an order, once that is confirmed; returns whether it would move, or has moved, each group."""
     from rollq.cli.groups.orders import MOST_GROUPS, effect_of, left_lines, name_of, order_groups
 
     for name in found.missing:
@@ -92,6 +96,7 @@ def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bo
     for line in left_lines(looked):
         click.echo(line)
     click.echo(effect_of(order, looked.moved))
+    are_moved = not found.missing and not looked.left
     if found.more:
         click.echo(f"and more: one order is for {MOST_GROUPS:,} groups; repeat it for the others")
     if dry_run or not looked.moved:
@@ -102,5 +107,7 @@ def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bo
         for line in left_lines(done):
             click.echo(line)
         click.echo(f"done: {effect_of(order, done.moved)}; left: {len(done.left):,}, which have changed before that")
+        are_moved = are_moved and not done.left
     else:
         click.echo("nothing was changed; add --yes to change it")
+    return are_moved
