@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rollq.buffer.common.counting import count
 from rollq.buffer.common.whole_numbers import whole_number
 from rollq.buffer.errors import ConfigError
 from rollq.cli.options import connection_options, file_and
@@ -48,7 +49,7 @@ def exclude(
         for shard, some in _by_shard(shards, numbers).items():
             changed = buffer.exclude_rows(shard, some, undo=undo)
             dropped = 0 if undo else buffer.drop_waiting(shard, some)
-            waiting = f"; {dropped} waiting group{'s' if dropped > 1 else ''} dropped" if dropped else ""
+            waiting = f"; {count(dropped, 'waiting group')} dropped" if dropped else ""
             click.echo(f"task {shard}: {_said(some, changed, undo=undo)}{waiting}")
 
 
@@ -87,4 +88,4 @@ def _list(buffer: "Buffer", task: str, shards: Sequence[str]) -> None:
     rows = sorted(row for each in found for row in each.rows)
     click.echo(f"task {task}: {f'{len(rows):,} excluded: {_shown(rows)}' if rows else 'no row is excluded'}")
     if others := sum(each.of_another_file for each in found):
-        click.echo(f"task {task}: {others:,} rows of other prompts were excluded, and do not count now")
+        click.echo(f"task {task}: {count(others, 'row')} of other prompts excluded before, without effect now")
