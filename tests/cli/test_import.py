@@ -90,7 +90,7 @@ def ids_of(group: Group) -> list[list[int]]:
 def test_texts_become_tokens_with_an_end(settings: Path, world: World) -> None:
     data = written(settings.parent, row(1, answer=7, level=3))
     found = import_(data, settings)
-    assert found.output == f"imported 1 groups of {data} into task demos ({source_of(data)})\n"
+    assert found.output == f"imported 1 group of {data} into task demos ({source_of(data)})\n"
     (group,) = groups(world, 1)
     assert ids_of(group) == [[*b"yes", EOS_ID], [*b"no", EOS_ID]]
     assert group.samples[0].segments[0].prompt_ids.tolist() == [*b"prompt 1"]
@@ -131,7 +131,7 @@ def test_rows_of_other_forms(settings: Path, world: World, kind: str) -> None:
 def test_one_response_is_a_group_of_one(settings: Path, field: str) -> None:
     settings.write_text(settings.read_text().replace("group_size = 2", "group_size = 1"))
     data = written(settings.parent, row(responses=None, rewards=[1]) | {field: "yes"})
-    assert import_(data, settings, "--dry-run").output == f"1 groups of {data} can be imported\n"
+    assert import_(data, settings, "--dry-run").output == f"1 group of {data} can be imported\n"
 
 
 def test_a_json_list_and_a_parquet_file(settings: Path, world: World) -> None:

@@ -1,6 +1,7 @@
 """The spans of a worker: what they say of a group, and how they hang together."""
 
 from collections.abc import Callable, Sequence
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_completed_group_shows_where_its_time_went(world: WorkerWorld, traced:
     }  # fmt: skip
     assert facts(judged[0])["reward"] == 0.0
     said = facts(attempt)
-    assert said.pop("worker").startswith("worker-")
+    assert said.pop("worker").startswith(f"{gethostname()}-")
     assert said == {
         "run": world.buffer.run, "task": "math", "group": 1, "attempt": 1, "tries": 1, "samples": 2, "tokens": 6,
         "oldest_version": 0, "newest_version": 0, "mean_reward": 0.0, "outcome": "completed",

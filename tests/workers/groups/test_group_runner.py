@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def test_groups_arrive_with_all_that_the_trainer_needs(world: WorkerWorld) -> No
             assert sample.finish_reason is FinishReason.STOP
             assert sample.text == "3"
             assert sample.reward == float(group_id == 4)  # whose prompt is number 3, with that answer
-            assert str(sample.extra["worker"]).startswith("worker-")
+            assert str(sample.extra["worker"]).startswith(f"{gethostname()}-")
             assert sample.extra["judge"] == "exact_match"
             assert 0 <= sample.extra["judge_s"] < 60
             (segment,) = sample.segments
