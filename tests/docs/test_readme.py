@@ -70,7 +70,8 @@ def shows_a_group(desk: Desk, command: str) -> bool:
 
 def watch(desk: Desk) -> None:
     """Run the commands of the page on watching a run."""
-    assert '"tasks"' in desk.run(code_with(WATCHING, "rollq status"))
+    assert '"tasks"' in desk.run(code_with(WATCHING, "--json"))
+    assert "reward" in desk.run(code_with(WATCHING, "--steps"))
     assert desk.run(code_with(WATCHING, "rollq query")).startswith(("task ", "no "))
     for line in code_with(WATCHING, "rollq show").splitlines():
         desk.wait_until(partial(shows_a_group, desk, line))
