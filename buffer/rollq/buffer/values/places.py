@@ -55,5 +55,8 @@ def _names() -> str:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return ""
-    names = {torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
+    try:
+        names = {torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
+    except RuntimeError:  # of a GPU that has failed, which others report
+        return ""
     return f" ({', '.join(sorted(names))})"

@@ -1,12 +1,5 @@
 // Curves that are compared: one run, two runs, or two ranges of steps of one run, on one axis. Pure.
 
-/** The query of an address that asks for these curves; empty values are left out. */
-export function queryOf(query) {
-  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined),
-    text = new URLSearchParams(given).toString();
-  return text ? `?${text}` : "";
-}
-
 /** What an address asks for: {over: "step" or "time", other: a run, ranges: [[from, to], [from, to]] or null,
  * at: a place of the axis or null}. */
 export function choiceOf({ over, other = "", first, second, at }) {

@@ -3,10 +3,11 @@
 import { get } from "./api.js";
 import { elapsedAxis, stepAxis } from "./axes.js";
 import { Cursor, LineChart, nearest } from "./charts.js";
-import { bounds, choiceOf, linesOf, pointsOf, queryOf, setsOf } from "./compared.js";
+import { bounds, choiceOf, linesOf, pointsOf, setsOf } from "./compared.js";
 import { h, setText } from "./dom.js";
 import { clock, number, seconds } from "./format.js";
 import { headlineOf } from "./headline.js";
+import { queryOf } from "./links.js";
 import { Table } from "./table.js";
 
 const READ_MS = 5000;

@@ -22,9 +22,10 @@ export function wantedOf(query) {
   return Object.fromEntries(NAMES.filter((name) => given.get(name)).map((name) => [name, given.get(name)]));
 }
 
-/** The query of an address, with its question mark; "" where everything is wanted. */
+/** The query of an address, with its question mark; "" where everything is wanted. Empty values are left out. */
 export function queryOf(wanted) {
-  const query = new URLSearchParams(wanted).toString();
+  const given = Object.entries(wanted).filter(([, value]) => value !== "" && value !== null && value !== undefined),
+    query = new URLSearchParams(given).toString();
   return query ? `?${query}` : "";
 }
 

@@ -45,7 +45,8 @@ async function start() {
     const [path, query] = location.hash.slice(2).split("?"),
       [first, ...names] = path.split("/").map(decoded);
     const list = names.length > 1 ? "group" : "rollouts",
-      shown = { rollouts: list, compare: "compare" }[first] ?? "run";
+      compare = names.length === 4 ? "compare" : "rollouts",
+      shown = { rollouts: list, compare }[first] ?? "run";
     for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== shown;
     for (const link of document.querySelectorAll("nav a"))
       link.ariaCurrent = link.dataset.view === (shown === "run" ? "run" : "rollouts") ? "page" : null;
