@@ -12,19 +12,19 @@ from support.proxy import PASS, Fate, Proxy, Verdict
 
 
 @pytest.mark.any_server
-def test_a_first_state_replaces_none(buffer: Buffer) -> None:
-    World(buffer).start(math={})
+def test_a_first_state_replaces_none(world: World) -> None:
+    buffer = world.start(math={}).buffer
     found = [buffer.replace_reported_state(state, if_absent=True) for state in ("training", "training", "failing")]
     assert found == [None, "training", "training"]
     assert buffer.replace_reported_state("training") == "training"
 
 
 @pytest.mark.any_server
-def test_the_state_before_is_returned(buffer: Buffer) -> None:
-    World(buffer).start(math={})
+def test_the_state_before_is_returned(world: World) -> None:
+    buffer = world.start(math={}).buffer
     states = ["training", "training", "trainer gone", "training"]
     assert [buffer.replace_reported_state(state) for state in states] == [None, "training", "training", "trainer gone"]
-    assert 0 < int(str(buffer.client.ttl(buffer.keys.reported_state))) <= 30 * 86_400
+    assert 0 < int(buffer.send("TTL", buffer.keys.reported_state)) <= 30 * 86_400
 
 
 def test_of_many_with_the_same_change_one_reports_it(buffer: Buffer) -> None:
