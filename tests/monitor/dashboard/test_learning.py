@@ -105,7 +105,7 @@ def test_another_run_is_compared_dashed_and_stays_in_the_address(page: Page) -> 
         expect(lines.nth(1)).to_have_class(re.compile(r"\bdash1\b"))
         expect(figure(page, "Loss").locator(".legend li")).to_have_text(["sums0.02", "slower0.02"])
         expect(page.locator(".headline")).to_contain_text(
-            re.compile("Reward at step 60.*sums 0.5[56] . slower 0.28.*0.28 lower than sums")
+            re.compile("Reward, means of 10 steps up to step 60.*sums 0.5[56] . slower 0.28.*0.28 lower than sums")
         )
         expect(page.locator(".headline")).to_contain_text(
             re.compile("held_out, evaluated at step 60.*sums 0.45 . slower 0.2[23].*lower than sums")

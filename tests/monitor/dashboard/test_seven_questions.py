@@ -143,7 +143,9 @@ def test_what_changed_at_step_40(page: Page, compared: Compared) -> None:
 def test_is_run_b_better_than_run_a(page: Page, compared: Compared) -> None:
     page.get_by_label("Compare with").select_option("run-b")
     said = page.locator(".headline")
-    expect(said).to_contain_text(re.compile(f"Reward at step {STEPS}.*run-a.*run-b.*higher than run-a"))
+    expect(said).to_contain_text(
+        re.compile(f"Reward, means of 10 steps up to step {STEPS}.*run-a.*run-b.*higher than run-a")
+    )
     expect(said).to_contain_text(re.compile("held_out, evaluated at step 40.*run-a.*run-b.*higher than run-a"))
     first, second = by_step(compared.first)[-1], by_step(compared.second)[-1]
     assert first["step"] == second["step"]

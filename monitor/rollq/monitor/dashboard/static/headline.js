@@ -1,6 +1,6 @@
 // The latest figures of a run, and how they have moved or compare. Pure.
 
-import { short } from "./format.js";
+import { plural, short } from "./format.js";
 
 const MOST_WINDOW = 10;
 
@@ -18,17 +18,18 @@ function latest({ name, title, lines }, set) {
   if (!found) return [];
   const { value, before, start, window } = found,
     notes = [moved(value, before, "before", name === "reward"), moved(value, start, "at the start", name === "reward")];
-  return [{ name: `${title}, mean of ${window} steps`, value: short(value), notes }];
+  return [{ name: `${title}, mean of ${plural(window, "step")}`, value: short(value), notes }];
 }
 
 function compared({ name, title, lines }, [first, second], place) {
   const end = Math.min(first.xs.at(-1) ?? 0, second.xs.at(-1) ?? 0),
     [one, other] = [means(first, lines[0], end), means(second, lines[0], end)];
   if (!one || !other) return [];
-  const value = `${first.label} ${short(one.value)} \u00b7 ${second.label} ${short(other.value)}`;
+  const value = `${first.label} ${short(one.value)} \u00b7 ${second.label} ${short(other.value)}`,
+    windows = [...(one.window === other.window ? [] : [`${one.window} and`]), plural(other.window, "step")];
   return [
     {
-      name: `${title} at ${place(end)}`,
+      name: `${title}, means of ${windows.join(" ")} up to ${place(end)}`,
       value,
       notes: [moved(other.value, one.value, first.label, name === "reward")],
     },

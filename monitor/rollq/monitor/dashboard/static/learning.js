@@ -227,7 +227,7 @@ export class Learning {
   /** A place of the axis in words. */
   #place(at) {
     const [first, second] = this.sets;
-    if (this.choice.over === "time") return `after ${seconds(at)}`;
+    if (this.choice.over === "time") return seconds(at);
     if (this.choice.ranges) return `steps ${first.start[0] + at} and ${second.start[0] + at}`;
     return `step ${at}`;
   }
