@@ -129,8 +129,12 @@ def test_a_link_shows_the_same_list_and_clear_shows_all(page: Page, address: str
     page.get_by_role("link", name="Run", exact=True).click()
     page.get_by_role("link", name="Rollouts", exact=True).click()
     expect(page).to_have_url(link)
+    for name in ("mean reward found", "longest found"):
+        expect(page.get_by_role("columnheader", name=name)).to_be_visible()
     page.get_by_role("button", name="Clear", exact=True).click()
     expect(page).to_have_url(f"{address}/#/rollouts")
+    for name in ("mean reward", "longest"):
+        expect(page.get_by_role("columnheader", name=re.compile(f"{name}( .)?$"))).to_be_visible()
     expect(page.get_by_label("Step", exact=True)).to_have_value("")
     expect(listed(page).nth(2)).to_be_visible()
 

@@ -12,7 +12,8 @@ const FIRST_PAGE = 50,
   PAGE = 200;
 const NOT_ALL = "there are older groups, which were not looked at: choose a task, a status or a step";
 
-const FOUND = "of the group; in a search for samples, of those found";
+/** Heads of the columns that count only found samples in a search for samples. */
+const HEADS = { reward: ["mean reward", "mean reward found"], tokens: ["longest", "longest found"] };
 
 /** A table of groups; a click, or Enter, opens one. `wanted()`: what the list shows; `onSort`: see `Table`. */
 export function groupTable(label, empty = "no groups", { wanted = () => ({}), onSort = null } = {}) {
@@ -36,15 +37,14 @@ export function groupTable(label, empty = "no groups", { wanted = () => ({}), on
         same: (row) => `${searchesSamples(wanted())} ${row.samples}`,
       },
       {
-        title: "mean reward",
+        title: HEADS.reward[0],
         sort: "reward",
-        hint: `mean reward ${FOUND}`,
         cell: (row) => number(numbersOf(row, wanted()).reward, 3),
         number: true,
       },
       {
-        title: "longest",
-        hint: `tokens of the longest answer ${FOUND}`,
+        title: HEADS.tokens[0],
+        hint: "tokens of the longest answer",
         sort: "tokens",
         cell: (row) => number(numbersOf(row, wanted()).longest),
         number: true,
@@ -115,6 +115,7 @@ export class RolloutsView {
     [this.wanted, this.isOld, this.rows] = [wanted, false, []];
     this.filters.show(wanted);
     this.table.sorted(wanted.sort ?? "");
+    for (const [sort, heads] of Object.entries(HEADS)) this.table.rename(sort, heads[Number(searchesSamples(wanted))]);
     document.querySelector("nav a[data-view=rollouts]").href = listAddress(wanted);
     await this.#read("");
   }

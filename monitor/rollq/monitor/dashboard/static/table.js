@@ -54,6 +54,11 @@ export class Table {
     });
   }
 
+  /** Give the column with `sort` another title. */
+  rename(sort, title) {
+    setText(this.heads[this.columns.findIndex((column) => column.sort === sort)].firstChild, title);
+  }
+
   #head(column) {
     const choose = () =>
       this.onSort({ [`-${column.sort}`]: column.sort, [column.sort]: "" }[this.sort] ?? `-${column.sort}`);
