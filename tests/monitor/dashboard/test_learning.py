@@ -97,6 +97,24 @@ def test_a_change_of_rules_is_pointed_at_in_all_charts(page: Page) -> None:
     expect(page.locator(".readout")).to_contain_text("math max_staleness 2 -> 4")
 
 
+def test_a_held_step_leads_to_its_rollouts_and_is_released(page: Page, curves: Curves) -> None:
+    held = page.locator(".held")
+    page.goto(f"{curves.address}/#/?at=3")
+    expect(held).to_have_text("Step 3 is held: its rollouts \u00b7 release")
+    held.get_by_role("link", name="release").click()
+    expect(held).to_be_empty()
+    page.go_back()
+    expect(held).to_have_text("Step 3 is held: its rollouts \u00b7 release")
+    page.keyboard.press("Escape")
+    expect(held).to_be_empty()
+    expect(page).not_to_have_url(re.compile("at="))
+    page.goto(f"{curves.address}/#/?first=11-20&second=41-50&at=2")
+    expect(held).to_contain_text("Step 13 is held: its rollouts")
+    expect(held).to_contain_text("Step 43 is held: its rollouts")
+    held.get_by_role("link", name="its rollouts").last.click()
+    expect(page).to_have_url(f"{curves.address}/#/rollouts?step=43")
+
+
 def test_another_run_is_compared_dashed_and_stays_in_the_address(page: Page) -> None:
     page.get_by_label("Compare with").select_option("slower")
     for _ in range(2):

@@ -7,7 +7,7 @@ import { bounds, choiceOf, linesOf, pointsOf, setsOf } from "./compared.js";
 import { h, setText } from "./dom.js";
 import { clock, number, seconds } from "./format.js";
 import { headlineOf } from "./headline.js";
-import { queryOf } from "./links.js";
+import { listAddress, queryOf } from "./links.js";
 import { Table } from "./table.js";
 
 const READ_MS = 5000;
@@ -30,6 +30,7 @@ export class Learning {
     this.said = h("p", { class: "note", role: "status" });
     this.headline = h("dl", { class: "facts headline" });
     this.readout = h("p", { class: "readout" });
+    this.held = h("p", { class: "held" });
     this.groups = Object.fromEntries(Object.entries(GROUPS).map(([name, title]) => [name, this.#group(name, title)]));
     this.changes = new Table(
       "Changes",
@@ -49,7 +50,7 @@ export class Learning {
       h("div", { class: "bar" }, h("h2", null, "Learning"), this.#controls()),
       this.said,
       this.headline,
-      this.readout,
+      h("div", { class: "bar" }, this.readout, this.held),
       h(
         "div",
         { class: "groups" },
@@ -57,6 +58,7 @@ export class Learning {
       ),
       this.changed,
     );
+    document.addEventListener("keydown", (event) => this.#onKey(event));
     setInterval(() => this.read(), READ_MS);
   }
 
@@ -131,9 +133,21 @@ export class Learning {
 
   /** Put the place that somebody holds into the address. */
   #hold(at) {
+    location.hash = this.#addressAt(at);
+  }
+
+  /** The address of what is chosen, with another place that is held; null: with none. */
+  #addressAt(at) {
     const { over, other, ranges } = this.choice,
       [first, second] = (ranges ?? []).map((range) => range.join("-"));
-    location.hash = `#/${queryOf({ over: over === "time" ? over : "", other, first, second, at })}`;
+    return `#/${queryOf({ over: over === "time" ? over : "", other, first, second, at })}`;
+  }
+
+  /** Escape releases what is held. */
+  #onKey(event) {
+    if (event.key !== "Escape" || this.cursor.pinned === null || !this.isShown()) return;
+    if (event.target.matches?.("input, textarea, select") || document.querySelector("dialog[open]")) return;
+    this.cursor.hold(null);
   }
 
   /** The two halves of the run. */
@@ -232,8 +246,31 @@ export class Learning {
     return `step ${at}`;
   }
 
+  /** Lead from the place that is held to the rollouts of its step, of two ranges of both, and to its end. */
+  #sayHeld() {
+    const at = this.cursor.pinned,
+      own = (this.choice.ranges ? this.sets : this.sets?.slice(0, 1)) ?? [],
+      steps = own
+        .filter(({ xs }) => at !== null && at >= xs[0] && at <= xs.at(-1))
+        .map((set) => set.steps[nearest(set.xs, at)]),
+      release = this.#addressAt(null),
+      shown = at === null ? "" : `${steps} ${release}`;
+    if (this.held.dataset.shown === shown) return;
+    this.held.dataset.shown = shown;
+    this.held.replaceChildren();
+    if (at === null) return;
+    const links = steps.map((step) => [
+      `Step ${number(step)} is held: `,
+      h("a", { href: listAddress({ step }) }, "its rollouts"),
+      " \u00b7 ",
+    ]);
+    this.held.append(...(links.length ? links.flat() : ["A place without a step is held: "]));
+    this.held.append(h("a", { href: release }, "release"));
+  }
+
   /** Say where the cursor is, when that was, and what was changed there. */
   #say() {
+    this.#sayHeld();
     const { at } = this.cursor;
     if (at === null || !this.sets?.[0]?.xs.length) {
       setText(
