@@ -139,6 +139,15 @@ def test_a_link_shows_the_same_list_and_clear_shows_all(page: Page, address: str
     expect(listed(page).nth(2)).to_be_visible()
 
 
+def test_a_status_has_a_count_where_the_buffer_has_all_its_groups(browser: Browser, stepped: Stepped) -> None:
+    context, watched = opened(browser, f"{stepped.live}/#/rollouts")
+    options = watched.page.get_by_label("Status", exact=True).locator("option")
+    expect(options.filter(has_text="pending")).to_have_text("pending (0)")
+    for name in ("archived", "failed", "leaving"):
+        expect(options.filter(has_text=name)).to_have_text(name)
+    context.close()
+
+
 def test_heads_sort_by_mouse_and_keyboard(page: Page) -> None:
     page.get_by_role("link", name="Rollouts", exact=True).click()
     head, steps = page.get_by_role("columnheader", name="step"), "tr td:nth-child(3)"

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rollq.buffer.archive.annotations import AnnotationReader
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.calls.orders import GroupOrder, Order, Ordered
+    from rollq.buffer.values.rollouts import Status
     from rollq.cli.run_location import RunLocation
     from rollq.cli.run_reader import RunReader
     from rollq.monitor.dashboard.browsing import Rollouts
@@ -95,24 +96,26 @@ def dashboard(
     with RunReader(location, location.to_look_at) as reader:
         shared = _Shared(reader)
         trained = TrainedReader(lambda: _annotations(location.file, shared))
-        rollouts = _rollouts(shared, location.archive_url)
-        browsing = Browsing(location.run, rollouts, BROWSED, trained, token_texts(location.file))
+        rollouts, elsewhere = _rollouts(shared, location.archive_url)
+        texts = token_texts(location.file)
+        browsing = Browsing(location.run, rollouts, BROWSED, trained, texts, elsewhere=elsewhere)
         curves = CurveFinder(location, shared.call)
         page = Dashboard(location.run, shared, SharedReading(shared.read), browsing, curves, _Orders(location), token)
         serve(Guarded(page.app()), host, port, allowed_hosts, on_stop=page.events.stop)
 
 
-def _rollouts(shared: "_Shared", archive_url: str | None) -> "Rollouts":
-    """The groups of a run, including the ones that its archive has."""
+def _rollouts(shared: "_Shared", archive_url: str | None) -> tuple["Rollouts", Sequence["Status"]]:
+    """The groups of a run, of its archive too, and the statuses of groups that may be in the archive alone."""
     from rollq.monitor.dashboard.live_rollouts import LiveRollouts
 
     live = LiveRollouts(shared)
     if archive_url is None:
-        return live
+        return live, ()
+    from rollq.buffer.archive.reader import ARCHIVED_AS
     from rollq.buffer.archive.run_archive import RunArchive
     from rollq.monitor.dashboard.archived_rollouts import ArchivedRollouts
 
-    return ArchivedRollouts(live, lambda: RunArchive(archive_url, shared.call).pages)
+    return ArchivedRollouts(live, lambda: RunArchive(archive_url, shared.call).pages), ARCHIVED_AS
 
 
 def _archive(url: str, texts: "TokenTexts") -> "Starlette":

@@ -40,11 +40,19 @@ class Browsing:
     """The endpoints of the rollout browser. They work in threads."""
 
     def __init__(
-        self, run: str, rollouts: Rollouts, statuses: Sequence[Status], trained: TrainedReader, texts: TokenTexts
+        self,
+        run: str,
+        rollouts: Rollouts,
+        statuses: Sequence[Status],
+        trained: TrainedReader,
+        texts: TokenTexts,
+        *,
+        elsewhere: Sequence[Status] = (),
     ) -> None:
-        """`statuses`: those that groups may have, in the order in which they are listed."""
+        """`statuses`: those that groups may have, in the order in which they are listed. `elsewhere`: those of groups
+        that may be in the archive alone, where the counts of a status do not have them."""
         self._run, self._rollouts, self._statuses = run, rollouts, statuses
-        self._trained, self._texts = trained, texts
+        self._trained, self._texts, self._elsewhere = trained, texts, elsewhere
 
     def routes(self) -> list[Route]:
         """The routes of all endpoints."""
@@ -57,7 +65,9 @@ class Browsing:
     def about(self) -> dict[str, Any]:
         """Facts that the page needs before it asks for anything."""
         statuses = [status.value for status in self._statuses]
-        return {"run": self._run, "rollq": version("rollq"), "statuses": statuses, "texts": self._texts.note}
+        elsewhere = [status.value for status in self._elsewhere]
+        facts = {"statuses": statuses, "elsewhere": elsewhere, "texts": self._texts.note}
+        return {"run": self._run, "rollq": version("rollq"), **facts}
 
     def _groups(self, request: Request) -> Any:
         selection = selection_of(request, self._rollouts.tasks(), self._statuses)

@@ -32,10 +32,11 @@ function orderInWords(sort) {
   return [`by ${{ at: "time", tokens: "length" }[name] ?? name}, ${sort.startsWith("-") ? "highest" : "lowest"} first`];
 }
 
-/** The form. `onWanted(wanted)` is called when something else is wanted. */
+/** The form. `elsewhere`: the statuses of groups that may be in the archive alone, which no count has; `onWanted(wanted)`
+ * is called when something else is wanted. */
 export class Filters {
-  constructor(statuses, onWanted) {
-    this.onWanted = onWanted;
+  constructor({ statuses, elsewhere }, onWanted) {
+    Object.assign(this, { elsewhere, onWanted });
     this.wanted = {};
     this.task = choice("task", "Task", "all tasks", []);
     this.status = choice("status", "Status", "any status", statuses);
@@ -99,7 +100,7 @@ export class Filters {
     this.#open(false);
   }
 
-  /** Offer tasks, with the number of groups of each status where that is known. */
+  /** Offer tasks, with the number of groups of each status where all of them are counted. */
   tasks(tasks) {
     const names = tasks.map((task) => task.task);
     const offered = [...this.task.options].slice(1).map((option) => option.value);
@@ -109,6 +110,7 @@ export class Filters {
     }
     if (!tasks.every((task) => task.statuses)) return;
     for (const option of [...this.status.options].slice(1)) {
+      if (this.elsewhere.includes(option.value)) continue;
       const groups = tasks
         .filter((task) => !this.task.value || task.task === this.task.value)
         .reduce((sum, task) => sum + (task.statuses[option.value] ?? 0), 0);

@@ -34,7 +34,7 @@ async function start() {
   setText(byId("run-name"), about.run);
   const views = {
     run: about.archive ? new ArchiveView(byId("view-run"), about.archive) : new RunView(byId("view-run")),
-    rollouts: new RolloutsView(byId("view-rollouts"), about.statuses),
+    rollouts: new RolloutsView(byId("view-rollouts"), about),
   };
   views.group = new GroupView(byId("view-group"), views.rollouts);
   views.compare = new CompareView(byId("view-compare"));

@@ -83,8 +83,9 @@ function numbersOf(row, wanted) {
 }
 
 export class RolloutsView {
-  constructor(root, statuses) {
-    this.filters = new Filters(statuses, (wanted) => this.#address(wanted));
+  /** `about`: facts of the run, with its statuses. */
+  constructor(root, about) {
+    this.filters = new Filters(about, (wanted) => this.#address(wanted));
     this.wanted = {};
     this.isOld = true;
     this.table = groupTable("Groups", "no groups", {
@@ -103,7 +104,7 @@ export class RolloutsView {
     this.asked = 0;
   }
 
-  /** Offer tasks, with the number of groups of each status where that is known. */
+  /** Offer tasks; see `Filters`. */
   tasks(tasks) {
     this.filters.tasks(tasks);
   }
