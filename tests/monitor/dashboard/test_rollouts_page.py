@@ -113,6 +113,8 @@ def test_the_longest_wrong_answer_of_a_dropped_step_is_three_clicks_away(page: P
     found = page.get_by_role("article", name="sample 1")
     expect(found.locator(".tag")).to_have_text("longest")
     expect(found).to_be_in_viewport()
+    expect(page.get_by_role("heading", level=1)).to_be_in_viewport()
+    expect(page.locator(".ringed")).to_have_text("Ringed: the sample that matches the list's filters")
     expect(page.get_by_role("article", name="sample 0")).not_to_have_class(re.compile("found"))
 
 

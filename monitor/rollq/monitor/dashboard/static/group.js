@@ -10,6 +10,8 @@ import { Samples, talk, textual } from "./samples.js";
 
 /** Keys that open the group before and the one after, in the list. */
 const KEYS = { k: "before", j: "after" };
+/** Pixels of the head of a card: with them in sight, it is not scrolled to. */
+const SEEN = 60;
 
 export class GroupView {
   /** `list`: the rollouts from which groups are opened. */
@@ -41,13 +43,15 @@ export class GroupView {
   #draw(group) {
     this.samples = new Samples([group]);
     this.cards = this.samples.cards.get(group);
+    this.longest = longestOf(group.samples);
+    this.ringed = h("p", { class: "note ringed", hidden: true });
     this.steps = h("span", { class: "steps" });
     this.same = new SamePrompt(group);
     this.root.replaceChildren(
       h("div", { class: "bar" }, back(this.wanted), this.steps),
       h(
         "div",
-        { class: "bar" },
+        { class: "bar group-name" },
         h("h1", null, `${group.task} ${group.group_id}`),
         h("span", { class: `pill status ${group.status}` }, group.status),
         h("span", null, group.reward === null ? "" : `reward ${number(group.reward, 3)}`),
@@ -64,15 +68,22 @@ export class GroupView {
       this.samples.controls,
       group.annotations ? h("p", { class: "note", id: "annotations" }, group.annotations) : "",
       this.samples.inspector,
+      this.ringed,
       this.samples.box,
       h("p", { class: "note" }, group.texts),
     );
     this.samples.box.append(...this.cards);
+    if (this.longest !== null) this.#tag(this.longest, "longest");
     this.root.querySelector("h1").tabIndex = -1;
     this.root.querySelector("h1").focus({ preventScroll: true });
   }
 
-  /** Lead to the neighbours, and mark the samples for which the list has the group; the longest of them is scrolled to. */
+  #tag(index, text) {
+    this.cards[index].querySelector("h3").after(h("span", { class: "tag" }, text));
+  }
+
+  /** Lead to the neighbours, and ring the samples for which the list has the group; the longest of them is scrolled to
+   * where it cannot be seen. */
   #place(place) {
     this.place = place;
     const step = (key, word) => {
@@ -92,11 +103,19 @@ export class GroupView {
       ([index, , tokens, , , matches]) => (matches || !isSearch) && tokens !== null && this.cards[index],
     );
     if (!found.length) return;
-    const [longest] = found.reduce((best, one) => (one[2] > best[2] ? one : best));
-    for (const [index] of found) if (isSearch || index === longest) this.cards[index].classList.add("found");
-    const card = this.cards[longest];
-    card.querySelector("h3").after(h("span", { class: "tag" }, "longest"));
-    if (card.getBoundingClientRect().bottom > window.innerHeight) card.scrollIntoView({ block: "start" });
+    const longest = longestOf(found.map(([index, , tokens]) => ({ index, tokens })));
+    if (isSearch) this.#ring(found.map(([index]) => index));
+    if (longest !== null && longest !== this.longest) this.#tag(longest, "longest found");
+    const card = this.cards[longest ?? found[0][0]];
+    if (card.getBoundingClientRect().top > window.innerHeight - SEEN) card.scrollIntoView({ block: "start" });
+  }
+
+  /** Ring the samples that were searched for, and say so. */
+  #ring(indexes) {
+    for (const index of indexes) this.cards[index].classList.add("found");
+    const many = indexes.length;
+    this.ringed.textContent = `Ringed: the ${many === 1 ? "sample that matches" : `${many} samples that match`} the list's filters`;
+    this.ringed.hidden = false;
   }
 
   /** Open a neighbour in the place of this group, so that the way back leads to the list. */
@@ -111,6 +130,13 @@ export class GroupView {
     event.preventDefault();
     this.#open(row);
   }
+}
+
+/** The index of the longest of some samples, {index, tokens}; null where all have one length. */
+function longestOf(samples) {
+  const lengths = samples.map((one) => one.tokens),
+    most = Math.max(...lengths);
+  return lengths.some((length) => length !== most) ? samples[lengths.indexOf(most)].index : null;
 }
 
 /** The way back to the list. */
