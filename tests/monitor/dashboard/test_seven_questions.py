@@ -124,6 +124,9 @@ def test_which_machine_is_stuck(page: Page, compared: Compared) -> None:
     first = page.get_by_role("table", name="Workers").locator("tbody tr").first
     expect(first).to_contain_text("gpu-node-2")
     expect(first).to_contain_text("dead")
+    page.get_by_role("link", name="Rollouts", exact=True).click()
+    cut = "box => box.scrollHeight > box.clientHeight"
+    assert page.locator("#diagnosis p").first.evaluate(cut) is False
     said = " ".join(rollq("status", compared.first).split())
     assert "on gpu-node-2, process 4713, has said nothing for" in said
 
