@@ -141,6 +141,7 @@ def test_two_ranges_of_a_run_start_at_one_place(page: Page) -> None:
     expect(page).to_have_url(re.compile("first=11-20&second=41-50"))
     legend = figure(page, "Loss").locator(".legend li")
     expect(legend).to_have_text(["11\u201320" + "0.05", "41\u201350" + "0.02"])
+    expect(figure(page, "Loss").locator("svg text").last).to_have_text(re.compile(r"^\+\d$"))
     figure(page, "Loss").focus()
     page.keyboard.press("ArrowLeft")
     expect(figure(page, "Reward").locator(".when")).to_have_text("steps 20 and 50")

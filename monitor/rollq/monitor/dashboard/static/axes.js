@@ -53,6 +53,11 @@ export function stepAxis(low, high) {
   return { low, high, marks: multiples(low, high, step), text: (value) => value.toFixed(0) };
 }
 
+/** The axis of train steps since a start. */
+export function offsetAxis(low, high) {
+  return { ...stepAxis(low, high), text: (value) => `+${value.toFixed(0)}` };
+}
+
 /** The axis of seconds since a start. */
 export function elapsedAxis(low, high) {
   const step = timeStep(high - low),

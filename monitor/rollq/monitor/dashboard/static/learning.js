@@ -1,7 +1,7 @@
 // The section on learning: curves over train steps or time, evaluations, changes, and a second run.
 
 import { get } from "./api.js";
-import { elapsedAxis, stepAxis } from "./axes.js";
+import { elapsedAxis, offsetAxis, stepAxis } from "./axes.js";
 import { Cursor, LineChart, nearest } from "./charts.js";
 import { bounds, choiceOf, linesOf, pointsOf, setsOf } from "./compared.js";
 import { h, setText } from "./dom.js";
@@ -20,6 +20,7 @@ const GROUPS = {
 };
 const FOLDED = ["freshness", "speed"];
 const RANGES = "\u0000ranges";
+const RANGES_SAID = "first range solid, second dashed; +10: 10 steps after the start of each";
 
 export class Learning {
   constructor(isShown) {
@@ -84,7 +85,8 @@ export class Learning {
     const range = (label) =>
       h("input", { "aria-label": label, placeholder: "from-to", size: 9, pattern: "\\d+-\\d+", onchange: choose });
     this.ranges = [range("First steps"), range("Second steps")];
-    this.rangesShown = h("span", { class: "bar", hidden: true }, this.ranges[0], "and, dashed,", this.ranges[1]);
+    const said = h("span", { class: "note" }, RANGES_SAID);
+    this.rangesShown = h("span", { class: "bar", hidden: true }, this.ranges[0], "and", this.ranges[1], said);
     return [this.over, this.with, this.rangesShown];
   }
 
@@ -188,7 +190,7 @@ export class Learning {
     setText(this.said, this.problem || this.#note());
     if (!own) return;
     this.sets = setsOf(choice, own, other);
-    const axis = (choice.over === "time" ? elapsedAxis : stepAxis)(...bounds(this.sets)),
+    const axis = (choice.over === "time" ? elapsedAxis : choice.ranges ? offsetAxis : stepAxis)(...bounds(this.sets)),
       changes = choice.ranges ? [] : own.changes.map((each) => this.#tick(each)).filter(({ x }) => x >= axis.low),
       curves = own.curves.map((curve) => ({ ...curve, shown: linesOf(this.sets, this.#withOther(curve)) }));
     for (const [name, group] of Object.entries(this.groups))
