@@ -94,7 +94,7 @@ def test_it_takes_its_processes_along_when_it_is_killed(make: Make) -> None:
         ({"sum.jsonl": "none.jsonl"}, "none.jsonl' cannot be read"),
         ({'model = "model"': 'model = "another"'}, "model: cannot read "),
         ({'device = "cpu"': 'device = "cuda:99"'}, "device = 'cuda:99': torch does not find this GPU here"),
-        ({"[producer]": '[archive]\nurl = "archive"\n[producer]'}, "archive.url = 'archive': is neither"),
+        ({"[producer]": '[archive]\nurl = "archive"\n[producer]'}, "archive': there is no such folder on this machine"),
         ({'judge = "exact_match"': 'judge = "rewards.nothing"'}, "rewards"),
         ({"redis://127.0.0.1": "redis://192.0.2.1.invalid"}, "`rollq up` starts one only at a URL such as"),
     ],

@@ -158,7 +158,7 @@ def _say(task: str, change: str) -> None:
 
 
 def _planned_text(clock: "Clock", rules: "TaskRules", batch: Mapping[str, int] | None) -> str:
-    """What a change would do; empty where nothing would change."""
+    """Describe what a change would do; empty where nothing would change."""
     from rollq.buffer.rules.revisions import Revision, differences
 
     changes = differences(clock.rules, rules)

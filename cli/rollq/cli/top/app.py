@@ -148,8 +148,8 @@ class Top(App[None]):
 
     def _draw(self) -> None:
         frame = self._feed.frame
-        keys = "q quit  ? keys  p pause  r resume  d drain  f find groups  s sort"
-        self._part("keys", Text(f"{keys}   {self._said}", no_wrap=True))
+        keys, more = "q quit  ? keys", "  p pause  r resume  d drain  f find groups  s sort"
+        self._part("keys", Text(keys + (f"   {self._said}" if self._said else more), no_wrap=True))
         if frame.run is None:
             self._part("diagnosis", Text(frame.error or f"reading run {self._run_name} ..."))
             return

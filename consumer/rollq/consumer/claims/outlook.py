@@ -100,7 +100,7 @@ def _failures(counts: Counts) -> str:
 
 
 def _why_not_produced(clock: Clock) -> str:
-    """What holds production back by hand."""
+    """The order that holds production back."""
     if clock.control is Control.PAUSE:
         return "production is set to pause (`rollq resume`)"
     remedy = "; fix the cause, then let production continue (`rollq resume`)"

@@ -49,8 +49,8 @@ class Browsing:
         *,
         elsewhere: Sequence[Status] = (),
     ) -> None:
-        """`statuses`: those that groups may have, in the order in which they are listed. `elsewhere`: those of groups
-        that may be in the archive alone, where the counts of a status do not have them."""
+        """`statuses`: those that groups may have, in the order in which they are listed. `elsewhere`: statuses of
+        groups that may be in the archive alone, where the counts of a status do not have them."""
         self._run, self._rollouts, self._statuses = run, rollouts, statuses
         self._trained, self._texts, self._elsewhere = trained, texts, elsewhere
 

@@ -251,7 +251,7 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
 
 
 def _state_lines(task: TaskStatus) -> Iterator[str]:
-    """What has changed the task by hand, and its last error."""
+    """Orders that hold the task back, and its last error."""
     if task.is_retired:
         yield f"retired: no batch takes groups of it; `rollq set {task.task} batch_groups=N` brings it back"
     if task.control != "run":

@@ -22,7 +22,7 @@ local function describe_lease_of(clock, id, bare)
   -- stylua: ignore
   return {
     tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
-    tonumber(admitted_ms), tonumber(leased_ms), letters, prompt, must_finish, kept, tonumber(parts or '0'),
+    tonumber(admitted_ms or 0), tonumber(leased_ms or 0), letters, prompt, must_finish, kept, tonumber(parts or '0'),
     payload or '', expected_tokens(clock, id),
   }
 end
