@@ -24,8 +24,10 @@ class OwnThread:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def call(self, do: Callable[[], T]) -> T:
-        """Return what `do` returns, or raise what it raises. Raises `NotYet` after `wait_s`; a call that has not started
-        by then is left out."""
+        """Return what `do` returns, or raise what it raises.
+
+        Raises `NotYet` after `wait_s`. A call that has not started by then is left out.
+        """
         answer: Future[T] = Future()
         self._asked.put((do, answer))
         try:
