@@ -66,11 +66,7 @@ def redis(
     from rollq.buffer.store.embedded_cluster import EmbeddedCluster
     from rollq.buffer.store.embedded_server import EmbeddedServer, memory_limit
 
-    password = None
-    if password_env is not None:
-        password = os.environ.get(password_env)
-        if not password:
-            raise ConfigError(f"--password-env {password_env!r}: this environment variable is not set or is empty")
+    password = None if password_env is None else _password(password_env)
     stop = stop_on_signals()
     server: EmbeddedServer | EmbeddedCluster
     if primaries is None:
@@ -105,3 +101,9 @@ def redis(
                 log.warning("the server at %s exited by itself; see %r", dead.url, str(dead.log_path))
             if not alive:
                 raise ServerUnavailable(f"no server runs any more; see server.log in {str(directory)!r}")
+
+
+def _password(variable: str) -> str:
+    if not (password := os.environ.get(variable)):
+        raise ConfigError(f"--password-env {variable!r}: this environment variable is not set or is empty")
+    return password
