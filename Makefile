@@ -16,7 +16,7 @@ VLLM_BIN := .venv-vllm/bin
 VLLM_INSTALLED := .venv-vllm/.installed
 SGLANG_BIN := .venv-sglang/bin
 SGLANG_INSTALLED := .venv-sglang/.installed
-SOURCES := buffer producer workers consumer monitor cli integrations benchmarks docs tests
+SOURCES := buffer producer workers consumer monitor environments cli integrations benchmarks docs tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 # On Redis and on a cluster, only the tests of what depends on the kind of server.

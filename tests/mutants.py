@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("buffer", "producer", "workers", "consumer", "monitor", "cli", "integrations")
+SOURCES = ("buffer", "producer", "workers", "consumer", "monitor", "environments", "cli", "integrations")
 ENOUGH = 0.9
 TIMEOUT_S = 20
 MODULES = {

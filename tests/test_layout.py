@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "workers": {"workers", "buffer"},
     "consumer": {"consumer", "buffer"},
     "monitor": {"monitor", "producer", "workers", "consumer", "buffer"},
-    "cli": {"cli", "monitor", "producer", "workers", "consumer", "buffer"},
+    "environments": {"environments", "producer", "workers", "buffer"},
+    "cli": {"cli", "environments", "monitor", "producer", "workers", "consumer", "buffer"},
     "integrations": {"integrations", "consumer", "buffer"},
 }
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "compose" / "Dockerfile"
 INSTRUCTION = re.compile(r"(ARG|FROM|ENV|WORKDIR|RUN|COPY|USER|HEALTHCHECK|CMD) (.+)")
-PARTS = ["buffer", "producer", "workers", "consumer", "monitor", "cli", "integrations"]
+PARTS = ["buffer", "producer", "workers", "consumer", "monitor", "environments", "cli", "integrations"]
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ ALLOWED: dict[tuple[str, str], str] = {}
 """(file, phrase) -> why it may stay."""
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
-SHIPPED = ("buffer", "producer", "workers", "consumer", "monitor", "cli", "integrations")
+SHIPPED = ("buffer", "producer", "workers", "consumer", "monitor", "environments", "cli", "integrations")
 SOURCES = sorted(
     path
     for folder in (*SHIPPED, "benchmarks", "docs", "examples", "compose")

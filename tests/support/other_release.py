@@ -47,7 +47,7 @@ class OtherRelease:
         _replace(package / "lua" / "run" / "create_run.lua", "'created_ms',", f"'{MARK}', 'another', 'created_ms',")
         if schema is not None:
             _replace(package / "store" / "keys.py", r"SCHEMA_VERSION = \d+", f"SCHEMA_VERSION = {schema}")
-        others = ("producer", "workers", "consumer", "monitor", "cli", "integrations", "tests")
+        others = ("producer", "workers", "consumer", "monitor", "environments", "cli", "integrations", "tests")
         folders = [folder, *(ROOT / name for name in others)]
         given = {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
         self._environment = given | {"PYTHONPATH": os.pathsep.join(map(str, folders))}

@@ -1,0 +1,24 @@
+"""The kinds of failures of a sample. They are counted, and never become a reward of 0."""
+
+from enum import StrEnum
+
+
+class FailureKind(StrEnum):
+    """The part that a sample failed at. Metrics, queries and the archive have the values."""
+
+    PROMPT = "prompt"  # the prompt is malformed or too long
+    PROVIDER = "provider"  # the engine, or its servers
+    CONTEXT = "context"  # no room for another token, where a loop cannot end its answer there
+    GRADER = "grader"  # the judge raised, hung, or gave no finite number
+    SANDBOX = "sandbox"  # the place where an answer's program or tests run
+    TOOL = "tool"  # a tool that the model called broke
+    ENVIRONMENT = "environment"  # the environment, or its server
+    PROGRAM = "program"  # the agent loop, or the program that owns it
+
+
+class SampleFailed(Exception):
+    """Fails one sample, with a kind and a reason: for agent loops, environments, tools and judges to raise."""
+
+    def __init__(self, kind: FailureKind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind

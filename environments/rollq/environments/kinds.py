@@ -1,0 +1,108 @@
+"""The kinds of environments, and the interface of each: `env = "kind:name"` is opened as a source of rows.
+
+A kind imports no heavy package: it is opened whenever `rollq.toml` is read. What reads rows or grades answers may.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Protocol
+
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.errors import ConfigError
+
+GROUP: Final = "rollq.environments"
+"""The group of entry points by which other packages add kinds."""
+BUILT_IN: Final[Mapping[str, str]] = {}
+"""Kind -> the dotted path of its class, which is imported when the kind is used."""
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"  # training on it would be wrong
+    WARNING = "warning"  # worth knowing
+    NOTE = "note"  # a number to know
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found; `row` is the index of the row that shows it, or None for the whole."""
+
+    level: Level
+    text: str
+    row: int | None = None
+
+
+class Source(Protocol):
+    """The rows of one environment, and how they are sampled and judged."""
+
+    def identity(self) -> dict[str, str]:
+        """The package, its version from its metadata, the options and the split: all that the rows depend on."""
+        ...
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, which is what the
+        bridge needs to open the row again. They are the same in every process and on every machine."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """The keys of a task that this environment sets, by field: `judge`, `agent_loop`, `agent_options`, ..."""
+        ...
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        """What is wrong with these rows, their grader or their episodes, found without a model."""
+        ...
+
+
+class Kind(Protocol):
+    """A kind of environments, as it stands before the colon of `env`."""
+
+    def open(self, name: str, options: Mapping[str, Any], split: str) -> Source:
+        """The environment of this name. Raises `ConfigError` for a name, an option or a split that does not exist."""
+        ...
+
+    def installed(self) -> str:
+        """The version of the package that it needs; empty without it. A kind that needs none says "built in"."""
+        ...
+
+    def install(self) -> str:
+        """How to install what it needs."""
+        ...
+
+    def names(self) -> Iterable[str]:
+        """The names that it knows; empty where only the user knows them."""
+        ...
+
+
+def split_env(env: str) -> tuple[str, str]:
+    """The kind and the name in `env`. Raises `ConfigError`."""
+    kind, colon, name = env.partition(":")
+    if not (kind and colon and name):
+        raise ConfigError(
+            f'env = "{env}": write a kind and a name, as "reasoning-gym:chain_sum"; `rollq env list` has them'
+        )
+    return kind, name
+
+
+def kind_named(name: str) -> Kind:
+    """The kind of this name. Raises `ConfigError`."""
+    path = BUILT_IN.get(name)
+    if path is not None:
+        made: Kind = load_plugin("env", path, {})()
+        return made
+    found = next((point for point in _entry_points() if point.name == name), None)
+    if found is None:
+        raise ConfigError(f"env: there is no kind {name!r}: use {', '.join(kind_names())}")
+    added: Kind = found.load()()
+    return added
+
+
+def kind_names() -> list[str]:
+    """All kinds that are installed."""
+    return sorted({*BUILT_IN, *(point.name for point in _entry_points())})
+
+
+def _entry_points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
