@@ -1,6 +1,6 @@
 """The kinds of environments, and the interface of each: `env = "kind:name"` is opened as a source of rows.
 
-A kind imports no heavy package: it is opened whenever `rollq.toml` is read. What reads rows or grades answers may.
+A kind imports no heavy package, since it is opened whenever `rollq.toml` is read. Its rows and graders may import one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found; `row` is the index of the row that shows it, or None for the whole."""
+    """One result of a check; `row` is the index of the row that shows it, or None for the whole environment."""
 
     level: Level
     text: str
@@ -39,12 +39,12 @@ class Source(Protocol):
     """The rows of one environment, and how they are sampled and judged."""
 
     def identity(self) -> dict[str, str]:
-        """The package, its version from its metadata, the options and the split: all that the rows depend on."""
+        """The package, its version from its metadata, the options and the split, which the rows depend on."""
         ...
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, which is what the
-        bridge needs to open the row again. They are the same in every process and on every machine."""
+        """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, by which the
+        bridge opens the row again. They are the same in every process and on every machine."""
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -52,12 +52,12 @@ class Source(Protocol):
         ...
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """What is wrong with these rows, their grader or their episodes, found without a model."""
+        """The faults of these rows, of their grader and of their episodes, found without a model."""
         ...
 
 
 class Kind(Protocol):
-    """A kind of environments, as it stands before the colon of `env`."""
+    """A kind of environments, named before the colon of `env`."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str) -> Source:
         """The environment of this name. Raises `ConfigError` for a name, an option or a split that does not exist."""
