@@ -3,11 +3,9 @@
 Invariant: only `commit` moves the step, so asking for a step again, after any failure, gives the same batch.
 """
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -17,9 +15,8 @@ import numpy.typing as npt
 
 from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.calls.evaluations import rewards_of
-from rollq.buffer.calls.replies import Claimed, Production, TrainerEpoch
-from rollq.buffer.common.log_once import LogOnce
-from rollq.buffer.errors import ConfigError, CorruptGroup, NotClaimed
+from rollq.buffer.calls.replies import Production, TrainerEpoch
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.tracing.tracer import start_tracer
@@ -28,7 +25,7 @@ from rollq.buffer.weights.probe import Probe
 from rollq.consumer.annotations import Annotator
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.claims.activity import Activity
-from rollq.consumer.claims.batch_builder import BatchBuilder
+from rollq.consumer.claims.batch_taker import BatchTaker
 from rollq.consumer.claims.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.claims.colocation import ColocatedEngines
 from rollq.consumer.claims.connection import Connection
@@ -37,7 +34,7 @@ from rollq.consumer.claims.evaluation import evaluate
 from rollq.consumer.claims.group_traces import GroupTraces
 from rollq.consumer.claims.prefetch import Prefetch
 from rollq.consumer.claims.replay_check import Replay
-from rollq.consumer.claims.stream import BatchStream, expected_counts, why_whole
+from rollq.consumer.claims.stream import BatchStream, why_whole
 from rollq.consumer.claims.trainer_lease import TrainerLease
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.production import together
@@ -48,8 +45,6 @@ from rollq.consumer.weights.sources import Source, gathering
 
 if TYPE_CHECKING:
     from rollq.consumer.batches.micro_batch import MicroBatch
-
-log = logging.getLogger(__name__)
 
 
 class Consumer(Iterator[Batch]):
@@ -78,7 +73,7 @@ class Consumer(Iterator[Batch]):
         self._lease = TrainerLease(buffer, epoch, publisher.keep, self._activity)
         self._events = buffer.events()
         self._stop = buffer.closed
-        self._claimer = BatchClaimer(
+        claimer = BatchClaimer(
             self._lease,
             sizes,
             self._events,
@@ -98,14 +93,11 @@ class Consumer(Iterator[Batch]):
             rank=settings.rank,
             world_size=settings.world_size,
         )
+        self._batches = BatchTaker(self._lease, claimer, self._engines, self._prefetch, self._activity, settings)
         tracer = start_tracer("trainer", buffer.run, lambda: buffer.incarnation) if settings.rank == 0 else None
         self._traces = GroupTraces(tracer, lambda: self._lease.buffer)
         self._replay = Replay(self._lease, settings.on_replay_mismatch)
         self._step = epoch.from_step + 1
-        self._committed = 0  # the last step that this trainer has committed
-        self._last_batch = epoch.from_step  # the step of the last batch that was returned
-        self._returned: tuple[int, int] | None = None  # its step and claim round
-        self._log_once = LogOnce(log)
 
     @classmethod
     def connect(
@@ -226,23 +218,10 @@ class Consumer(Iterator[Batch]):
         `ProductionStalled` or `ProductionStopped` if no batch can ever fill, `ClaimTimeout` with the reason for the
         delay, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step.
         """
-        self._prefetch.pause()
-        self._activity.wait(self._step)
-        while (claimed := self._claimer.claim(self._step)) is not None:
-            self._check_committed(claimed)
-            if not self._engines.sleep(claimed.step):
-                break
-            try:
-                batch = BatchBuilder(self._lease, self._prefetch, self._settings).build(claimed)
-            except CorruptGroup as error:
-                self._replace(claimed, error)
-            else:
-                self._last_batch = claimed.step
-                self._activity.train(claimed.step)
-                self._warn_of_repeat(batch)
-                self._prefetch.begin(claimed.step + 1)
-                return batch
-        raise StopIteration
+        batch = self._batches.take(self._step)
+        if batch is None:
+            raise StopIteration
+        return batch
 
     def stream(
         self, max_tokens: int, *, loss: LossSettings | None = None, padded: bool = False, arrays: Sequence[str] = ()
@@ -267,76 +246,9 @@ class Consumer(Iterator[Batch]):
         def micro_batches(part: Batch) -> "Sequence[MicroBatch]":
             return part.micro_batches(max_tokens, padded=padded, arrays=arrays, whole_samples=loss.needs_whole_samples)
 
-        return BatchStream(self._parts(max_tokens * self._settings.world_size), loss.aggregation, micro_batches)
-
-    def _parts(self, least_tokens: int) -> Iterator[tuple[Batch | None, Batch | None]]:
-        """The parts of the current step's batch. The whole batch comes with the last one, or after it."""
-        step = self._step
-        self._prefetch.pause()
-        builder = BatchBuilder(self._lease, self._prefetch, self._settings)
-        claimed, done, expected = None, 0, None
-        while True:
-            self._activity.wait(step)
-            claimed = self._claimer.claim_part(step, claimed, done, least_tokens)
-            if claimed is None:
-                return
-            if not done:
-                self._check_committed(claimed)
-            end = next((end for end in claimed.parts if end > done), done)
-            try:
-                part = builder.build(claimed, done, end)
-            except CorruptGroup as error:
-                self._replace(claimed, error)
-                if done:
-                    raise
-                builder, claimed = BatchBuilder(self._lease, self._prefetch, self._settings), None
-                continue
-            self._activity.train(step)
-            whole = None
-            if claimed.lack is None and end == len(claimed.groups):
-                whole = replace(part, part=tuple(range(end)))
-                self._last_batch = step
-                self._warn_of_repeat(whole)
-                self._prefetch.begin(step + 1)
-            if end > done:
-                expected = expected or expected_counts(part.task_counts, end, claimed.planned)
-                yield replace(part, expected_counts=expected), whole
-            else:  # the wanted number of groups has fallen since
-                yield None, whole
-            if whole is not None:
-                return
-            done = end
-
-    def _warn_of_repeat(self, batch: Batch) -> None:
-        """Warn once of a loop that gets the batch of a step again because it did nothing with the last one."""
-        if self._returned == (batch.step, batch.claim_round):
-            self._log_once.warning(
-                "repeat",
-                "the batch of step %d was asked for again, and is the same: call `commit(batch)` after training it, or "
-                "`release` to give it up; a loop that does neither trains one batch for good",
-                batch.step,
-            )
-        self._returned = batch.step, batch.claim_round
-
-    def _check_committed(self, claimed: Claimed) -> None:
-        """Raise `NotClaimed` when the server has lost a commit: the batch may hold groups that were just trained."""
-        for task in {group.task for group in claimed.groups} if self._committed else ():
-            if (server_step := self._lease.buffer.clock(task).committed) < self._committed:
-                raise NotClaimed(
-                    f"the server has lost its last moments, as in a failover: step {self._committed} of task {task!r} "
-                    f"was committed, and {server_step} is the last one that it knows. Resume from the last checkpoint"
-                )
-
-    def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:
-        """Give up a batch with an unreadable group. Every rank reads the same bytes: the others wait for rank 0."""
-        log.error("step %d: %s; the group is quarantined, and the step gets another batch", claimed.step, error)
-        if self._settings.rank == 0:
-            self._lease.buffer.release(
-                self._lease.epoch, claimed.step, "return", claim_round=claimed.claim_round,
-                bad={error.task: [error.group_id]},
-            )  # fmt: skip
-            self._engines.wake()
-        self._claimer.give_up(claimed.step)  # only now: a release that the server did not answer is asked for again
+        return BatchStream(
+            self._batches.parts(self._step, max_tokens * self._settings.world_size), loss.aggregation, micro_batches
+        )
 
     def publish(self, weights: Weights, *, step: int, probe: Probe | None = None) -> int:
         """Publish the weights that step `step` has trained, as version `step`; returns the bytes stored for them.
@@ -359,9 +271,9 @@ class Consumer(Iterator[Batch]):
         was not taken yet; `VersionFalls` for one before the live version; `FencedError`; and `ReplayMismatch` with
         `on_replay_mismatch = "fail"`.
         """
-        if step > self._last_batch:
+        if step > (last_step := self._batches.last_step):
             raise ConfigError(
-                f"publish(step={step!r}): the last batch that was taken is the batch of step {self._last_batch}; "
+                f"publish(step={step!r}): the last batch that was taken is the batch of step {last_step}; "
                 "pass the step of the batch that these weights have learned from last"
             )
         before = self._publisher.stored_bytes
@@ -388,7 +300,7 @@ class Consumer(Iterator[Batch]):
                 trained.setdefault(task, []).append(group_id)
             with self._traces.committing(batch.step, batch.group_ids):
                 self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
-            self._committed = batch.step
+            self._batches.note_committed(batch.step)
         self._step = batch.step + 1
         lengths = {task: n.loss_tokens / n.samples for task, n in batch.task_counts.items() if n.samples}
         self._activity.commit(batch.step, batch.task_rewards, lengths)
@@ -411,7 +323,7 @@ class Consumer(Iterator[Batch]):
         if self._settings.rank == 0:
             self._lease.buffer.release(self._lease.epoch, batch.step, mode, claim_round=batch.claim_round)
             self._engines.wake()
-        self._claimer.give_up(batch.step)
+        self._batches.give_up(batch.step)
 
     def take_production(self) -> dict[str, Production]:
         """Return what each task has produced since the last call; empty on ranks other than 0."""
