@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, print the table, write the JSON."""
+"""`python -m benchmarks`: measure and print the table; write the JSON of all, or with --output of any."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -82,22 +82,21 @@ PAGE = Path("docs/benchmarks.md")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    default=RESULTS,
-    show_default=True,
-    help="The results as JSON.",
+    help=f"The results as JSON; without --only, {RESULTS} by default.",
 )
 @click.option("--write-docs", is_flag=True, help=f"Also update the table in {PAGE}.")
-def main(only: Sequence[str], quick: bool, output: Path, write_docs: bool) -> None:
+def main(only: Sequence[str], quick: bool, output: Path | None, write_docs: bool) -> None:
     described = {**machine.describe(), "load_per_core_before": round(machine.load_per_core(), 2)}
     results = []
     for name, measure in BENCHMARKS.items():
         if name in only or (not only and name not in BY_NAME):
             click.echo(f"measuring {name} ...", err=True)
             results += measure(quick)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(report.as_json(described, results))
     report.print_table(described, results)
-    click.echo(f"written to {output}", err=True)
+    if (written := output or (None if only else RESULTS)) is not None:
+        written.parent.mkdir(parents=True, exist_ok=True)
+        written.write_bytes(report.as_json(described, results))
+        click.echo(f"written to {written}", err=True)
     if write_docs:
         report.write_docs(PAGE, described, results)
 
