@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +15,7 @@ from rollq.producer.prompt_records import check_prompts
 from rollq.producer.prompts import PromptFile
 from support.buffer_run import World
 from support.producer_run import TASK, begin, make_run, producer, prompt_file, task_settings
+from support.proxy import PASS, Fate, Proxy, Verdict
 
 
 def rows_of(buffer: Buffer, status: Status = Status.PENDING) -> Counter[int]:
@@ -88,6 +90,25 @@ def test_rows_of_another_file_are_not_hit(server_url: str, run_name: str, path: 
         assert buffer.admit(TASK, picks, epoch=1, cursor=0, target=4, step=1).count == 1
         buffer.record_prompts(TASK, "one", 10, "", "p.jsonl", revision=2)
         assert buffer.excluded_rows(TASK) == (frozenset({1, 2}), 0)
+
+
+def test_a_lost_reply_does_not_hide_that_rows_were_changed(server_url: str, run_name: str, path: Path) -> None:
+    lost: list[bytes] = []
+
+    def judge(command: bytes) -> Verdict:
+        if b"exclude_rows" not in command or lost:
+            return PASS
+        lost.append(command)
+        return Verdict(Fate.DROP)
+
+    with make_run(server_url, run_name, task_settings(path)) as buffer:
+        buffer.record_prompts(TASK, "digest", 10, "", "p.jsonl")
+        port = urlsplit(server_url).port
+        assert port
+        with Proxy(port, judge) as proxy, Buffer.connect(proxy.url, run_name) as behind:
+            assert behind.exclude_rows(TASK, [2, 5]) == [2, 5]
+            assert lost
+        assert buffer.excluded_rows(TASK).rows == {2, 5}
 
 
 @pytest.mark.parametrize(

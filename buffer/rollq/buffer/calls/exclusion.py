@@ -32,14 +32,16 @@ class Excluding(Registry, Steering, Inspection):
         An excluded row counts as done in every pass. Groups of it that exist stay; see `drop_waiting`.
         Raises `ConfigError` for a task without prompts, for rows that it does not have, and for too many.
         """
+        at_first: list[int] | None = None  # a repeat after a lost reply finds nothing left to change
         while True:
             clock = self.clock(task)
             (digest, count), known = self._recorded_prompts(task), self.excluded_rows(task).rows
             self._check_rows(task, rows, count)
             changed = sorted(set(rows) & known if undo else set(rows) - known)
+            at_first = changed if at_first is None else at_first
             after = len(known) + (-len(changed) if undo else len(changed))
             if not changed:
-                return []
+                return at_first
             self._check_number(task, after, count)
             now = f"{after} ({_named('without' if undo else 'with', changed)})"
             record, _, _ = encode_record({"excluded_rows": (f"{len(known)}", now)}, None)
@@ -47,7 +49,7 @@ class Excluding(Registry, Steering, Inspection):
             if reply == _OTHER_PROMPTS:
                 raise ConfigError(f"the prompts of task {task} have just changed: look up the rows again")
             if reply != _RULES_MOVED:
-                return changed
+                return at_first
 
     def drop_waiting(self, task: str, rows: Iterable[int]) -> int:
         """Drop the groups of rows that wait for a worker; returns how many. Others stay, as they were paid for."""
