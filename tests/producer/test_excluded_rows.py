@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Prompt, Status
@@ -75,6 +76,36 @@ def test_a_producer_that_does_not_know_of_it_yet_admits_nothing(server_url: str,
         picks = [(Prompt("p", row=row), row + 1) for row in (2, 4)]
         assert buffer.admit(TASK, picks, epoch=1, cursor=0, target=4, step=1).count == 0
         assert buffer.admit(TASK, picks[:1], epoch=1, cursor=0, target=4, step=1).count == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "found while it is read"])
+def test_a_task_pauses_while_all_its_usable_rows_are_excluded_and_says_the_way_back(
+    server_url: str, run_name: str, path: Path, is_known: bool
+) -> None:
+    good, bad = path.read_bytes().splitlines(keepends=True)[:-1], b'{"no": "prompt"}\n'
+    path.write_bytes(b"".join([*good, bad]))
+    task = task_settings(path, batch_groups=12, max_bad_rows=1)
+    with make_run(server_url, run_name, task) as buffer, ExitStack() as stack:
+        begin(buffer)
+        running = stack.enter_context(producer(server_url, run_name, task))
+        with PromptFile(task) as file:
+            check_prompts(buffer, TASK, file, 0)
+        if is_known:
+            running.tick()
+        buffer.exclude_rows(TASK, range(9))
+        buffer.drop_waiting(TASK, range(9))
+        running.tick()
+        clock = buffer.clock(TASK)
+        assert clock.control is Control.PAUSE
+        assert clock.control_reason == (
+            "no row is left: 1 of 10 cannot be used, and the others are excluded by hand; take a row in again: "
+            "`rollq exclude math ROW --undo`, then `rollq resume --task math`"
+        )
+        running.tick()
+        buffer.exclude_rows(TASK, [4], undo=True)
+        buffer.set_control(TASK, Control.RUN)
+        running.tick()
+        assert set(rows_of(buffer)) == {4}
 
 
 def test_rows_of_another_file_are_not_hit(server_url: str, run_name: str, path: Path) -> None:

@@ -30,7 +30,7 @@ from rollq.producer.row_account import RowAccount
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import SchedulePlan, TaskState, plan_production, step_of, too_little_kept
-from rollq.producer.usable_rows import UsableRows
+from rollq.producer.usable_rows import AllExcluded, UsableRows
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class Producer:
         self._leave_out_excluded(feed, counts)
         plan = plan_production(self._settings, counts.clock.rules, task_state(counts), fullness)
         recycled = self._recycle(feed, counts, plan)
-        admitted = self._admit(feed, counts, plan, recycled) if plan.room > recycled else 0
+        admitted = self._admit_rows_that_are_left(feed, counts, plan, recycled) if plan.room > recycled else 0
         moved = {
             Move.ADMITTED: admitted,
             Move.RECYCLED: recycled,
@@ -203,6 +203,18 @@ class Producer:
         return self._buffer.recycle(
             feed.task, epoch=counts.clock.epoch, target=plan.target, limit=min(plan.room, pool), statuses=plan.pools
         )
+
+    def _admit_rows_that_are_left(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan, recycled: int) -> int:
+        """Admit new prompts up to the target; returns how many. Pauses the task if its usable rows are all excluded."""
+        try:
+            feed.sampler.rows.check_some_are_left()
+            return self._admit(feed, counts, plan, recycled)
+        except AllExcluded as error:
+            undo, resume = f"`rollq exclude {task_of(feed.task)} ROW --undo`", f"`rollq resume --task {feed.task}`"
+            reason = f"{error}; take a row in again: {undo}, then {resume}"
+            log.error("task %s: production pauses: %s", feed.task, reason)
+            self._buffer.set_control(feed.task, Control.PAUSE, reason, only_from=Control.RUN)
+            return 0
 
     def _admit(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan, recycled: int) -> int:
         """Admit new prompts up to the target, one call per train step. Returns how many."""

@@ -26,6 +26,10 @@ MORE: Final = "other reasons"
 REASON_CHARACTERS: Final = 100
 
 
+class AllExcluded(InvalidPrompt):
+    """The rows that could be used are all excluded by hand."""
+
+
 class PromptSource(Protocol):
     """Rows that can be read as prompts, in any order."""
 
@@ -70,7 +74,8 @@ class UsableRows:
     def prompt(self, row: int) -> Prompt | None:
         """The prompt of a row; None if it is unusable, which is logged for the first rows.
 
-        Raises `InvalidPrompt` if no row is usable, or more than `max_bad_rows` of them are not.
+        Raises `InvalidPrompt` if no row is usable, or more than `max_bad_rows` of them are not; `AllExcluded` if all
+        others are excluded.
         """
         if row in self.bad or row in self.excluded:
             return None
@@ -91,19 +96,24 @@ class UsableRows:
         return list(islice(prompts, start, start + n))
 
     def leave_out(self, rows: Iterable[int]) -> None:
-        """Read none of these rows from now on. Raises `InvalidPrompt` if no row is left."""
+        """Read none of these rows from now on. Raises `InvalidPrompt` if no row is usable."""
         self.bad.update(rows)
-        self._check_some_are_left("the last ones are longer than max_prompt_tokens: raise it, or fix the file")
+        if len(self.bad) >= self.count:
+            raise InvalidPrompt(
+                f"none of the {self.count} rows is usable; the last ones are longer than max_prompt_tokens: raise it, "
+                "or fix the file"
+            )
 
     def exclude(self, rows: Iterable[int]) -> None:
-        """Read these rows no longer, and those that were excluded before again. Raises `InvalidPrompt` if no row is
-        left."""
+        """Read these rows no longer, and those that were excluded before again."""
         self.excluded = frozenset(rows)
-        self._check_some_are_left("the last ones were excluded by hand: `rollq exclude TASK ROW --undo`")
 
-    def _check_some_are_left(self, why: str) -> None:
+    def check_some_are_left(self) -> None:
+        """Raises `AllExcluded` if no row is left that may be read."""
         if len(self.bad | self.excluded) >= self.count:
-            raise InvalidPrompt(f"none of the {self.count} rows is usable; {why}")
+            raise AllExcluded(
+                f"no row is left: {len(self.bad)} of {self.count} cannot be used, and the others are excluded by hand"
+            )
 
     def described(self) -> str:
         """The reasons, the most frequent first: `12 x no field 'answer' (p.jsonl:3)`."""
@@ -120,8 +130,9 @@ class UsableRows:
         reason = reason if reason in self.reasons or len(self.reasons) < MOST_REASONS else MORE
         so_far = self.reasons.get(reason, Unusable(0, place))
         self.reasons[reason] = Unusable(so_far.rows + 1, so_far.first)
-        if len(self.bad | self.excluded) >= self.count:
+        if len(self.bad) >= self.count:
             raise InvalidPrompt(f"none of the {self.count} rows is usable; the last one: {error}") from error
+        self.check_some_are_left()
         unusable = sum(of_reason.rows for of_reason in self.reasons.values())
         if unusable > self._max_bad_rows * max(self.seen, min(self.count, ENOUGH_ROWS)):
             raise InvalidPrompt(
