@@ -1,10 +1,14 @@
 """The embedded cluster with users and TLS."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import redis
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.common.memory import usable_memory
 from rollq.buffer.errors import ServerUnavailable
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
@@ -55,3 +59,18 @@ def test_a_cluster_has_users_speaks_tls_and_starts_again(redis_binary: Path, ope
             Buffer.connect(stranger, "sums", password="worker")
     with cluster() as again, connect(again.url, Role.WORKER) as buffer:
         assert buffer.tasks() == ["math"]
+
+
+def test_nodes_of_one_machine_share_its_memory(tmp_path: Path) -> None:
+    first = free_ports(6)
+    command = [sys.executable, "-m", "rollq.cli.main", "redis", "--dir", str(tmp_path), "--cluster", "3"]
+    with subprocess.Popen([*command, "--port", str(first)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline().startswith("serving at ")
+        shares = []
+        for port in range(first, first + 6):
+            with redis.Redis(port=port) as node:
+                shares.append(int(node.config_get("maxmemory")["maxmemory"]))
+        process.terminate()
+    assert len(set(shares)) == 1
+    assert 0 < sum(shares) <= usable_memory() // 2

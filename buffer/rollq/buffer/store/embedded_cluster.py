@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,8 @@ BUS_OFFSET = 10_000
 """From the ports that clients use to those that the nodes use among themselves."""
 LAST_PORT = 65_535
 READY_TIMEOUT_S = 60.0
+REPLICAS = 1
+"""Of each primary, where nothing else is said."""
 LEAST_PRIMARIES = 3
 """With fewer, the others cannot agree that one is dead."""
 
@@ -39,13 +41,14 @@ class EmbeddedCluster:
         directory: str | os.PathLike[str],
         *,
         primaries: int = LEAST_PRIMARIES,
-        replicas: int = 1,
+        replicas: int = REPLICAS,
         port: int | None = None,
         bind: str = "127.0.0.1",
         password: str | None = None,
         binary: str | os.PathLike[str] | None = None,
         acl: Path | None = None,
         certificates: Path | None = None,
+        directives: Mapping[str, str] | None = None,
         node_timeout_ms: int = 5000,
     ) -> None:
         if primaries < LEAST_PRIMARIES:
@@ -67,6 +70,7 @@ class EmbeddedCluster:
                 binary=binary,
                 acl=acl,
                 certificates=certificates,
+                directives=directives,
             )
             for index in range(nodes)
         ]

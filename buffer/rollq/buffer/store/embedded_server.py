@@ -30,6 +30,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from rollq.buffer.common.child_processes import bare_python
+from rollq.buffer.common.memory import usable_memory
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
 from rollq.buffer.store import server_guard
 from rollq.buffer.store.server_access import START_USER, check_access, server_tls, tls_config, user_lines
@@ -288,13 +289,13 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
     ]
 
 
-def memory_limit(directory: Path) -> dict[str, str]:
-    """A `maxmemory` for a server that shares its machine: half of the memory, or what a quarter of the disk allows that
-    is free or holds the files of its folder, as these may take three times its memory. At least `LEAST_MEMORY`."""
+def memory_limit(directory: Path, servers: int = 1) -> dict[str, str]:
+    """A `maxmemory` for each of `servers` that share their machine, or container, and `directory`: half of the memory,
+    or what a quarter of the disk allows that is free or holds the files of the folder, as these may take three times
+    the memory of their server; over `servers`, and for each at least `LEAST_MEMORY`."""
     folder = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     disk = shutil.disk_usage(folder).free + _bytes_in(directory)
-    return {"maxmemory": str(max(LEAST_MEMORY, min(memory // 2, disk // 4)))}
+    return {"maxmemory": str(max(LEAST_MEMORY, min(usable_memory() // 2, disk // 4) // servers))}
 
 
 def _bytes_in(directory: Path) -> int:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 @click.option(
     "--cluster",
     "primaries",
-    type=int,
+    type=click.IntRange(1),
     metavar="N",
     help="Run a cluster of N primaries and a replica of each instead, on the ports from --port on.",
 )
@@ -63,7 +63,7 @@ def redis(
       ROLLQ_REDIS_PASSWORD=... rollq redis --bind 0.0.0.0 --password-env ROLLQ_REDIS_PASSWORD
       rollq redis --bind 10.0.0.1 --acl rollq.acl --certificates certificates --program /usr/bin/redis-server
     """
-    from rollq.buffer.store.embedded_cluster import EmbeddedCluster
+    from rollq.buffer.store.embedded_cluster import REPLICAS, EmbeddedCluster
     from rollq.buffer.store.embedded_server import EmbeddedServer, memory_limit
 
     password = None if password_env is None else _password(password_env)
@@ -90,6 +90,7 @@ def redis(
             binary=program,
             acl=acl,
             certificates=certificates,
+            directives=memory_limit(directory, primaries * (1 + REPLICAS)),
         )
     nodes = [server] if isinstance(server, EmbeddedServer) else server.nodes
     with server:

@@ -8,10 +8,9 @@ import os
 import re
 import resource
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
+from rollq.buffer.common.memory import usable_memory
 from rollq.buffer.errors import ConfigError
 
 KNOWN: Final = re.compile(
@@ -25,7 +24,6 @@ SECRET: Final = re.compile(r"PASS|PWD|SECRET|TOKEN(?!IZERS)|CREDENTIAL|KEY|AUTH|
 """Names of variables that may hold a secret, among the known ones."""
 LOGIN: Final = re.compile(r"://[^/@\s]*@")
 """A URL with a user or a password."""
-CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def known_to_be_harmless(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
@@ -45,10 +43,7 @@ def check_named(named: Sequence[str]) -> None:
 
 def most_memory() -> int:
     """Bytes that a judge may use: half of the machine's memory, or of the container's."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # "max", and systems without cgroups
-        total = min(total, int(CGROUP.read_text()))
-    return total // 2
+    return usable_memory() // 2
 
 
 def limit_memory() -> None:
