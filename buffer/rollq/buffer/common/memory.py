@@ -20,7 +20,7 @@ def usable_memory(root: Path = Path("/")) -> int:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """The limits of a control group and of those around it, of both versions. In a container with a view of its own,
+    """The limits of a control group and of those around it, of both versions. In a container that sees nothing else,
     the path leads nowhere, and the outermost group is the container's."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
