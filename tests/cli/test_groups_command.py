@@ -38,7 +38,7 @@ def statuses(world: World, task: str = "math") -> dict[str, int]:
 
 def test_a_group_is_sampled_again_once_that_is_confirmed(rollq: Rollq, world: World) -> None:
     asked = rollq("requeue", "math/1", "math/3", "math/9")
-    assert asked.exit_code == 0, asked.output
+    assert asked.exit_code == 1, asked.output
     assert asked.output.splitlines() == [
         "math/9: it is not in the buffer",
         "math/3: Nothing changes: it is pending: it has nothing to keep, and a worker samples it anyway.",
@@ -58,6 +58,7 @@ def test_a_script_learns_that_a_group_it_names_was_not_moved(rollq: Rollq) -> No
         assert done.exit_code == status, done.output
     assert rollq("requeue", "math/9", "--yes", "--dry-run").exit_code == 0
     assert rollq("requeue", "--query", '{"task": "code"}', "--yes").exit_code == 0
+    assert rollq("requeue", "--query", '{"task": "none"}').exit_code == 0
 
 
 def test_a_query_names_groups_of_all_tasks(rollq: Rollq, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,11 @@ def test_a_query_names_groups_of_all_tasks(rollq: Rollq, world: World, monkeypat
         "nothing was changed",
     ]
     monkeypatch.undo()
-    assert "quarantine: 4 completed" in rollq("quarantine", "--query", '{"status": "completed"}').output
+    asked = rollq("quarantine", "--query", '{"status": "completed"}')
+    assert (asked.exit_code, asked.output) == (
+        1,
+        "quarantine: 4 completed\nnothing was changed; add --yes to change it\n",
+    )
     done = rollq("drop", "--query", '{"status": {"$in": ["completed", "pending"]}, "task": "code"}', "--yes")
     assert "done: drop: 2 completed, 1 pending" in done.output
     assert (statuses(world, "code"), statuses(world)) == ({}, {"pending": 1, "completed": 2})

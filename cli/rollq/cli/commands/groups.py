@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 HELP = """{effect}
 
-Asks before it changes anything, unless --yes. A group whose status changes in between is left as it is. With --yes, the
-exit status is 1 if a group that is named was not moved.
+Asks before it changes anything, unless --yes; where nobody can answer, it changes nothing, and the exit status is 1. A
+group whose status changes in between is left as it is. With --yes, the exit status is 1 if a group that is named was
+not moved.
 
 \b
 Example:
@@ -87,7 +88,10 @@ _add("drop", "Remove groups.", "Remove groups with their samples, unless a batch
 
 
 def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> bool:
-    """Give an order, once that is confirmed; returns whether it would move, or has moved, each group."""
+    """Give an order, once that is confirmed; returns whether it would move, or has moved, each group.
+
+    Exits with 1 where nobody can confirm it.
+    """
     from rollq.cli.groups.orders import MOST_GROUPS, effect_of, left_lines, name_of, order_groups
 
     for name in found.missing:
@@ -110,4 +114,6 @@ def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bo
         are_moved = are_moved and not done.left
     else:
         click.echo("nothing was changed; add --yes to change it")
+        if not sys.stdin.isatty():
+            sys.exit(1)
     return are_moved
