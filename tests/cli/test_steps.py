@@ -46,6 +46,8 @@ def test_a_live_run_is_shown_by_step_with_its_changes(server_url: str, file: Pat
             buffer.report_trainer(world.held, {**LINE, "step": step, "reward": 0.5})
         buffer.report_evaluations(world.held, 2, {"held_out": 0.75})
         buffer.change_rules("math", {"max_tries": 9})
+    hint = CliRunner().invoke(main, ["status", str(file)]).output.splitlines()[-1]
+    assert hint == "reward, lengths and more by train step: rollq status --steps"
     lines = steps(file).output.splitlines()
     assert lines[0] == "run sums: 2 train steps"
     assert lines[2].split() == ["step", "reward", "length", "longest", "cut", "held_out"]

@@ -22,7 +22,7 @@ GROUPS = {
         "train": ("rollq.cli.commands.roles", "Train on batches of groups and publish weights."),
     },
     "Watch": {
-        "status": ("rollq.cli.commands.status", "Show the progress of a run."),
+        "status": ("rollq.cli.commands.status", "Show the progress of a run; with --steps, its curves."),
         "top": ("rollq.cli.top.command", "Show a run live, and steer it by keyboard."),
         "dashboard": ("rollq.cli.commands.dashboard", "Show a run in a browser, down to single tokens."),
         "metrics": ("rollq.cli.commands.metrics", "Serve metrics of a run to Prometheus."),

@@ -98,6 +98,8 @@ def status(file: Path | None, url: str | None, run_name: str | None, by_step: bo
     with location.without_payloads() as buffer:
         run = read_status(buffer, location.queue())
     click.echo(text.as_json(run) if as_json else text.as_table(run, width))
+    if not as_json:
+        click.echo("\nreward, lengths and more by train step: rollq status --steps")
 
 
 def _by_step(location: "RunLocation", *, as_json: bool, width: int) -> str:
