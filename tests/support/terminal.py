@@ -47,9 +47,11 @@ class Terminal:
             os.write(self._file, KEYS.get(key) or key.encode())
 
     def close(self) -> None:
-        """Stop to read."""
-        self._closed.set()
-        self._thread.join()
+        """Take the terminal away."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+            os.close(self._file)
 
     def _read(self) -> None:
         while not self._closed.is_set():
@@ -79,4 +81,3 @@ def terminal(command: Sequence[str], width: int, height: int) -> Iterator[Termin
             process.kill()
             process.wait(PATIENCE_S)
             shown.close()
-            os.close(ours)

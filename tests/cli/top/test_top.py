@@ -191,6 +191,13 @@ def test_a_run_that_is_not_there_yet_appears(fresh_server: EmbeddedServer) -> No
         ends(shown)
 
 
+def test_it_ends_with_a_terminal_that_vanishes_without_a_hangup(server_url: str) -> None:
+    with terminal(command(server_url, "sums"), 80, 24) as shown:
+        shown.wait_for("q quit")
+        shown.close()
+        ends(shown)
+
+
 def test_without_a_terminal_it_names_the_other_command(server_url: str) -> None:
     done = subprocess.run(command(server_url, "sums"), capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 2

@@ -1,5 +1,7 @@
 """The screen of `rollq top`. It draws what the feed has read, and never waits for the server."""
 
+import select
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -89,7 +91,13 @@ class Top(App[None]):
         """Start to draw."""
         self.query_one("#tasks").focus()
         self.set_interval(DRAWN_EVERY_S, self._draw)
+        self.set_interval(DRAWN_EVERY_S, self._end_with_its_terminal)
         self._draw()
+
+    def _end_with_its_terminal(self) -> None:
+        """End where the terminal has vanished without a hangup: reads return at once then, again and again."""
+        if is_closed(sys.stdin.fileno()):
+            self.exit()
 
     def on_resize(self) -> None:
         """Draw for the new width."""
@@ -176,6 +184,13 @@ class Top(App[None]):
 
     def _part(self, name: str, text: Text) -> None:
         self.screen_stack[0].query_one(f"#{name}", Static).update(text)
+
+
+def is_closed(terminal: int) -> bool:
+    """Whether nobody is at the other end of a terminal, by its file descriptor."""
+    poll = select.poll()
+    poll.register(terminal, 0)
+    return any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
 
 
 def _table(name: str) -> "DataTable[Text]":
