@@ -43,6 +43,7 @@ from rollq.workers.groups.places import AllPlaces, Places
 from rollq.workers.groups.rates import LastMinute
 from rollq.workers.groups.recipes import Recipe, make_recipes
 from rollq.workers.groups.salvage import Salvage
+from rollq.workers.groups.sample_judging import SampleJudging
 from rollq.workers.groups.sample_maker import SampleMaker
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.groups.task_settings import WorkerTask
@@ -115,7 +116,10 @@ class Worker:
             check_loop(recipe.loop, tokenizer)
         self.places = make_places(self.recipes, self.host, signals, settings.samples_in_flight)
         self.loans = Loans(calls, signals)
-        self.maker = SampleMaker(self.host, tokenizer, self.table, self.places, Salvage(calls), self.loans, worker=name)
+        self.judging = SampleJudging()
+        self.maker = SampleMaker(
+            self.host, tokenizer, self.table, self.places, Salvage(calls), self.loans, self.judging, worker=name
+        )
         self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)
         self.control = TaskControl(
             calls, self.host, self.table, self.follower, signals, tasks=tuple(tasks), settings=settings
@@ -236,7 +240,7 @@ class Worker:
                 "generate_s": last_minute.ratio("generate_s", "generated"),
                 "judge_s": last_minute.ratio("judge_s", "judged"),
                 "unrewarded": last_minute.ratio("unrewarded", "judged"),
-                "judge_error": self.maker.judge_error,
+                "judge_error": self.judging.error,
                 "idle_s": round(monotonic() - idle_since_s, 1),
             }
             report = self._last_report = asdict(Place.here()) | facts | rates | self._state() | self._totals()

@@ -12,7 +12,7 @@ from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.groups.lone_rollouts import rollout_of
 from rollq.workers.groups.read_prompts import read_prompt
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.sample_maker import own_verdict
+from rollq.workers.groups.sample_judging import own_verdict
 from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer
 from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.user_code.errors import reason_of

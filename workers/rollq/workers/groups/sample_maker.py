@@ -25,23 +25,17 @@ from rollq.workers.engines.protocol import Completion, EngineDead, Request, Toke
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.loans import Loans
-from rollq.workers.groups.overlong import OVERLONG, mask_truncated, punish
 from rollq.workers.groups.places import AllPlaces
 from rollq.workers.groups.read_prompts import ReadPrompt, read_prompt
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage, SampleSalvage
+from rollq.workers.groups.sample_judging import SampleJudging
 from rollq.workers.groups.sample_order import expected_tokens
-from rollq.workers.http.pools import score
-from rollq.workers.judging.rewards import JUDGE_ERROR, Verdict, failed_as_wrong
-from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
 from rollq.workers.user_code.calls import contained
 from rollq.workers.user_code.errors import reason_of, shown
-from rollq.workers.user_code.real_numbers import finite
 
 log = logging.getLogger(__name__)
 
-OWN_REWARD = "session"
-"""In place of the judge's name: the agent said what its sample earned."""
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
 
@@ -59,8 +53,7 @@ class SampleEnds(ExitStack):
 
 class SampleMaker:
     """Makes the samples of leases. `tokens` counts generated tokens; `recomputed_tokens` counts tokens that went
-    through the engine again because the weights changed under a running request; `judge_error` is the error of the last
-    sample that got no reward."""
+    through the engine again because the weights changed under a running request."""
 
     def __init__(
         self,
@@ -70,13 +63,14 @@ class SampleMaker:
         places: AllPlaces,
         salvage: Salvage,
         loans: Loans,
+        judging: SampleJudging,
         *,
         worker: str,
     ) -> None:
         self.tokens = self.recomputed_tokens = 0
-        self._generated = self._judged = self._unrewarded = 0  # samples
-        self.judge_error = ""
-        self._generate_s = self._judge_s = 0.0  # summed over samples
+        self.judging = judging
+        self._generated = 0  # samples
+        self._generate_s = 0.0  # summed over samples
         self._host = host
         self._tokenizer = tokenizer
         self._table = table
@@ -117,9 +111,9 @@ class SampleMaker:
             "tokens": self.tokens,
             "generated": self._generated,
             "generate_s": self._generate_s,
-            "judged": self._judged,
-            "judge_s": self._judge_s,
-            "unrewarded": self._unrewarded,
+            "judged": self.judging.judged,
+            "judge_s": self.judging.judge_s,
+            "unrewarded": self.judging.unrewarded,
         }
 
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
@@ -139,8 +133,7 @@ class SampleMaker:
         if problem := await recipe.own_answers.problem(lease.prompt, recipe.as_sample(prompt)):
             for index in missing:
                 samples[index] = failed(problem)
-                self._judged += 1
-                self._note_unrewarded(problem)
+                self.judging.note_unusable(problem)
             return
         held.looping.update(missing)
         await all_of([self._make_sample(recipe, held, prompt, samples, index) for index in missing])
@@ -226,7 +219,7 @@ class SampleMaker:
     ) -> Sample:
         """A sample as it is stored: judged if it is completed, with the facts about its making."""
         if made.status is SampleStatus.COMPLETED:
-            made = await self._judge_timed(recipe, held, index, made)
+            made = await self.judging.judge(recipe, held, index, made)
         self._places.of(held.lease.task).note_judged(held)
         return storable(replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()}))
 
@@ -271,24 +264,6 @@ class SampleMaker:
         self._generate_s += monotonic() - started_s
         return made
 
-    async def _judge_timed(self, recipe: Recipe, held: HeldLease, index: int, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one; it names its judge and how long judging took."""
-        started_s, rewarded = monotonic(), made.reward is not None
-        made = await self._judge(recipe, held.lease, made)
-        judge_s = monotonic() - started_s
-        if held.trace:
-            held.trace.judged(index, started_s, made)
-        self._judged += 1
-        self._judge_s += judge_s
-        if judge_error := made.error or made.extra.get(JUDGE_ERROR):
-            self._note_unrewarded(judge_error)
-        judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
-        return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
-
-    def _note_unrewarded(self, error: str) -> None:
-        self._unrewarded += 1
-        self.judge_error = error
-
     async def _keep_made(self, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
         """Keep a finished sample in the buffer, for the worker that has its lease, or until its group is finished."""
         if salvage is None:
@@ -318,41 +293,6 @@ class SampleMaker:
             "are not logged",
             lease.task, index, lease.group_id, exc_info=error,
         )  # fmt: skip
-
-    async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one; the task's settings say how too long ones are treated. A
-        sample that has a reward keeps it."""
-        if made.reward is None:
-            verdict = await recipe.judge.judge(lease.prompt, made)
-        else:
-            verdict = own_verdict(made)
-        if verdict.raised and recipe.settings.on_judge_error == "zero":
-            verdict = failed_as_wrong(verdict)
-        if verdict.error is not None:
-            return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
-        counts_errors = {JUDGE_ERROR: 0.0} if recipe.settings.on_judge_error == "zero" and made.reward is None else {}
-        judged = replace(
-            made,
-            reward=verdict.reward,
-            reward_parts={**counts_errors, **verdict.parts, **verdict.facts},
-            extra={**verdict.notes, **made.extra},
-        )
-        task = recipe.settings
-        if lease.evaluation:
-            return judged
-        if verdict.token_rewards is not None:
-            judged = with_token_rewards(judged, verdict.token_rewards)
-        try:
-            check_token_rewards(judged)
-        except ValueError as error:
-            return replace(made, status=SampleStatus.FAILED, error=f"agent loop: {error}")
-        try:
-            judged = await score(judged, recipe.pools, task.scorers)
-        except ValueError as error:
-            return replace(made, status=SampleStatus.FAILED, error=f"scorer: {error}")
-        if task.overlong_buffer_tokens:
-            judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
-        return mask_truncated(judged) if OVERLONG in task.filters else judged
 
     async def _generate(self, held: HeldLease, prompt: ReadPrompt, index: int, request: Request) -> Completion:
         """Generate for sample `index` of a group with this prompt; aborts at once when it is being stopped.
@@ -391,15 +331,6 @@ def storable(made: Sample) -> Sample:
     made = made if made.error is None else replace(made, error=shown(made.error))
     problem = sample_problem(made)
     return made if problem is None else failed(f"the sample cannot be stored: {shown(problem)}")
-
-
-def own_verdict(made: Sample) -> Verdict:
-    """The verdict of a sample that its agent loop has rewarded."""
-    try:
-        parts = {name: finite(part) for name, part in made.reward_parts.items()}
-        return Verdict(finite(made.reward), parts)
-    except ValueError as error:
-        return Verdict(error=f"agent loop: it {error}")
 
 
 def made_tokens(lease: Lease, index: int, previous: Sample) -> int:

@@ -1,0 +1,94 @@
+"""Asks the judge for the rewards of made samples, and puts them into the samples."""
+
+from dataclasses import replace
+from time import monotonic
+
+from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
+from rollq.workers.groups.leases import HeldLease
+from rollq.workers.groups.overlong import OVERLONG, mask_truncated, punish
+from rollq.workers.groups.recipes import Recipe
+from rollq.workers.http.pools import score
+from rollq.workers.judging.rewards import JUDGE_ERROR, Verdict, failed_as_wrong
+from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
+from rollq.workers.user_code.real_numbers import finite
+
+OWN_REWARD = "session"
+"""In place of the judge's name: the agent said what its sample earned."""
+
+
+class SampleJudging:
+    """Judges samples. `judged` counts them, `unrewarded` the ones that got no reward; `error` is the last of their
+    errors. `judge_s` adds up the seconds that judging took."""
+
+    def __init__(self) -> None:
+        self.judged = self.unrewarded = 0
+        self.judge_s = 0.0
+        self.error = ""
+
+    async def judge(self, recipe: Recipe, held: HeldLease, index: int, made: Sample) -> Sample:
+        """A completed sample with its reward, or a failed one; it names its judge and how long judging took."""
+        started_s, rewarded = monotonic(), made.reward is not None
+        made = await self._judge(recipe, held.lease, made)
+        judge_s = monotonic() - started_s
+        if held.trace:
+            held.trace.judged(index, started_s, made)
+        self.judged += 1
+        self.judge_s += judge_s
+        if judge_error := made.error or made.extra.get(JUDGE_ERROR):
+            self._note_unrewarded(judge_error)
+        judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
+        return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
+
+    def note_unusable(self, problem: str) -> None:
+        """Note a sample that was not made, because its judge could not use its prompt."""
+        self.judged += 1
+        self._note_unrewarded(problem)
+
+    def _note_unrewarded(self, error: str) -> None:
+        self.unrewarded += 1
+        self.error = error
+
+    @staticmethod
+    async def _judge(recipe: Recipe, lease: Lease, made: Sample) -> Sample:
+        """A completed sample with its reward, or a failed one; the task's settings say how too long ones are treated. A
+        sample that has a reward keeps it."""
+        if made.reward is None:
+            verdict = await recipe.judge.judge(lease.prompt, made)
+        else:
+            verdict = own_verdict(made)
+        if verdict.raised and recipe.settings.on_judge_error == "zero":
+            verdict = failed_as_wrong(verdict)
+        if verdict.error is not None:
+            return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
+        counts_errors = {JUDGE_ERROR: 0.0} if recipe.settings.on_judge_error == "zero" and made.reward is None else {}
+        judged = replace(
+            made,
+            reward=verdict.reward,
+            reward_parts={**counts_errors, **verdict.parts, **verdict.facts},
+            extra={**verdict.notes, **made.extra},
+        )
+        task = recipe.settings
+        if lease.evaluation:
+            return judged
+        if verdict.token_rewards is not None:
+            judged = with_token_rewards(judged, verdict.token_rewards)
+        try:
+            check_token_rewards(judged)
+        except ValueError as error:
+            return replace(made, status=SampleStatus.FAILED, error=f"agent loop: {error}")
+        try:
+            judged = await score(judged, recipe.pools, task.scorers)
+        except ValueError as error:
+            return replace(made, status=SampleStatus.FAILED, error=f"scorer: {error}")
+        if task.overlong_buffer_tokens:
+            judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
+        return mask_truncated(judged) if OVERLONG in task.filters else judged
+
+
+def own_verdict(made: Sample) -> Verdict:
+    """The verdict of a sample that its agent loop has rewarded."""
+    try:
+        parts = {name: finite(part) for name, part in made.reward_parts.items()}
+        return Verdict(finite(made.reward), parts)
+    except ValueError as error:
+        return Verdict(error=f"agent loop: it {error}")
