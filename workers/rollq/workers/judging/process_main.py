@@ -11,16 +11,18 @@ import signal
 import struct
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.child_processes import die_with_parent
 from rollq.workers.judging.environment import limit_memory, most_memory
-from rollq.workers.judging.rewards import Credit, check_reward, plain_credit, plain_verdict
+from rollq.workers.judging.rewards import Answer, Credit, check_reward, plain_credit, plain_verdict
 from rollq.workers.user_code.errors import reason_of, shown
 
 HEAD = struct.Struct(">II")
@@ -30,8 +32,40 @@ MAX_TRACE = 20_000
 """Characters of a traceback that reach the log."""
 
 
+class Call(NamedTuple):
+    """A call of a function. `before`: module, name and arguments of another one, whose result does not matter."""
+
+    module: str
+    name: str
+    args: list[Any]
+    timeout_s: float
+    before: tuple[str, str, list[Any]] | None
+
+
 def serve() -> None:
     """Answer calls until the input ends."""
+    calls, answers = take_pipes()
+    limit_memory()
+    os.register_at_fork(after_in_child=partial(_let_go, calls.fileno(), answers.fileno()))
+    with suppress(BrokenPipeError):  # the parent died
+        for call in incoming(calls):
+            _answer(call, answers)
+    os._exit(0)  # threads that a judge left do not matter
+
+
+def _answer(call: Call, answers: BinaryIO) -> None:
+    try:
+        function = made_ready(call)
+    except BaseException as error:  # noqa: BLE001 - any error in a judge, even SystemExit, fails only its sample
+        write_frame(answers, failure(error, _half()))
+    else:
+        write_frame(answers, b"")
+        write_frame(answers, outcome(function, call.args, _half()))
+
+
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The input with calls and the output for answers, which nothing else in this process then finds at their places.
+    This process ends with its parent."""
     die_with_parent(signal.SIGKILL, os.getppid())  # a parent that has ended already has closed the input
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
@@ -39,49 +73,66 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    limit_memory()
-    os.register_at_fork(after_in_child=partial(_let_go, calls.fileno(), answers.fileno()))
-    try:
+    return calls, answers
+
+
+def incoming(calls: BinaryIO) -> Iterator[Call]:
+    """The calls, until the parent closes the input."""
+    with suppress(struct.error, ValueError):  # the parent died while it wrote
         while head := calls.read(HEAD.size):
             json_bytes, blob_bytes = HEAD.unpack(head)
-            (module, name, args), blob = exact_json.loads(calls.read(json_bytes)), calls.read(blob_bytes)
-            _write(answers, _answer(answers, module, name, [*args, blob] if blob else args))
-    except (BrokenPipeError, struct.error, ValueError):  # the parent died while it wrote
-        pass
-    os._exit(0)  # threads that a judge left do not matter
+            call, blob = Call(*exact_json.loads(calls.read(json_bytes))), calls.read(blob_bytes)
+            yield call._replace(args=[*call.args, blob]) if blob else call
+
+
+def made_ready(call: Call) -> Callable[..., Answer]:
+    """The function of a call, after `before` has run."""
+    function: Callable[..., Answer] = getattr(import_module(call.module), call.name)
+    if call.before:
+        module, name, args = call.before
+        getattr(import_module(module), name)(*args)
+    return function
+
+
+def _half() -> str:
+    return f"half of the memory, {most_memory() >> 20} MiB"
+
+
+def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> bytes:
+    """The result or the error of a function, as JSON. `memory`: how much it may use, in words."""
+    try:
+        answer = function(*args)
+    except BaseException as error:  # noqa: BLE001 - any error in a judge, even SystemExit, fails only its sample
+        return failure(error, memory)
+    try:
+        if isinstance(answer, Credit):
+            return orjson.dumps(plain_credit(answer))
+        return orjson.dumps({"reward": plain_verdict(check_reward(answer))})
+    except Exception as error:  # noqa: BLE001 - the answer may be any object
+        return failure(error, memory, raised=False)
+
+
+def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
+    """An error as JSON. `raised`: by the judge itself; `memory`: how much that may use, in words."""
+    trace = shown(traceback.format_exc(), MAX_TRACE)
+    reason = reason_of(error)
+    if isinstance(error, MemoryError):
+        reason += f": a judge may use {memory}; use a judge server for more"
+    return orjson.dumps({"error": reason, "trace": trace, "raised": raised})
+
+
+def how_it_ended(code: int) -> str:
+    """The end of a process in words. `code`: its exit code, or minus the signal that it died of."""
+    return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def write_frame(answers: BinaryIO, data: bytes) -> None:
+    """Send an answer, with its length before it."""
+    answers.write(LENGTH.pack(len(data)) + data)
+    answers.flush()
 
 
 def _let_go(*pipes: int) -> None:
     """Close the pipes in processes that a judge forks: their end is how the parent notices the end of this process."""
     for pipe in pipes:
         os.dup2(0, pipe, inheritable=False)
-
-
-def _answer(answers: BinaryIO, module: str, name: str, args: list[Any]) -> bytes:
-    try:
-        function = getattr(import_module(module), name)
-        _write(answers, b"")
-        answer = function(*args)
-    except BrokenPipeError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - any error in a judge, even SystemExit, fails only its sample
-        return _failure(error, raised=True)
-    try:
-        if isinstance(answer, Credit):
-            return orjson.dumps(plain_credit(answer))
-        return orjson.dumps({"reward": plain_verdict(check_reward(answer))})
-    except Exception as error:  # noqa: BLE001 - the answer may be any object
-        return _failure(error, raised=False)
-
-
-def _failure(error: BaseException, *, raised: bool) -> bytes:
-    trace = shown(traceback.format_exc(), MAX_TRACE)
-    reason = reason_of(error)
-    if isinstance(error, MemoryError):
-        reason += f": a judge may use half of the memory, {most_memory() >> 20} MiB; use a judge server for more"
-    return orjson.dumps({"error": reason, "trace": trace, "raised": raised})
-
-
-def _write(answers: BinaryIO, data: bytes) -> None:
-    answers.write(LENGTH.pack(len(data)) + data)
-    answers.flush()

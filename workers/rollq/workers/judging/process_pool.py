@@ -4,6 +4,8 @@ Each process has separate pipes and runs one call at a time. Calls and answers a
 `rollq.buffer.wire.frame_format`; nothing is pickled, and only this process's configuration names functions. Invariant:
 if a process fails in any way (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
 a working process. No process has a secret of the worker in its environment: see `known_to_be_harmless`.
+
+Processes for code that a model may have written are sealed: `sealed_main` says what they are kept from.
 """
 
 import asyncio
@@ -13,17 +15,28 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import orjson
 
 from rollq.buffer.common import exact_json
+from rollq.buffer.common.sealing.process import Means
 from rollq.buffer.errors import RollqError
 from rollq.workers.judging.environment import check_named, known_to_be_harmless
-from rollq.workers.judging.process_main import HEAD, LENGTH
+from rollq.workers.judging.process_main import HEAD, LENGTH, MAX_TRACE, how_it_ended
 from rollq.workers.judging.rewards import Answer, Credit, InvalidReward
+from rollq.workers.user_code.errors import shown
 
 MAIN = "import sys; sys.path[:] = sys.argv[1:]; from rollq.workers.judging.process_main import serve; serve()"
+SEALED_MAIN = (
+    "import sys; given = [one.split() for one in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]; "
+    "from rollq.workers.judging.sealed_main import serve; serve(*given)"
+)
+FIXED: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {
+    "PYTHONHASHSEED": "0"
+}
+"""The environment of sealed processes: what they import starts no threads, and sets have the same order everywhere."""
 BEGIN_S = 120.0
 """How long a process may take to start and to import the function."""
 BEGIN_TRIES = 3
@@ -37,35 +50,67 @@ class NotStarted(Exception):
     """The process ended before the call started: it died while it was idle."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """How processes are sealed: after they have imported `modules`, by the first of `means` that works."""
+
+    modules: tuple[str, ...]
+    means: tuple[Means, ...]
+
+
 class JudgePool:
     """Up to `count` processes, each started when it is needed for the first time."""
 
-    def __init__(self, count: int, variables: Sequence[str] = ()) -> None:
+    def __init__(self, count: int, variables: Sequence[str] = (), *, seal: Seal | None = None) -> None:
         """`variables`: names of environment variables that processes get in addition to the harmless ones.
 
         Raises `ConfigError` for a variable that this process does not have.
         """
         check_named(variables)
+        self._count = count
         self._variables = tuple(variables)
+        self._seal = seal
         self._slots = asyncio.Semaphore(count)
         self._all: set[JudgeProcess] = set()
         self._idle: list[JudgeProcess] = []
+        self._sealed: dict[Seal, JudgePool] = {}
 
-    async def call(self, function: Callable[..., Answer], *args: Any, blob: bytes = b"", timeout_s: float) -> Answer:
+    def sealed(self, *modules: str, means: Sequence[Means] = tuple(Means)) -> "JudgePool":
+        """As many processes that can only compute: no call can write a file, read one but Python's, start a process,
+        or reach another process or a socket, and no call finds what another one left. The pool closes with this one.
+
+        `modules` are imported first, with all rights; what a call imports later must be an installed package. Where the
+        system has none of `means`, each call raises `JudgeFailed`; see `rollq.buffer.common.sealing.probe`.
+        """
+        seal = Seal(modules, tuple(means))
+        return self._sealed.setdefault(seal, JudgePool(self._count, seal=seal))
+
+    async def call(
+        self,
+        function: Callable[..., Answer],
+        *args: Any,
+        blob: bytes = b"",
+        timeout_s: float,
+        before: tuple[Callable[..., object], Sequence[Any]] | None = None,
+    ) -> Answer:
         """The answer that `function(*args)`, or `function(*args, blob)`, returns: one number, named parts or a credit.
 
         The function is at a module's top level, `args` are JSON. A process whose call takes longer than `timeout_s` or
         is cancelled is killed with all that it started. Raises `JudgeFailed` if the function raises or its process
         dies, `InvalidReward` if it returns anything but a reward, `TimeoutError`, and `TypeError` for arguments that
         are not JSON.
+
+        `before`: a function and arguments, called first and outside `timeout_s`, for what it caches. In sealed
+        processes, only this lasts from one call to the next, so it must never see a model's text.
         """
-        call = exact_json.dumps([function.__module__, function.__qualname__, args])
+        first = before and [before[0].__module__, before[0].__qualname__, before[1]]
+        call = exact_json.dumps([function.__module__, function.__qualname__, args, timeout_s, first])
         message = HEAD.pack(len(call), len(blob)) + call + blob
         async with self._slots:
             for _ in range(BEGIN_TRIES):
                 process = self._idle.pop() if self._idle else await self._start()
                 try:
-                    answer = await process.ask(message, timeout_s)
+                    answer = await process.ask(message, timeout_s + BEGIN_S if self._seal else timeout_s)
                 except NotStarted:
                     await self._end(process)
                 except BaseException:
@@ -81,16 +126,19 @@ class JudgePool:
         self._idle.clear()
         for process in list(self._all):
             await self._end(process)
+        for sealed in self._sealed.values():
+            await sealed.close()
 
     async def _start(self) -> "JudgeProcess":
-        arguments = (sys.executable, "-c", MAIN, *sys.path)
+        environment = known_to_be_harmless(os.environ, self._variables)
+        if self._seal:
+            environment |= FIXED
+            command = ["-c", SEALED_MAIN, " ".join(self._seal.modules), " ".join(self._seal.means)]
+        else:
+            command = ["-c", MAIN]
         process = JudgeProcess(
             await asyncio.create_subprocess_exec(
-                *arguments,
-                stdin=PIPE,
-                stdout=PIPE,
-                start_new_session=True,
-                env=known_to_be_harmless(os.environ, self._variables),
+                sys.executable, *command, *sys.path, stdin=PIPE, stdout=PIPE, start_new_session=True, env=environment
             )
         )
         self._all.add(process)
@@ -143,17 +191,26 @@ class JudgeProcess:
 
     async def _how_it_ended(self) -> str:
         await self.kill()
-        code = self._process.returncode or 0
-        return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return how_it_ended(self._process.returncode or 0)
 
 
 def _read(answer: bytes) -> Answer:
-    result = orjson.loads(answer)
-    if "error" in result:
-        error = JudgeFailed(result["error"]) if result["raised"] else InvalidReward(result["error"])
-        error.add_note(f"In its process:\n{result['trace']}")
-        raise error
-    if "tokens" in result:
-        return Credit(**result)
-    reward: float | dict[str, float] = result["reward"]
-    return reward
+    """A judge's answer. Its bytes may be a model's."""
+    try:
+        result = orjson.loads(answer)
+        if "error" not in result:
+            reward: Answer = Credit(**result) if "tokens" in result else result["reward"]
+            return reward
+        failure = _error(result)
+    except (ValueError, TypeError, KeyError) as error:
+        raise JudgeFailed("its process wrote something else than an answer") from error
+    raise failure
+
+
+def _error(result: dict[str, Any]) -> Exception:
+    reason, trace = shown(str(result["error"])), shown(str(result["trace"]), MAX_TRACE)
+    if result.get("late"):
+        return TimeoutError(reason)
+    error = JudgeFailed(reason) if result["raised"] else InvalidReward(reason)
+    error.add_note(f"In its process:\n{trace}")
+    return error
