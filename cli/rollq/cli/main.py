@@ -14,6 +14,7 @@ GROUPS = {
         "init": ("rollq.cli.demo.init", "Write the files of a first run, which you replace."),
         "up": ("rollq.cli.up.command", "Run all roles of a settings file on this machine."),
         "demo": ("rollq.cli.demo.command", "Train a tiny model on this machine, all roles in one command."),
+        "env": ("rollq.cli.commands.env", "List, check, try and export environments."),
         "try": ("rollq.cli.commands.try_", "Try a few rows of a task: prompts, judge and samples."),
         "settings": ("rollq.cli.commands.settings", "Show the keys of rollq.toml, with meanings and defaults."),
         "redis": ("rollq.cli.commands.redis", "Run a Redis-compatible server on this machine."),

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, TypedDict
 
 from rq import Queue
 
@@ -112,7 +112,14 @@ def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation
     raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
 
 
-def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> dict[str, str]:
+class Fingerprints(TypedDict):
+    """Fingerprints of a model's architecture and of a tokenizer; empty for those that a role does not have."""
+
+    model: str
+    tokenizer: str
+
+
+def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fingerprints:
     """Fingerprints of a model's architecture and of a tokenizer, as `open_run` takes them; empty where None is given.
 
     Raises `ConfigError` for a folder without a model, which is named by its `setting`.
@@ -127,15 +134,23 @@ def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> di
         }
 
 
-def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "", tokenizer: str = "") -> Buffer:
+def open_run(
+    settings: RollqSettings,
+    stop: threading.Event,
+    *,
+    model: str = "",
+    tokenizer: str = "",
+    environments: Mapping[str, str] | None = None,
+) -> Buffer:
     """Connect to the buffer of the run and register its tasks; the first role to come creates both.
 
-    `model` and `tokenizer` are fingerprints, empty for a role without them. Raises `RunMismatch` when the run was
-    created with other settings, `ServerUnavailable`, `ServerRefused`.
+    `model` and `tokenizer` are fingerprints, empty for a role without them; `environments` is as in
+    `BufferCore.create_run`. Raises `RunMismatch` when the run was created with other settings, `ServerUnavailable`,
+    `ServerRefused`.
     """
     buffer = RunLocation.from_settings(settings).buffer(stop)
     try:
-        buffer.create_run(model=model, tokenizer=tokenizer)
+        buffer.create_run(model=model, tokenizer=tokenizer, environments=environments)
         tasks = settings.all_tasks()
         check_shards(buffer.tasks(), tasks)
         for name, task in tasks.items():

@@ -34,17 +34,20 @@ def produce(file: Path) -> None:
       rollq produce rollq.toml
     """
     from rollq.cli.run_location import RunLocation, open_run
+    from rollq.cli.settings.environment_rows import identities, write_missing_prompts
     from rollq.cli.settings.file import load_settings
     from rollq.producer.run import open_prompts, run_producer
 
     settings = load_settings(file)
     tasks = settings.produced_tasks()
     _check_sampled("produce", bool(tasks or settings.evaluations), file)
+    environments = identities(settings)
+    write_missing_prompts(settings, file)
     sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
     with (
         open_prompts(tasks, settings.evaluations, settings.answer_readers()) as prompts,
-        open_run(settings, stop) as buffer,
+        open_run(settings, stop, environments=environments) as buffer,
     ):
         log.info("producing for run %r", settings.run)
         queue = RunLocation.from_settings(settings).queue()
@@ -67,6 +70,7 @@ def work(file: Path, name: str | None) -> None:
       CUDA_VISIBLE_DEVICES=1 rollq work rollq.toml --name gpu1
     """
     from rollq.cli.run_location import RunLocation, fingerprints, open_run
+    from rollq.cli.settings.environment_rows import identities
     from rollq.cli.settings.file import load_settings
     from rollq.workers.engines.protocol import EngineDead
     from rollq.workers.run import run_worker
@@ -78,7 +82,7 @@ def work(file: Path, name: str | None) -> None:
     sys.path.append(str(file.absolute().parent))
     model = worker.options.get("model")
     found = fingerprints(model, worker.tokenizer or model, "worker.options.model")
-    with open_run(settings, threading.Event(), **found) as buffer:
+    with open_run(settings, threading.Event(), **found, environments=identities(settings)) as buffer:
         log.info("working for run %r", settings.run)
         try:
             queue = RunLocation.from_settings(settings).queue()

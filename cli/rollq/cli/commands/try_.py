@@ -57,6 +57,7 @@ def try_rows(
       rollq try rollq.toml sums --answers answers.txt
       rollq try rollq.toml sums --model Qwen2.5-0.5B-Instruct --rows 8
     """
+    from rollq.cli.settings.environment_rows import write_missing_prompts
     from rollq.cli.settings.file import load_settings
     from rollq.monitor.text.terminal import one_line
     from rollq.monitor.text.units import count
@@ -64,6 +65,7 @@ def try_rows(
 
     settings = load_settings(file)
     task, table = _table(settings, task)
+    write_missing_prompts(settings, file)
     sys.path.append(str(file.absolute().parent))
     given = None if answers is None else read_answers(answers)
     worker = settings.worker if model is None else _with_model(settings.worker, model)
@@ -72,7 +74,7 @@ def try_rows(
         prompts = stack.enter_context(PromptFile(table, reader))
         wanted = rows or ROWS if given is None else min(rows or len(given), len(given))
         tried, problems = first_rows(prompts, wanted)
-        asyncio.run(_try_all(task, _as_task(table), worker, tried, given, sample or model is not None, settings.seed))
+        asyncio.run(try_all(task, _as_task(table), worker, tried, given, sample or model is not None, settings.seed))
     problems += [problem for row in tried for problem in dict.fromkeys(row.problems)]
     problems += group_problems(tried)
     for line in report(tried):
@@ -84,7 +86,7 @@ def try_rows(
         raise SystemExit(1)
 
 
-async def _try_all(
+async def try_all(
     task: str,
     rules: "WorkerTask",
     worker: "WorkerSettings",
@@ -93,6 +95,7 @@ async def _try_all(
     samples: bool,
     seed: int,
 ) -> None:
+    """Judge the given texts, or each row's own answer; with `samples`, sample the rows too."""
     from rollq.workers.groups.recipes import make_recipes
     from rollq.workers.judging.process_pool import JudgePool
     from rollq.workers.run import load_engine, make_tokenizer
@@ -208,10 +211,20 @@ def group_problems(rows: Sequence["TriedRow"]) -> list[str]:
     return problems
 
 
-def report(rows: Sequence["TriedRow"]) -> Iterator[str]:
-    """The lines that show what was tried."""
+def rows_report(rows: Sequence["TriedRow"]) -> Iterator[str]:
+    """The lines about each row."""
     for row in rows:
         yield from _row_lines(row)
+
+
+def report(rows: Sequence["TriedRow"]) -> Iterator[str]:
+    """The lines that show what was tried."""
+    yield from rows_report(rows)
+    yield from samples_report(rows)
+
+
+def samples_report(rows: Sequence["TriedRow"]) -> Iterator[str]:
+    """The lines about the samples of all rows together."""
     if made := [sample for row in rows for sample in row.samples]:
         yield from _sample_lines(rows, made)
 

@@ -15,7 +15,8 @@ SEED = 1
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), default=Path())
-def init(folder: Path) -> None:
+@click.option("--env", metavar="ENV", help="Train on this environment, as in reasoning-gym:chain_sum.")
+def init(folder: Path, env: str | None) -> None:
     """Write a rollq.toml to FOLDER, by default this one, with prompts, a judge and a tiny model that you replace.
 
     It trains as it is, without a GPU or network. Existing files are not overwritten.
@@ -23,13 +24,16 @@ def init(folder: Path) -> None:
     \b
     Example:
       rollq init my-run
+      rollq init my-run --env reasoning-gym:chain_sum
     """
     from rollq.cli.demo.init_files import ARCHIVE, files
 
     missing = [name for name in ("torch", "transformers", "pyarrow") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"`rollq init` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
-    contents = files(_run_name(folder))
+    if env is not None:
+        _check_environment(env)
+    contents = files(_run_name(folder), env)
     if existing := [name for name in (*contents, MODEL, ARCHIVE) if (folder / name).exists()]:
         raise ConfigError(f"{', '.join(existing)} in {str(folder)!r}: it exists already; name another folder")
     try:
@@ -43,10 +47,21 @@ def init(folder: Path) -> None:
     enter = "" if folder.absolute() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     click.echo(
         f"wrote {', '.join((*contents, MODEL, ARCHIVE))} to {folder.absolute()}; next:\n"
-        "  edit prompts.jsonl and rewards.py, later the model in rollq.toml\n"
+        f"  {'edit prompts.jsonl and rewards.py, later' if env is None else 'replace'} the model in rollq.toml\n"
         f"  {enter}rollq try   a few prompts with their answers and rewards, without a server\n"
         f"  {enter}rollq up    all roles on this machine, until the trainer has finished"
     )
+
+
+def _check_environment(env: str) -> None:
+    """Raise `ConfigError` for an environment that does not exist, or whose package is not installed."""
+    from rollq.environments.expansion import Environment
+    from rollq.environments.rows import first_row
+
+    environment = Environment(env, {}, "train", 1)
+    environment.installed_identity()
+    if getattr(environment.open(), "makes_rows", True):
+        first_row(environment)
 
 
 def _run_name(folder: Path) -> str:

@@ -1,8 +1,26 @@
 """The files that `rollq init` writes, for the reader to replace. Pure."""
 
 import json
+import re
 
 ARCHIVE = "archive"
+
+OWN_TASK = """\
+[tasks.digits]
+prompts = "prompts.jsonl"      # replace: a JSON object a line, with "prompt" and "answer"
+judge = "rewards.digits"       # replace: the function in rewards.py
+"""
+ENV_TASK = """\
+[tasks.{name}]
+env = {env}
+"""
+EVALUATION = """
+[evaluations.{name}-test]      # other rows than those that are trained on
+env = {env}
+env_options = {{ rows = 50 }}
+group_size = 1
+max_tokens = 32
+"""
 
 SETTINGS = """\
 # Written by `rollq init`. Paths start at this folder. examples/rollq.toml has all settings.
@@ -14,14 +32,11 @@ buffer_url = "redis://127.0.0.1:6379/0"   # `rollq up` starts this server, if no
 [archive]
 url = "archive"                # trained groups are kept here; without it, a checkpoint drops them
 
-[tasks.digits]
-prompts = "prompts.jsonl"      # replace: a JSON object a line, with "prompt" and "answer"
-judge = "rewards.digits"       # replace: the function in rewards.py
-batch_groups = 8               # prompts in a training batch
+{task}batch_groups = 8               # prompts in a training batch
 group_size = 8                 # samples of each prompt
-max_tokens = 8
+max_tokens = {max_tokens}
 temperature = 1.0
-
+{evaluation}
 [worker.options]
 model = "model"                # replace, twice: the folder of a real model, such as "Qwen3-0.6B"
 
@@ -45,6 +60,16 @@ PROMPTS = "".join(
 )
 
 
-def files(run: str) -> dict[str, str]:
-    """The content of each file, by name."""
-    return {"rollq.toml": SETTINGS.format(run=json.dumps(run)), "prompts.jsonl": PROMPTS, "rewards.py": JUDGE}
+def files(run: str, env: str | None = None) -> dict[str, str]:
+    """The content of each file, by name. With an environment, the task's prompts and judge are the environment's."""
+    if env is None:
+        settings = SETTINGS.format(run=json.dumps(run), task=OWN_TASK, max_tokens=8, evaluation="")
+        return {"rollq.toml": settings, "prompts.jsonl": PROMPTS, "rewards.py": JUDGE}
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", env.partition(":")[2]).strip("-")[:32] or "env"
+    table = {"name": name, "env": json.dumps(env)}
+    evaluation = EVALUATION.format(**table)
+    return {
+        "rollq.toml": SETTINGS.format(
+            run=json.dumps(run), task=ENV_TASK.format(**table), max_tokens=32, evaluation=evaluation
+        )
+    }

@@ -19,6 +19,7 @@ from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisS
 from rollq.buffer.settings_errors import changed_types, explain
 from rollq.cli.settings.model import RollqSettings
 from rollq.cli.settings.task_tables import flattened, place_in_file
+from rollq.environments.expansion import expanded
 
 ENVIRONMENT = {
     "ROLLQ_RUN": "run",
@@ -47,6 +48,9 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
     data = _read_toml(path)
     origins = _override(data, environment)
     data, problems = flattened(data)
+    if problems:
+        raise _config_error(path, problems)
+    data, problems = expanded(data)
     if problems:
         raise _config_error(path, problems)
     try:

@@ -20,6 +20,7 @@ from rollq.buffer.store.redis_url import check_url
 from rollq.cli.settings.shared_batch import BatchSettings, share_batch
 from rollq.cli.settings.task_tables import place_of
 from rollq.consumer.settings import TrainerSettings
+from rollq.environments.expansion import Environment, environments_of
 from rollq.monitor.changes.settings import MonitorSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
@@ -31,6 +32,15 @@ from rollq.workers.settings import WorkerSettings
 
 class JudgedPrompts(PromptSettings, RolloutSettings):
     """Prompts, and how their samples are made and judged: the keys that tasks and evaluations share."""
+
+    env: str | None = Field(
+        default=None, description='an environment, as in "reasoning-gym:chain_sum": sets prompts, judge and agent loop'
+    )
+    env_options: dict[str, Any] = Field(
+        default_factory=dict, description="options of the environment; rows: how many it makes"
+    )
+    env_split: str = Field(default="", description="rows of the environment; default: train, of an evaluation test")
+    env_shared: bool = Field(default=False, description="whether the task may have rows of an evaluation")
 
     @model_validator(mode="after")
     def _answers_can_be_judged(self) -> Self:
@@ -124,6 +134,7 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
 
 
 TASK_KEYS = set(TaskSettings.model_fields)
+ENV_KEYS = {"env", "env_options", "env_split", "env_shared"}
 
 RunName = Annotated[str, AfterValidator(lambda name: check_name("run", name))]
 TaskName = Annotated[str, AfterValidator(check_task_name)]
@@ -174,6 +185,14 @@ class RollqSettings(Settings):
     def served_tasks(self) -> dict[str, WorkerTask]:
         """Everything that workers serve: what the buffer has, without tasks that are offline."""
         return {name: task for name, task in self.all_tasks().items() if not task.offline}
+
+    def environments(self) -> dict[tuple[str, str], Environment]:
+        """The environments by table, `tasks` or `evaluations`, and by name."""
+        tables = {
+            "tasks": {name: task.model_dump(include=ENV_KEYS) for name, task in self.tasks.items()},
+            "evaluations": {name: task.model_dump(include=ENV_KEYS) for name, task in self.evaluations.items()},
+        }
+        return environments_of(tables, [])
 
     def answer_readers(self) -> dict[str, AnswerReader]:
         """By task or evaluation, what reads the answers that its judge compares with, where it does."""

@@ -36,6 +36,7 @@ def role_commands(settings: RollqSettings, file: Path, workers: int) -> Iterator
 
 def check_roles(settings: RollqSettings, file: Path) -> None:
     """Raise `ConfigError` for what a role would refuse at its start: prompts, hooks, judges, models, folders, GPUs."""
+    from rollq.cli.settings.environment_rows import write_missing_prompts
     from rollq.producer.run import open_prompts
 
     if not any(role_commands(settings, file, 1)):
@@ -43,6 +44,7 @@ def check_roles(settings: RollqSettings, file: Path) -> None:
     _check_folders(settings)
     _check_devices(settings)
     sys.path.append(str(file.absolute().parent))
+    write_missing_prompts(settings, file)
     with open_prompts(settings.produced_tasks(), settings.evaluations, settings.answer_readers()):
         pass
     model = settings.worker.options.get("model")

@@ -20,11 +20,16 @@ from rollq.workers.user_code.calls import UserFunction
 @dataclass(frozen=True, slots=True)
 class BuiltInJudge:
     """A built-in judge: the settings class of its options, the function that makes it, and the function that gives the
-    reader of the answers that it compares with; `reader` gives None for options that need no answer."""
+    reader of the answers that it compares with; `reader` gives None for options that need no answer. An environment has
+    such a judge too, by its dotted path."""
 
     options: Any
     make: Callable[[Any, JudgeContext], Judge]
     reader: Callable[[Any], AnswerReader | None] = lambda _: None
+
+    def __call__(self, settings: Any, context: JudgeContext) -> Judge:
+        """Make the judge. Raises `ConfigError`."""
+        return self.make(settings, context)
 
 
 def exact_match(prompt: Prompt, sample: Sample) -> float:

@@ -34,11 +34,11 @@ from rollq.workers.user_code.calls import UserFunction
 def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext) -> Judge:
     """A built-in judge, or a custom one by dotted path. Raises `ConfigError` for an unknown judge or unsupported
     options."""
-    if name in BUILT_IN:
-        return BUILT_IN[name].make(_settings_of(name, options), context)
+    function = load_plugin("judge", name, BUILT_IN)
+    if isinstance(function, BuiltInJudge):
+        return function(_settings_of(name, function, options), context)
     if options:
         raise ConfigError(f"judge {name!r} is a custom judge and takes no judge_options: {dict(options)!r}")
-    function = load_plugin("judge", name, BUILT_IN)
     return Judge(name, _custom(name, function, context), asks_models=_takes_pools(function))
 
 
@@ -47,14 +47,14 @@ def answer_reader(name: str, options: Mapping[str, Any]) -> AnswerReader | None:
     custom one. Raises `ConfigError` for unsupported options."""
     if name not in BUILT_IN:
         return None
-    return BUILT_IN[name].reader(_settings_of(name, options))
+    return BUILT_IN[name].reader(_settings_of(name, BUILT_IN[name], options))
 
 
-def _settings_of(name: str, options: Mapping[str, Any]) -> Any:
+def _settings_of(name: str, judge: BuiltInJudge, options: Mapping[str, Any]) -> Any:
     try:
-        return BUILT_IN[name].options.model_validate(options)
+        return judge.options.model_validate(options)
     except ValidationError as error:
-        raise ConfigError(f"judge_options of judge {name!r}: {explanation(error, BUILT_IN[name].options)}") from error
+        raise ConfigError(f"judge_options of judge {name!r}: {explanation(error, judge.options)}") from error
 
 
 def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> UserFunction:

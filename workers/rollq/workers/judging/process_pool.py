@@ -33,10 +33,10 @@ SEALED_MAIN = (
     "import sys; given = [one.split() for one in sys.argv[1:3]]; sys.path[:] = sys.argv[3:]; "
     "from rollq.workers.judging.sealed_main import serve; serve(*given)"
 )
-FIXED: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {
-    "PYTHONHASHSEED": "0"
-}
-"""The environment of sealed processes: what they import starts no threads, and sets have the same order everywhere."""
+SAME_ORDER: Final = {"PYTHONHASHSEED": "0"}
+"""In the environment of all processes: sets have the same order everywhere, and so have what judges make of them."""
+ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""In the environment of sealed processes: what they import starts no threads."""
 BEGIN_S = 120.0
 """How long a process may take to start and to import the function."""
 BEGIN_TRIES = 3
@@ -130,9 +130,9 @@ class JudgePool:
             await sealed.close()
 
     async def _start(self) -> "JudgeProcess":
-        environment = known_to_be_harmless(os.environ, self._variables)
+        environment = known_to_be_harmless(os.environ, self._variables) | SAME_ORDER
         if self._seal:
-            environment |= FIXED
+            environment |= ONE_THREAD
             command = ["-c", SEALED_MAIN, " ".join(self._seal.modules), " ".join(self._seal.means)]
         else:
             command = ["-c", MAIN]

@@ -1,8 +1,9 @@
 -- Creates the run, or compares it with the one that exists. No other function creates a run.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, schema, model, tokenizer, payloads
+-- ARGV: incarnation, schema, model, tokenizer, payloads, then (task, environment)...
 --   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside of the run's servers
+--   environment: the package, version and options that the rows of the task depend on
 -- Returns: the incarnation of the run
 -- Caller: BufferCore.create_run; every role, when it starts
 -- Repeat: compares and changes nothing
@@ -15,6 +16,16 @@ local function refuse_mismatch(name, found, asked)
     found,
     asked
   )
+end
+
+local function check_environments(run, args)
+  for i = 6, #args, 2 do
+    local field = 'environment:' .. args[i]
+    local err = refuse_mismatch('environment of ' .. args[i], redis.call('HGET', run, field) or '', args[i + 1])
+    if err then return err end
+    redis.call('HSET', run, field, args[i + 1])
+  end
+  return nil
 end
 
 local function create_run(keys, args)
@@ -40,11 +51,12 @@ local function create_run(keys, args)
     -- stylua: ignore
     redis.call('HSET', run, 'incarnation', incarnation, 'schema', schema, 'model', model,
       'tokenizer', tokenizer, 'payloads', payloads, 'created_ms', now_ms())
-    return incarnation
+    return check_environments(run, args) or incarnation
   end
   local err = refuse_mismatch('schema', run_schema, schema)
     or refuse_mismatch('model fingerprint', run_model, model)
     or refuse_mismatch('tokenizer fingerprint', run_tokenizer, tokenizer)
+  err = err or check_environments(run, args)
   if err then return err end
   if run_model == '' and model ~= '' then redis.call('HSET', run, 'model', model) end
   if run_tokenizer == '' and tokenizer ~= '' then redis.call('HSET', run, 'tokenizer', tokenizer) end

@@ -1,0 +1,42 @@
+"""The rows and the identities of the environments in a settings file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.task_tables import place_of
+from rollq.environments.rows import write_missing_rows
+
+
+def identities(settings: RollqSettings) -> dict[str, str]:
+    """By table, as in `tasks.sums`: the package of each environment with its version, and its options, as one text.
+
+    Raises `ConfigError` without the package.
+    """
+    known = settings.environments().items()
+    return {f"{root}.{name}": environment.installed_identity() for (root, name), environment in known}
+
+
+def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
+    """Write the rows of environments that are in no file yet, beside the settings `file`. Raises `ConfigError`."""
+    folder = file.absolute().parent
+    for (root, name), environment in settings.environments().items():
+        table = settings.tasks[name] if root == "tasks" else settings.evaluations[name]
+        if table.prompts == folder / environment.file():
+            write_missing_rows(environment, folder)
+
+
+def toml_of(root: str, name: str, table: Mapping[str, Any]) -> str:
+    """A table of tasks or evaluations as a settings file without env has it."""
+    keys = [key for key in table if not key.startswith("env")]
+    return "\n".join([f"[{root}.{name}]", *(f"{place_of(key)} = {_value(table[key])}" for key in keys)])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{json.dumps(key)} = {_value(item)}' for key, item in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(str(value) if isinstance(value, Path) else value)

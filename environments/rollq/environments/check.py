@@ -1,0 +1,72 @@
+"""Checks an environment without a model: its rows, then its graders or episodes as its kind does."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Final
+
+from rollq.buffer.errors import ConfigError
+from rollq.environments.expansion import Environment
+from rollq.environments.kinds import Finding, Level
+from rollq.environments.rows import PATIENCE, digest_of, made_rows, unstable_rows
+
+OTHER_SPLIT: Final = "test"
+MANY: Final = 0.5
+"""Share of rows that repeat others from which on the number of different rows is small."""
+
+
+def check(environment: Environment, rows: int) -> Iterator[Finding]:
+    """Yield what is found in the first `rows` rows. Raises `ConfigError` for an environment that cannot be opened."""
+    source = environment.open()
+    if not getattr(source, "makes_rows", True):
+        yield from source.check([])
+        return
+    with closing(made_rows(environment)) as making:
+        made = list(islice(making, rows))
+    if not made:
+        yield Finding(Level.ERROR, "there are no rows")
+        return
+    yield Finding(Level.NOTE, f"{len(made)} rows")
+    yield from _form(made)
+    yield from _repeats(made, _test_rows(environment, rows))
+    if unstable := unstable_rows(environment, min(len(made), UNSTABLE_ROWS)):
+        text = f"{unstable} of the first {min(len(made), UNSTABLE_ROWS)} rows differ under another hash seed"
+        yield Finding(Level.WARNING, f"{text}; rollq makes and judges all of them under hash seed 0")
+    yield from source.check(made)
+
+
+UNSTABLE_ROWS: Final = 50
+"""First rows that are made once more under another hash seed."""
+
+
+def _form(rows: list[dict[str, object]]) -> Iterator[Finding]:
+    """Rows without a prompt."""
+    bad = [index for index, row in enumerate(rows) if not (row.get("prompt") or row.get("messages"))]
+    if bad:
+        yield Finding(Level.ERROR, f"{len(bad)} rows have neither prompt nor messages", bad[0])
+
+
+def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> Iterator[Finding]:
+    """Rows that repeat others, and rows that are in the other split."""
+    digests = [digest_of(row) for row in rows]
+    different = len(set(digests))
+    if different < len(rows):
+        level = Level.WARNING if different < MANY * len(rows) else Level.NOTE
+        yield Finding(level, f"{different} of {len(rows)} rows are different; repeats are left out")
+    shared = len(set(digests) & {digest_of(row) for row in test})
+    if shared:
+        yield Finding(
+            Level.NOTE, f"{shared} of them are in split {OTHER_SPLIT!r}; a task does without the rows of its evaluation"
+        )
+
+
+def _test_rows(environment: Environment, rows: int) -> list[dict[str, object]]:
+    """The rows of the other split; empty where there is none."""
+    if environment.split == OTHER_SPLIT:
+        return []
+    other = Environment(environment.env, environment.options, OTHER_SPLIT, rows)
+    try:
+        with closing(made_rows(other)) as making:
+            return list(islice(making, min(rows, PATIENCE)))
+    except ConfigError:
+        return []

@@ -1,0 +1,142 @@
+"""`env = "kind:name"` as the ordinary keys of a task or an evaluation, and the files that its rows are written to.
+
+The keys that the user sets win. Nothing here imports the package of an environment or makes a row.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.errors import ConfigError
+from rollq.environments.kinds import Kind, Source, kind_named, split_env
+
+FOLDER: Final = "environments"
+"""The folder beside `rollq.toml` with the files of rows."""
+TASK_ROWS: Final = 5_000
+EVALUATION_ROWS: Final = 200
+"""Rows of an environment that has no end of them, unless `env_options.rows` says otherwise."""
+NEED_ENV: Final = ("env_options", "env_split", "env_shared")
+MERGED: Final = ("agent_options",)
+"""Tables that the user may set in part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One `env` of a settings file. `left_out`: evaluations of the same environment, whose rows it must not have."""
+
+    env: str
+    options: Mapping[str, Any]
+    split: str
+    rows: int
+    left_out: tuple["Environment", ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind. Raises `ConfigError`."""
+        return kind_named(split_env(self.env)[0])
+
+    def open(self) -> Source:
+        """The source of its rows. Raises `ConfigError`."""
+        return self.kind.open(split_env(self.env)[1], self.options, self.split)
+
+    def identity(self) -> str:
+        """The package with its version, and the options, which rows, grader and episodes depend on, as one text."""
+        return f"{self.env} ({', '.join(f'{name} {value}' for name, value in self.open().identity().items())})"
+
+    def installed_identity(self) -> str:
+        """`identity`, for roles that make rows or judge them. Raises `ConfigError` without its package."""
+        if not self.kind.installed():
+            raise ConfigError(f'env = "{self.env}" needs a package: {self.kind.install()}')
+        return self.identity()
+
+    def file(self) -> Path:
+        """The file of its rows, relative to the folder of `rollq.toml`."""
+        facts = [self.identity(), self.rows, *(str(other.file()) for other in self.left_out)]
+        digest = hashlib.sha256(exact_json.dumps(facts)).hexdigest()[:12]
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", split_env(self.env)[1]).strip("-")[:60]
+        return Path(FOLDER) / f"{name}-{digest}.jsonl"
+
+
+def expanded(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The content of `rollq.toml`, flat tables, with the keys that each `env` sets.
+
+    Also returns one line for each `env` that cannot be expanded.
+    """
+    problems: list[str] = []
+    filled = dict(data)
+    known = environments_of(data, problems)
+    for root in ("evaluations", "tasks"):
+        if isinstance(tables := data.get(root), dict):
+            filled[root] = {
+                name: _expanded(f"{root}.{name}", table, known.get((root, name)), problems)
+                for name, table in tables.items()
+            }
+    return filled, problems
+
+
+def environments_of(data: Mapping[str, Any], problems: list[str]) -> dict[tuple[str, str], Environment]:
+    """The environments of evaluations and tasks, by table and name, in flat tables. Adds what is wrong with others."""
+    known: dict[tuple[str, str], Environment] = {}
+    for root, name, table in _tables(data):
+        place = f"{root}.{name}"
+        try:
+            environment = _environment(table, EVALUATION_ROWS if root == "evaluations" else TASK_ROWS, place)
+            environment.open()
+        except ConfigError as error:
+            problems.append(f"{place}.{error}" if str(error).startswith("env") else f"{place}.env: {error}")
+            continue
+        if root == "tasks":
+            evaluations = (other for (other_root, _), other in known.items() if other_root == "evaluations")
+            same = () if table.get("env_shared") else tuple(one for one in evaluations if one.env == environment.env)
+            if any(other.split == environment.split for other in same):
+                problems.append(
+                    f"{place}.env_split = {environment.split!r}: an evaluation has the same rows; give it another "
+                    'split, such as env_split = "test", or set env_shared = true'
+                )
+                continue
+            environment = replace(environment, left_out=same)
+        known[root, name] = environment
+    return known
+
+
+def _tables(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for root in ("evaluations", "tasks"):
+        tables = data.get(root)
+        for name, table in tables.items() if isinstance(tables, dict) else ():
+            if isinstance(table, dict) and isinstance(table.get("env"), str):
+                yield root, name, table
+
+
+def _environment(table: Mapping[str, Any], rows: int, place: str) -> Environment:
+    options = table.get("env_options", {})
+    if not isinstance(options, dict):
+        raise ConfigError(f"env_options = {options!r:.80}: must be a table")
+    options = dict(options)
+    rows = options.pop("rows", rows)
+    if type(rows) is not int or rows < 1:
+        raise ConfigError(f"env_options.rows = {rows!r:.80}: must be a whole number from 1 on")
+    split = table.get("env_split") or ("train" if place.startswith("tasks") else "test")
+    if not isinstance(split, str):
+        raise ConfigError(f"env_split = {split!r:.80}: must be a text")
+    return Environment(table["env"], options, split, rows)
+
+
+def _expanded(place: str, table: Any, environment: Environment | None, problems: list[str]) -> Any:
+    if environment is None:
+        if isinstance(table, dict) and "env" not in table:
+            problems += [f"{place}.{key}: set env too" for key in NEED_ENV if key in table]
+        return table
+    source = environment.open()
+    given = dict(source.settings())
+    if getattr(source, "makes_rows", True):
+        given["prompts"] = str(environment.file())
+    elif "prompts" not in table:
+        problems.append(f'{place}: env = "{environment.env}" has no prompts: set prompts')
+    if "judge" in table:
+        given.pop("judge_options", None)
+    merged = {key: {**given[key], **table[key]} for key in MERGED if key in given and isinstance(table.get(key), dict)}
+    return {**given, **table, **merged}

@@ -1,0 +1,36 @@
+"""The process that makes the rows of one environment: JSON on the standard input says which, each row is a line.
+
+Its last line on the standard error is the reason when it fails.
+"""
+
+import os
+import sys
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.errors import ConfigError
+from rollq.environments.kinds import kind_named, split_env
+
+
+def main() -> int:
+    """Write rows until they end or nobody reads them."""
+    asked = exact_json.loads(sys.stdin.buffer.read())
+    rows = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # packages may print
+    kind, name = split_env(asked["env"])
+    try:
+        for row in kind_named(kind).open(name, asked["options"], asked["split"]).rows():
+            rows.write(exact_json.dumps(row) + b"\n")
+            rows.flush()
+    except BrokenPipeError:
+        os._exit(0)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Exception as error:  # noqa: BLE001 - the package of an environment may raise anything
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Finds out, without a model, which texts a grader pays for, which upset it, and whether it runs them."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.failures import SampleFailed
+from rollq.buffer.values.rollouts import Prompt
+from rollq.environments.kinds import Finding, Level
+from rollq.environments.reasoning_gym import calls
+from rollq.environments.reasoning_gym.judge import ENTRIES, GRADER_ERRORS, GeneratorOptions, Grader
+from rollq.environments.rubbish import RUBBISH, canaries
+from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
+from rollq.workers.judging.rewards import SCORE, InvalidReward
+
+CALL_S: Final = 3.0
+"""A grader that takes longer hangs."""
+PROCESSES: Final = 2
+SHOWN: Final = 5
+RUBBISH_ROWS: Final = 3
+"""Rows that are graded with rubbish; their answers differ."""
+
+
+def check(name: str, options: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield what is wrong; `options` is JSON."""
+    yield from asyncio.run(_check(GeneratorOptions(generator=name, options=exact_json.loads(options)), rows))
+
+
+async def _check(settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    processes = JudgePool(PROCESSES)
+    grader = Grader(settings, processes.sealed(ENTRIES), CALL_S)
+    try:
+        own = await _own_answers(grader, rows)
+        rubbish = await _rubbish(grader, _different(rows))
+        return [*own, *rubbish, *await _code(settings, processes, rows[0])]
+    finally:
+        await processes.close()
+
+
+def _different(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The first rows with different answers: no rubbish is right for all of them."""
+    first = {str(row["answer"]): row for row in reversed(rows)}
+    return [row for row in rows if first[str(row["answer"])] is row][:RUBBISH_ROWS]
+
+
+async def _own_answers(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """The rows whose own answers get less than 1."""
+    verdicts = await asyncio.gather(*(_score(grader, row, str(row["answer"])) for row in rows))
+    low = [(index, verdict) for index, verdict in enumerate(verdicts) if verdict != 1.0]
+    if not low:
+        return []
+    index, verdict = low[0]
+    worth = verdict if isinstance(verdict, str) else f"{verdict:g}"
+    text = f"the own answers of {len(low)} of {len(rows)} rows do not score 1: {worth}"
+    return [Finding(Level.ERROR, text, index)]
+
+
+async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Texts that the grader pays for, raises on and hangs on. A text counts as paid for if it is worth 1 for each row."""
+    paid: list[str] = []
+    upset: dict[str, str] = {}
+    for text in RUBBISH:
+        verdicts = await asyncio.gather(*(_score(grader, row, text) for row in rows))
+        if all(verdict == 1.0 for verdict in verdicts):
+            paid.append(text)
+        if reason := next((verdict for verdict in verdicts if isinstance(verdict, str)), ""):
+            upset[text] = reason
+    findings = []
+    if paid:
+        findings.append(Finding(Level.ERROR, f"rubbish scores 1 for all questions: {_listed(paid)}", 0))
+    hanging = [text for text, reason in upset.items() if "took longer" in reason]
+    raising = {text: reason for text, reason in upset.items() if text not in hanging}
+    if hanging:
+        findings.append(Finding(Level.WARNING, f"the grader hangs on {_listed(hanging)}, which is worth 0", 0))
+    if raising:
+        first = next(iter(raising.values()))
+        findings.append(Finding(Level.WARNING, f"the grader raises on {_listed(list(raising))}: {first}", 0))
+    return findings
+
+
+def _listed(texts: list[str]) -> str:
+    more = f" and {len(texts) - SHOWN} other answers" if len(texts) > SHOWN else ""
+    return ", ".join(f"{text[:30]!r}" for text in texts[:SHOWN]) + more
+
+
+async def _score(grader: Grader, row: Mapping[str, Any], answer: str) -> float | str:
+    """The score of a bare answer, or why there is none."""
+    prompt = Prompt(row["prompt"], answer=row["answer"], metadata={"env": row["env"]})
+    try:
+        verdict = await grader.score(prompt, answer)
+    except SampleFailed as error:
+        return str(error)
+    assert isinstance(verdict, Mapping)
+    return str(verdict["grader_error"]) if verdict.get(GRADER_ERRORS) else float(verdict[SCORE])
+
+
+async def _code(settings: GeneratorOptions, processes: JudgePool, row: Mapping[str, Any]) -> list[Finding]:
+    """Whether the grader runs an answer as code: without a seal, texts of ours would touch a file."""
+    options = exact_json.dumps(dict(sorted(settings.options.items()))).decode()
+    with tempfile.TemporaryDirectory(prefix="rollq-canary-") as folder:
+        file = Path(folder) / "canary"
+        for text in canaries(file):
+            place = (settings.generator, options, row["env"]["seed"], row["prompt"])
+            with suppress(JudgeFailed, InvalidReward, TimeoutError):
+                await processes.call(calls.grade, *place, text, timeout_s=CALL_S, before=(calls.prepare, place[:-1]))
+            if file.exists():
+                said = "the grader runs an answer as code; rollq seals it, and trust_graders = true would not"
+                return [Finding(Level.WARNING, said, 0)]
+    return []

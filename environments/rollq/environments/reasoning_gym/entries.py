@@ -1,0 +1,87 @@
+"""Entries of reasoning-gym's generators by their seeds, and their scores. Only child processes import this.
+
+An entry depends on its generator, the options and its seed alone: its place among others does not matter.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from typing import Any, Final
+
+from rollq.buffer.common import exact_json
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about its own syntax
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+CACHED: Final = 4_096
+PROBES: Final = (1, 2_718, 31_415)
+"""Seeds by which a generator shows whether it may be used again with another seed."""
+
+
+def names() -> list[str]:
+    """All generators."""
+    return sorted(DATASETS)
+
+
+class UnknownGenerator(Exception):
+    """There is no generator of this name, or it does not take these options."""
+
+
+@lru_cache(maxsize=CACHED)
+def entry(name: str, options: str, seed: int) -> Mapping[str, Any]:
+    """The entry of a seed; `options` is JSON. Raises `UnknownGenerator`."""
+    reused = _reused(name, options)
+    return _made(name, options, seed) if reused is None else _seeded(reused, seed)
+
+
+def score(name: str, options: str, made: Mapping[str, Any], answer: str) -> float:
+    """The score of an answer to an entry. Raises what the grader raises."""
+    return float(_generator(name, options).score_answer(answer, entry=dict(made)))
+
+
+def entries(name: str, options: str, seeds: Iterator[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The seeds and their entries. Raises `UnknownGenerator`."""
+    for seed in seeds:
+        yield seed, entry(name, options, seed)
+
+
+@cache
+def _generator(name: str, options: str) -> Any:
+    return _new(name, options, PROBES[0])
+
+
+def _new(name: str, options: str, seed: int) -> Any:
+    if name not in DATASETS:
+        raise UnknownGenerator(f"reasoning-gym has no generator {name!r}; `rollq env list reasoning-gym` has them")
+    given = exact_json.loads(options)
+    try:
+        return reasoning_gym.create_dataset(name, seed=seed, size=1, **given)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UnknownGenerator(f"env_options of {name}: {error}") from error
+
+
+def _made(name: str, options: str, seed: int) -> Mapping[str, Any]:
+    made: Mapping[str, Any] = _new(name, options, seed)[0]
+    return made
+
+
+def _seeded(generator: Any, seed: int) -> Mapping[str, Any]:
+    generator.seed = seed
+    if hasattr(generator.config, "seed"):
+        generator.config.seed = seed
+    made: Mapping[str, Any] = generator[0]
+    return made
+
+
+@cache
+def _reused(name: str, options: str) -> Any:
+    """A generator that gives the entries of other seeds as new ones would; None if it keeps something of its seed."""
+    generator = _new(name, options, 0)
+    same = all(
+        (seeded["question"], seeded["answer"]) == (made["question"], made["answer"])
+        for seed in PROBES
+        for seeded, made in [(_seeded(generator, seed), _made(name, options, seed))]
+    )
+    return generator if same else None

@@ -1,0 +1,20 @@
+"""Takes a bare answer out of a model's text, since the graders of reasoning-gym want nothing around it. Pure."""
+
+import re
+from typing import Final
+
+from rollq.workers.judging.numbers import decimal_text, last_number, only_number
+
+_TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+
+
+def extracted(text: str, answer: str) -> str:
+    """The last `<answer>` of a text; without one, its last number if the row's own `answer` is a number, otherwise as
+    many of its last lines as that answer has."""
+    if tagged := _TAGGED.findall(text):
+        return str(tagged[-1]).strip()
+    if only_number(answer) is not None:
+        number = last_number(text)
+        return "" if number is None else decimal_text(number)
+    lines = text.strip().splitlines()
+    return "\n".join(lines[-max(1, len(answer.strip().splitlines())) :]).strip()

@@ -1,0 +1,107 @@
+"""The judge of rows of reasoning-gym: its graders score the bare answer, in sealed processes.
+
+Invariant: a text that upsets a grader is worth 0 only if the grader accepts the row's own answer; else the sample
+fails.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import Field
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.common.sealing.probe import require_sealing
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.environments.reasoning_gym import calls
+from rollq.environments.reasoning_gym.extraction import extracted
+from rollq.environments.reasoning_gym.package import INSTALL, installed
+from rollq.workers.judging.builtin import BuiltInJudge
+from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
+from rollq.workers.judging.rewards import SCORE, Answer, InvalidReward
+from rollq.workers.user_code.calls import UserFunction
+
+ENTRIES: Final = "rollq.environments.reasoning_gym.entries"
+"""Imported by judge processes before they are sealed, since it reads files of its package."""
+GRADER_ERRORS: Final = "grader_errors"
+"""The name of the fact that a sample has a reward of 0 because its text upset the grader."""
+
+
+class GeneratorOptions(Settings):
+    """Options of the judge, which `env` sets."""
+
+    generator: str = Field(description="the generator")
+    options: dict[str, Any] = Field(default_factory=dict, description="its options")
+    trust_graders: bool = Field(
+        default=False, description="run graders that are not sealed where the system cannot seal processes"
+    )
+
+
+class Grader:
+    """Scores texts for one generator."""
+
+    def __init__(self, settings: GeneratorOptions, processes: JudgePool, timeout_s: float) -> None:
+        self._name = settings.generator
+        self._options = exact_json.dumps(dict(sorted(settings.options.items()))).decode()
+        self._processes = processes
+        self._timeout_s = timeout_s
+
+    async def judge(self, prompt: Prompt, sample: Sample) -> Answer:
+        """The score of a sample. Raises `SampleFailed` when the grader is at fault."""
+        return await self.score(prompt, extracted(sample.text, str(prompt.answer)))
+
+    async def score(self, prompt: Prompt, answer: str) -> Answer:
+        """The score of a bare answer. Raises `SampleFailed` when the grader is at fault."""
+        try:
+            return self._checked(await self._grade(prompt, answer))
+        except (JudgeFailed, InvalidReward, TimeoutError) as error:
+            try:
+                own = self._checked(await self._grade(prompt, None))
+            except (JudgeFailed, InvalidReward, TimeoutError) as other:
+                raise SampleFailed(
+                    FailureKind.GRADER, f"the grader fails on the row's own answer too: {other}"
+                ) from error
+            if own[SCORE] <= 0:
+                raise SampleFailed(
+                    FailureKind.GRADER, f"the grader fails, and gives the row's own answer 0: {error}"
+                ) from error
+            return {SCORE: 0.0, GRADER_ERRORS: 1.0, "grader_error": str(error)}
+
+    async def _grade(self, prompt: Prompt, answer: str | None) -> Answer:
+        row = prompt.metadata.get("env")
+        if not isinstance(row, Mapping) or "seed" not in row:
+            raise SampleFailed(
+                FailureKind.ENVIRONMENT, "the row has no env.seed: write its file with `rollq env export`"
+            )
+        place = (self._name, self._options, row["seed"])
+        return await self._processes.call(
+            calls.grade, *place, prompt.content, answer, timeout_s=self._timeout_s, before=(calls.prepare, place)
+        )
+
+    @staticmethod
+    def _checked(answer: Answer) -> dict[str, Any]:
+        """The score as the grader gave it. Raises `SampleFailed` if it is none."""
+        assert isinstance(answer, Mapping)
+        if problem := answer.get("problem"):
+            raise SampleFailed(FailureKind.GRADER, str(problem))
+        return {SCORE: float(answer[SCORE])}
+
+
+def make_judge(settings: GeneratorOptions, context: JudgeContext) -> Judge:
+    """The judge of one generator. Raises `ConfigError` without the package, or where its graders cannot be sealed."""
+    if not installed():
+        raise ConfigError(f'env = "reasoning-gym:{settings.generator}" needs a package: {INSTALL}')
+    processes = context.processes
+    if not settings.trust_graders:
+        remedy = "set env_options.trust_graders = true if nothing but your own models answer"
+        require_sealing(f'env = "reasoning-gym:{settings.generator}"', remedy)
+        processes = processes.sealed(ENTRIES)
+    grader = Grader(settings, processes, context.timeout_s)
+    return Judge("reasoning-gym", UserFunction.wrap(grader.judge, None, quick=False))
+
+
+JUDGE: Final = BuiltInJudge(GeneratorOptions, make_judge)
+"""The judge that `env = "reasoning-gym:..."` names."""

@@ -1,0 +1,165 @@
+"""Writes the rows of an environment to a file: the same rows from every process, without repeats.
+
+A child process makes them, with a fixed hash seed and without torch beside it. The file appears complete or not at all.
+"""
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Final
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.common.atomic_files import atomic_file
+from rollq.buffer.errors import ConfigError
+from rollq.environments.expansion import Environment
+
+log = logging.getLogger(__name__)
+
+COMPARED: Final = 200
+"""First rows that are made once more under another hash seed."""
+PATIENCE: Final = 1_000
+"""Rows without a new one after which an environment that has no end of them is taken to have no others."""
+REPORT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The rows in a file, and the rows that are not: they repeat others, or are in an evaluation. `unstable`: of the
+    first rows, how many differ under another hash seed."""
+
+    rows: int
+    repeated: int
+    evaluated: int
+    unstable: int
+
+    def __str__(self) -> str:
+        parts = [f"{self.rows:,} rows"]
+        parts += [f"{self.repeated:,} repeats left out"] if self.repeated else []
+        parts += [f"{self.evaluated:,} left out that are in an evaluation"] if self.evaluated else []
+        parts += [f"{self.unstable} of the first {COMPARED} differ under another hash seed"] if self.unstable else []
+        return ", ".join(parts)
+
+
+def write_missing_rows(environment: Environment, folder: Path) -> Path:
+    """The file of an environment's rows below `folder`, written if it does not exist. Raises `ConfigError`."""
+    path = folder / environment.file()
+    if not path.exists():
+        written = write_rows(environment, path, folder)
+        log.info("%s: wrote %s to %s", environment.env, written, path)
+    return path
+
+
+def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
+    """Write an environment's rows to `path`. `folder` has, or gets, the files of evaluations whose rows are left out.
+
+    Raises `ConfigError`.
+    """
+    evaluated = {digest for other in environment.left_out for digest in _digests(write_missing_rows(other, folder))}
+    seen: set[bytes] = set()
+    lines: list[bytes] = []
+    repeated = left_out = since_new = 0
+    reported_s = time.monotonic()
+    with closing(made_rows(environment)) as rows:
+        for row in rows:
+            digest = digest_of(row)
+            if digest in seen:
+                repeated, since_new = repeated + 1, since_new + 1
+                if since_new >= max(PATIENCE, 2 * len(seen)):
+                    break
+                continue
+            since_new = 0
+            seen.add(digest)
+            if digest in evaluated:
+                left_out += 1
+                continue
+            lines.append(exact_json.dumps(row) + b"\n")
+            if len(lines) == environment.rows:
+                break
+            if time.monotonic() - reported_s > REPORT_S:
+                log.info("%s: %s rows so far", environment.env, f"{len(lines):,}")
+                reported_s = time.monotonic()
+    if not lines:
+        raise ConfigError(
+            f'env = "{environment.env}": there are no rows{" beside the rows of evaluations" if left_out else ""}'
+        )
+    try:
+        atomic_file(path, b"".join(lines))
+    except OSError as error:
+        raise ConfigError(f'env = "{environment.env}": {path} cannot be written: {error.strerror}') from error
+    return Written(len(lines), repeated, left_out, unstable_rows(environment, min(COMPARED, len(lines))))
+
+
+def first_row(environment: Environment) -> dict[str, Any]:
+    """The first row of an environment. Raises `ConfigError` if there is none."""
+    with closing(made_rows(environment)) as rows:
+        for row in rows:
+            return row
+    raise ConfigError(f'env = "{environment.env}": there are no rows')
+
+
+def unstable_rows(environment: Environment, most: int) -> int:
+    """Of the first rows, how many differ under another hash seed."""
+    with closing(made_rows(environment)) as first, closing(made_rows(environment, hash_seed=1)) as second:
+        return sum(one != other for one, other in zip(islice(first, most), islice(second, most), strict=False))
+
+
+def digest_of(row: Mapping[str, Any]) -> bytes:
+    """The digest of a row's prompt: rows with the same one are the same question."""
+    return hashlib.sha256(exact_json.dumps(row.get("messages", row.get("prompt")))).digest()
+
+
+def made_rows(environment: Environment, *, hash_seed: int = 0) -> Generator[dict[str, Any], None, None]:
+    """The rows that a child process makes; closing the iterator ends it. Raises `ConfigError` with its error."""
+    asked = {"env": environment.env, "options": dict(environment.options), "split": environment.split}
+    with _child(exact_json.dumps(asked), hash_seed) as (process, errors):
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield exact_json.loads(line)
+        if process.wait():
+            reason = (errors[-1] if errors else "its process died").strip()
+            raise ConfigError(f'env = "{environment.env}": {reason}')
+
+
+@contextmanager
+def _child(asked: bytes, hash_seed: int) -> Iterator[tuple["subprocess.Popen[bytes]", list[str]]]:
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    command = [sys.executable, "-m", "rollq.environments.making_rows"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(asked)
+            process.stdin.close()
+            errors: list[str] = []
+            reader = threading.Thread(target=_keep, args=(process.stderr, errors), daemon=True)
+            reader.start()
+            yield process, errors
+            reader.join(timeout=1)
+        finally:
+            process.kill()
+
+
+def _keep(lines: IO[bytes], kept: list[str]) -> None:
+    for line in lines:
+        if text := line.decode(errors="replace").strip():
+            kept[:] = [*kept[-20:], text]
+
+
+def _digests(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as lines:
+        for line in lines:
+            yield digest_of(exact_json.loads(line))
