@@ -81,6 +81,19 @@ def copied_judge(prompt: Prompt, judged: Sample) -> Mapping[str, float]:
     return {"prompt": float(prompt == question({"deep": [1, "x"]})), "sample": float(whole), "text": len(judged.text)}
 
 
+PREPARED: list[str] = []
+
+
+def executing_judge(prompt: Prompt, sample: Sample) -> float:
+    """Runs the model's text as code, with what was prepared of prompts. Gives the number that the code leaves."""
+    names: dict[str, Any] = {"prepared": PREPARED}
+    exec(sample.text, names)  # noqa: S102 - the fault that sealed processes are for
+    return float(names["reward"])
+
+
+executing_judge.prepare = lambda prompt: PREPARED.append(prompt.answer)  # type: ignore[attr-defined]
+
+
 def burning_judge(prompt: Prompt, judged: Sample) -> float:
     until_s = time.monotonic() + float(judged.text)
     while time.monotonic() < until_s:

@@ -9,16 +9,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pydantic import ValidationError
 
+from rollq.buffer.common.sealing import probe
 from rollq.buffer.common.sealing.probe import sealing_available
 from rollq.buffer.common.sealing.process import Means
+from rollq.buffer.errors import ConfigError
+from rollq.workers.groups.task_settings import JudgeSettings
+from rollq.workers.judging.judge import JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
-from rollq.workers.judging.rewards import Answer, Credit
+from rollq.workers.judging.rewards import Answer, Credit, Verdict
 from support.hostile_graders import entry, grade, grade_entry
+from support.judge_doubles import question, sample
 from support.waiting import PATIENCE_S, wait_until
 
 CAN: Final = [means for means, reason in sealing_available().items() if not reason]
 
+EXECUTING: Final = "support.judge_doubles.executing_judge"
 ATTACKS: Final = {
     "open(given[0], 'w')": "PermissionError",
     "open('/etc/passwd')": "PermissionError|FileNotFoundError",
@@ -156,6 +164,43 @@ def test_a_process_that_cannot_be_sealed_makes_no_call() -> None:
             await pool.close()
 
     asyncio.run(scene())
+
+
+def test_a_users_judge_may_be_sealed() -> None:
+    async def scene() -> list[Verdict]:
+        pool = JudgePool(1)
+        judge = make_judge(
+            "support.judge_doubles.executing_judge", {}, JudgeContext(PATIENCE_S, pool, isolate="sealed")
+        )
+        texts = (
+            "reward = len(prepared)",
+            "prepared.clear(); reward = 7",
+            "reward = len(prepared)",
+            "open('made', 'w')",
+        )
+        try:
+            return [await judge.judge(question(), sample(text)) for text in texts]
+        finally:
+            await pool.close()
+
+    *verdicts, refused = asyncio.run(scene())
+    assert [verdict.reward for verdict in verdicts] == [1, 7, 3]
+    assert "PermissionError" in str(refused.error)
+    assert not Path("made").exists()
+
+
+def test_the_setting_is_true_false_or_sealed() -> None:
+    assert JudgeSettings(isolate_judge="sealed").isolate_judge == "sealed"
+    with pytest.raises(ValidationError, match="should be False, True or 'sealed'"):
+        JudgeSettings.model_validate({"isolate_judge": "seald"})
+
+
+def test_a_system_that_cannot_seal_refuses_the_judge_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "sealing_available", lambda: dict.fromkeys(Means, "unshare: Operation not permitted"))
+    with pytest.raises(
+        ConfigError, match=r'isolate_judge = "sealed": this system cannot seal .* set it to true if you'
+    ):
+        make_judge("support.judge_doubles.executing_judge", {}, JudgeContext(1, JudgePool(1), isolate="sealed"))
 
 
 @pytest.mark.parametrize("means", CAN)

@@ -84,8 +84,10 @@ class JudgeSettings(Settings):
         default="exact_match", description="name of a built-in judge, or the dotted path of a custom one"
     )
     judge_options: dict[str, Any] = Field(default_factory=dict, description="options of a built-in judge")
-    isolate_judge: bool = Field(
-        default=False, description="run a custom judge in a separate process, which may hang or crash, not in a thread"
+    isolate_judge: Literal[False, True, "sealed"] = Field(
+        default=False,
+        description="run a custom judge in a separate process, which may hang or crash, not in a thread; sealed: in "
+        "processes for code of a model, which can only compute",
     )
     answer_text: str | None = Field(
         default=None,

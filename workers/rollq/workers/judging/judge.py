@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.values.rollouts import Prompt, Sample
@@ -24,12 +25,12 @@ class JudgeContext:
     """Everything that judges are made with: the time for one sample, processes for those that need the CPU, and
     auxiliary models.
 
-    `isolate`: a custom judge runs in these processes too.
+    `isolate`: a custom judge runs in these processes too, or in sealed ones.
     """
 
     timeout_s: float
     processes: JudgePool
-    isolate: bool = False
+    isolate: Literal[False, True, "sealed"] = False
     pools: Mapping[str, ModelPool] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.sealing.probe import require_sealing
 from rollq.buffer.common.user_functions import ISOLATED_JUDGE, JUDGE, POOLS_JUDGE, check_function
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import explanation
@@ -73,11 +74,16 @@ def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> U
 
 def _isolated(path: str, context: JudgeContext) -> UserFunction:
     """A custom judge that runs in a separate process."""
+    processes, sealed = context.processes, context.isolate == "sealed"
+    if sealed:
+        require_sealing('isolate_judge = "sealed"', "set it to true if you trust the judge with the model's text")
+        processes = processes.sealed(__name__, path.rpartition(".")[0])
 
     async def isolated(prompt: Prompt, sample: Sample) -> Answer:
         args = (path, encode_prompt(prompt).decode())
+        before = (prepare_custom, args) if sealed else None
         blob = encode_samples([sample])
-        return await context.processes.call(call_custom, *args, blob=blob, timeout_s=context.timeout_s)
+        return await processes.call(call_custom, *args, blob=blob, timeout_s=context.timeout_s, before=before)
 
     return UserFunction.wrap(isolated, None, quick=False)
 
@@ -93,6 +99,13 @@ def call_custom(path: str, prompt: str, sample: bytes) -> Answer:
     """Call a custom judge; this runs in a judge process."""
     answer: Answer = load_plugin("judge", path, BUILT_IN)(decode_prompt(prompt.encode()), decode_sample(sample))
     return answer
+
+
+def prepare_custom(path: str, prompt: str) -> None:
+    """Let a sealed judge, by a function `prepare` of the prompt that it has as an attribute, cache what its next calls
+    need of the prompt. This runs in a process that sees no model's text."""
+    if prepare := getattr(load_plugin("judge", path, BUILT_IN), "prepare", None):
+        prepare(decode_prompt(prompt.encode()))
 
 
 def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
