@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from rollq.buffer.common.sealing.process import (
     hide_files,
 )
 from rollq.buffer.errors import ConfigError
+from support.waiting import PATIENCE_S
 
 NOBODY: Final = 65534
 SPARE: Final = 1 << 28
@@ -49,16 +51,17 @@ def as_nobody(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "as nobody" and os.geteuid() == 0)
 
 
-def forked(work: Callable[[], object], means: Means, *, as_nobody: bool = False, computing: bool = True) -> str:
-    """What `work` does in a sealed process: the kind of its error and the error, or "did it"."""
+def forked(work: Callable[[], object], means: Means | None, *, as_nobody: bool = False, computing: bool = True) -> str:
+    """What `work` does in a sealed process: the kind of its error and the error, or "did it". None: without a seal."""
     reading, writing = os.pipe()
     if not (child := os.fork()):
         try:
             memory = address_space() + SPARE
             if as_nobody:
                 become_nobody()
-            hide_files([means])
-            if computing:
+            if means:
+                hide_files([means])
+            if means and computing:
                 allow_only_computing_with(memory)
             work()
             answer = "did it"
@@ -141,6 +144,22 @@ def test_a_sealed_process_neither_reads_nor_changes_files(
     assert mine.read_text() == "secret"
 
 
+def test_without_a_seal_the_same_attempts_work(
+    mine: Path, victim: "subprocess.Popen[bytes]", *, as_nobody: bool
+) -> None:
+    attempts: list[Callable[[], object]] = [
+        mine.read_bytes,
+        Path("/etc/passwd").read_bytes,
+        (mine.parent / "made").touch,
+        socket.socketpair,
+        lambda: os.sched_setaffinity(victim.pid, os.sched_getaffinity(0)),
+        lambda: os.kill(victim.pid, signal.SIGKILL),
+        mine.unlink,
+    ]
+    assert [forked(attempt, None, as_nobody=as_nobody) for attempt in attempts] == ["did it"] * len(attempts)
+    assert victim.wait(PATIENCE_S) == -signal.SIGKILL
+
+
 def test_a_sealed_process_reaches_no_other(means: Means, victim: "subprocess.Popen[bytes]", *, as_nobody: bool) -> None:
     def through_a_pipe() -> None:
         """Have the kernel send the signal, as the owner of a file descriptor may."""
@@ -206,8 +225,7 @@ def test_a_sealed_process_gets_no_more_memory_than_it_may(means: Means, sharing:
 
 def test_a_sealed_process_still_computes_and_imports(means: Means) -> None:
     def compute() -> None:
-        import sympy  # type: ignore[import-untyped]  # installed, and not imported before
-
+        sympy = import_module("sympy")  # installed, and not imported before
         x = sympy.symbols("x")
         assert sympy.integrate(x**2, (x, 0, 3)) == 9
         assert os.urandom(4) != os.urandom(4)

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Answer, Credit, Verdict
+from support.executing_graders import EXECUTING as EXECUTING_GRADERS
+from support.executing_graders import made, score, score_own
 from support.hostile_graders import entry, grade, grade_entry
 from support.judge_doubles import question, sample
 from support.waiting import PATIENCE_S, wait_until
@@ -160,6 +163,30 @@ def test_a_process_that_cannot_be_sealed_makes_no_call() -> None:
             for sealed in (pool.sealed("support.hostile_graders", means=[]), pool.sealed("no.such.module")):
                 for _ in range(2):
                     assert "Error" in await failed(sealed, "reward = 1.0")
+        finally:
+            await pool.close()
+
+    asyncio.run(scene())
+
+
+def test_the_graders_of_reasoning_gym_run_no_code_of_the_model(tmp_path: Path) -> None:
+    """Outside of the seal, they do."""
+    canary = tmp_path / "canary"
+    code = f"__import__('pathlib').Path('{canary}').touch()"
+
+    async def scene() -> None:
+        pool = JudgePool(1)
+        try:
+            sealed = pool.sealed("support.executing_graders")
+            for name in EXECUTING_GRADERS:
+                ready = (made, [name])
+                with suppress(JudgeFailed):
+                    assert float(str(await sealed.call(score, name, code, timeout_s=PATIENCE_S, before=ready))) < 1
+                assert not canary.exists()
+                assert await sealed.call(score_own, name, timeout_s=PATIENCE_S, before=ready) == 1
+                with suppress(JudgeFailed):
+                    await pool.call(score, name, code, timeout_s=PATIENCE_S)
+                canary.unlink()
         finally:
             await pool.close()
 
