@@ -20,6 +20,14 @@ def parts(prompt, sample):
 
 def of_its_own_form(prompt, sample):
     return float(sample.text == f"FINAL: {prompt.answer}")
+
+
+def place(prompt, samples):
+    return [{"place": float(number)} for number, _ in enumerate(samples)]
+
+
+def no_place(prompt, samples):
+    return [1.0]
 """
 SETTINGS = """
 run = "trying"
@@ -117,3 +125,23 @@ def test_a_prompt_that_is_too_long_is_a_problem(tmp_path: Path) -> None:
     result = tried(tmp_path, more="rows.max_prompt_tokens = 5")
     assert "the prompt has 6 tokens, more than max_prompt_tokens = 5" in result.output
     assert result.exit_code == 1
+
+
+def test_samples_that_are_judged_together_are_shown_with_their_rewards(tmp_path: Path) -> None:
+    together = 'judging.group_judge = "tried_judges.place"'
+    result = tried(tmp_path, "--sample", "--rows", "1", more=together)
+    assert "own answer" not in result.output
+    for number in range(4):
+        assert f"sample {number + 1}: reward {number} (place {number}), 4 tokens" in result.output
+    assert "reward: 1.500 on average" in result.output
+    (tmp_path / "answers.txt").write_text("1")
+    refused = tried(tmp_path, "--answers", str(tmp_path / "answers.txt"), more=together)
+    assert "--answers: samples of task 'sums' are only judged together" in refused.output
+
+
+def test_a_group_judge_that_fails_is_one_problem_of_its_row(tmp_path: Path) -> None:
+    together = 'judge = "exact_match"\njudging.group_judge = "tried_judges.no_place"'
+    result = tried(tmp_path, "--sample", "--rows", "1", more=together)
+    assert result.exit_code == 1
+    said = "p.jsonl:1: group judge 'tried_judges.no_place': ValueError: returned 1 entries for 4 samples"
+    assert result.output.rpartition("problem")[2].count(said) == 1

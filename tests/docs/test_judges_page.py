@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from aiohttp import web
 from rollq.buffer.common import exact_json
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.http.pools import ModelPool, PoolSettings
+from rollq.workers.judging.group_judge import make_group_judge
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
@@ -35,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for module in ("rewards", "grading", "steps", "scored"):
+    for module in ("rewards", "grading", "steps", "scored", "ranking"):
         sys.modules.pop(module, None)
 
 
@@ -91,6 +93,37 @@ def test_the_grading_of_the_page_asks_its_pool() -> None:
     assert asyncio.run(scene()) == Verdict(0.7)
     assert asked[0]["model"] == "grader"
     assert asked[0]["messages"][0]["content"].endswith("It is 42.")
+
+
+def test_the_ranking_of_the_page_compares_all_pairs_whatever_their_order() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        """Longer is better, and the first of equals."""
+        question = (await request.json())["messages"][0]["content"]
+        one, other = re.findall(r"Answer \d: (.*)", question)
+        asked.append(question)
+        return web.json_response({"choices": [{"message": {"content": f"So: {1 + (len(other) > len(one))}"}}]})
+
+    async def scene() -> None:
+        application = web.Application()
+        application.router.add_post("/v1/chat/completions", answer)
+        shown = tomllib.loads(FILES["ranked.toml"])["worker"]["pools"]["grader"]
+        async with serving(application) as url:
+            pool = ModelPool("grader", PoolSettings(**{**shown, "urls": [f"{url}/v1"]}))
+            try:
+                judge = make_group_judge("ranking.rank", JudgeContext(60, JudgePool(1), pools={"grader": pool}))
+                for texts in permutations(["a", "bbb", "cc", "dd"]):
+                    samples = [replace(SAMPLE, text=text) for text in texts]
+                    verdicts = await judge.verdicts(Prompt("Write."), samples)
+                    rewards = {text: verdict.reward for text, verdict in zip(texts, verdicts, strict=True)}
+                    assert rewards == {"a": 0.0, "bbb": 1.0, "cc": 0.5, "dd": 0.5}
+                assert [verdict.reward for verdict in await judge.verdicts(Prompt("Write."), [SAMPLE])] == [0.0]
+            finally:
+                await pool.close()
+
+    asyncio.run(scene())
+    assert len(asked) == 24 * 12
 
 
 def test_the_facts_of_the_page_do_not_count() -> None:

@@ -234,7 +234,7 @@ def test_a_thread_whose_call_has_ended_serves_the_next() -> None:
 
 def test_judges_that_do_not_exist_are_configuration_errors() -> None:
     for name, message in {
-        "exactmatch": "use environment, exact_match, http, last_number, math, regex, weighted, or a dotted path",
+        "exactmatch": "use environment, exact_match, http, last_number, math, none, regex, weighted, or a dotted path",
         "no_such_module.judge": "cannot import 'no_such_module'",
         f"{__name__}.no_such": "has no 'no_such'",
     }.items():

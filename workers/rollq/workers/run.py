@@ -34,6 +34,7 @@ from rollq.workers.groups.attempt_traces import AttemptTraces
 from rollq.workers.groups.borrower import Borrower
 from rollq.workers.groups.cut_off import CutOff
 from rollq.workers.groups.fleet_share import FleetShare
+from rollq.workers.groups.group_judging import GroupJudging
 from rollq.workers.groups.group_runner import GroupRunner
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
@@ -120,7 +121,7 @@ class Worker:
         self.maker = SampleMaker(
             self.host, tokenizer, self.table, self.places, Salvage(calls), self.loans, self.judging, worker=name
         )
-        self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)
+        self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, GroupJudging(self.judging), timeouts)
         self.control = TaskControl(
             calls, self.host, self.table, self.follower, signals, tasks=tuple(tasks), settings=settings
         )
@@ -281,7 +282,7 @@ class Worker:
             "speed": self.maker.speed.described(self.places.capacity),
             "refused_weights": self.follower.refused,
             "judge_doubt": next((doubt for recipe in self.recipes.values() if (doubt := recipe.own_answers.doubt)), ""),
-            "hanging_calls": sum(recipe.judge.call.slots.hanging for recipe in self.recipes.values()),
+            "hanging_calls": sum(recipe.hanging_calls for recipe in self.recipes.values()),
         }
 
     def _totals(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -13,6 +13,8 @@ from rollq.workers.groups.lone_rollouts import rollout_of
 from rollq.workers.groups.read_prompts import read_prompt
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.sample_judging import own_verdict
+from rollq.workers.judging.group_judge import GroupJudge, GroupNotJudged
+from rollq.workers.judging.options import NONE
 from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer
 from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.user_code.errors import reason_of
@@ -20,13 +22,24 @@ from rollq.workers.user_code.errors import reason_of
 
 @dataclass(frozen=True, slots=True)
 class JudgedText:
-    """A text, what the judge said of it and how long that took."""
+    """A sample, what the judge said of it and how long that took."""
 
-    text: str
+    sample: Sample
     verdict: Verdict
     judge_s: float
-    tokens: int
-    is_truncated: bool
+
+    @property
+    def text(self) -> str:
+        return self.sample.text
+
+    @property
+    def tokens(self) -> int:
+        return self.sample.response_tokens
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether it ended at the limit of tokens."""
+        return self.sample.finish_reason is FinishReason.LENGTH
 
 
 @dataclass(slots=True)
@@ -79,26 +92,53 @@ class Trying:
             self._note_error(row, row.given)
             return
         form = settings.answer_text
+        if self._recipe.judge.name == NONE:
+            return
         row.own = await judge_own_answer(self._recipe.judge, row.prompt, as_sample, FORMS if form is None else (form,))
         if row.own is not None and (form is not None or self._recipe.judge.name not in UNCHECKED):
             self._note_own(row, row.own)
 
     async def sample(self, rows: Iterable[TriedRow], engine: Engine, seed: int) -> None:
         """Sample a group of each row, and judge it."""
-        size = self._recipe.settings.group_size
-        await asyncio.gather(*(self._sample(row, index, engine, seed) for row in rows for index in range(size)))
+        await asyncio.gather(*(self._sample_group(row, engine, seed) for row in rows))
 
-    async def _sample(self, row: TriedRow, index: int, engine: Engine, seed: int) -> None:
+    async def _sample_group(self, row: TriedRow, engine: Engine, seed: int) -> None:
+        size = self._recipe.settings.group_size
+        made = await asyncio.gather(*(self._sample(row, index, engine, seed) for index in range(size)))
+        judged = [one for one in made if one is not None]
+        if judged and (group_judge := self._recipe.group_judge):
+            judged = await self._judged_together(row.prompt, group_judge, judged)
+        row.samples += judged
+        for one in judged:
+            self._note_error(row, one)
+
+    async def _sample(self, row: TriedRow, index: int, engine: Engine, seed: int) -> JudgedText | None:
         recipe = self._recipe
         try:
             rollout = rollout_of(self._task, recipe.settings, row.prompt, index, seed, self._tokenizer, engine.generate)
             made = await recipe.loop.run(rollout)
         except Exception as error:  # noqa: BLE001 - a loop of the user's
             row.problems.append(f"{row.place}: agent loop: {reason_of(error)}")
-            return
-        judged = await self._judged(row.prompt, made)
-        row.samples.append(judged)
-        self._note_error(row, judged)
+            return None
+        return await self._judged(row.prompt, made)
+
+    async def _judged_together(self, prompt: Prompt, judge: GroupJudge, samples: list[JudgedText]) -> list[JudgedText]:
+        """The samples with the rewards of their group, as far as they have not failed."""
+        started_s = monotonic()
+        given = [
+            replace(one.sample, reward=one.verdict.reward, reward_parts={**one.verdict.parts, **one.verdict.facts})
+            for one in samples
+            if not one.verdict.error
+        ]
+        try:
+            verdicts = iter(await judge.verdicts(prompt, given))
+        except GroupNotJudged as error:
+            verdicts = iter([Verdict(error=str(error))] * len(given))
+        each_s = (monotonic() - started_s) / len(samples)
+        return [
+            one if one.verdict.error else JudgedText(one.sample, next(verdicts), one.judge_s + each_s)
+            for one in samples
+        ]
 
     async def _judged(self, prompt: Prompt, sample: Sample) -> JudgedText:
         started_s = monotonic()
@@ -110,8 +150,7 @@ class Trying:
             verdict = await self._recipe.judge.verdict(prompt, sample)
             if verdict.raised and self._recipe.settings.on_judge_error == "zero":
                 verdict = failed_as_wrong(verdict)
-        is_truncated = sample.finish_reason is FinishReason.LENGTH
-        return JudgedText(sample.text, verdict, monotonic() - started_s, sample.response_tokens, is_truncated)
+        return JudgedText(sample, verdict, monotonic() - started_s)
 
     def _note_error(self, row: TriedRow, judged: JudgedText) -> None:
         if judged.verdict.error:

@@ -16,7 +16,8 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
         return builtins[name]
     module_name, _, attribute = name.rpartition(".")
     if not module_name or name.startswith("."):
-        raise ConfigError(f"{kind} {name!r}: use {', '.join(sorted(builtins))}, or a dotted path")
+        named = "".join(f"{builtin}, " for builtin in sorted(builtins))
+        raise ConfigError(f"{kind} {name!r}: use {named}{'or ' if named else ''}a dotted path")
     try:
         found = getattr(import_module(module_name), attribute)
     except ImportError as error:

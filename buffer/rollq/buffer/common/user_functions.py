@@ -65,6 +65,7 @@ def _method(
 
 
 _REWARD: Final = "float, dict[str, float] or Credit"
+_REWARDS: Final = "list of float, dict[str, float], Credit or None"
 _SETUP: Final = _method("setup", "prompt", "session", returns="Opening")
 _REST: Final = (
     _method("teardown"),
@@ -74,6 +75,11 @@ _REST: Final = (
 JUDGE: Final = Contract("judge", (Function("reward", ("prompt", "sample"), _REWARD, How.EITHER),))
 POOLS_JUDGE: Final = Contract("judge", (Function("reward", ("prompt", "sample"), _REWARD, How.ASYNC, ("pools",)),))
 ISOLATED_JUDGE: Final = Contract("judge", (Function("reward", ("prompt", "sample"), _REWARD, How.PLAIN),))
+GROUP_JUDGE: Final = Contract("group_judge", (Function("rank", ("prompt", "samples"), _REWARDS, How.EITHER),))
+POOLS_GROUP_JUDGE: Final = Contract(
+    "group_judge", (Function("rank", ("prompt", "samples"), _REWARDS, How.ASYNC, ("pools",)),)
+)
+ISOLATED_GROUP_JUDGE: Final = Contract("group_judge", (Function("rank", ("prompt", "samples"), _REWARDS, How.PLAIN),))
 FILTER: Final = Contract("filters", (Function("keeps", ("prompt", "samples"), "bool", How.EITHER),))
 AGENT_LOOP: Final = Contract(
     "agent_loop", (_method("run", "rollout", returns="Sample"),), (Flag("resumable", default=False),)
@@ -109,6 +115,9 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
     "judge": JUDGE,
     "judge that asks pools": POOLS_JUDGE,
     "judge with `isolate_judge`": ISOLATED_JUDGE,
+    "group judge": GROUP_JUDGE,
+    "group judge that asks pools": POOLS_GROUP_JUDGE,
+    "group judge with `isolate_judge`": ISOLATED_GROUP_JUDGE,
     "filter": FILTER,
     "agent loop": AGENT_LOOP,
     "environment": ENVIRONMENT,

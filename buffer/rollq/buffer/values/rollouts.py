@@ -181,7 +181,8 @@ class Sample:
     @property
     def awaits_judge(self) -> bool:
         """Whether it is whole, and was interrupted while it was judged."""
-        return self.status is SampleStatus.ABORTED and self.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        ends = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
+        return self.status is SampleStatus.ABORTED and self.finish_reason in ends
 
     @property
     def response_tokens(self) -> int:

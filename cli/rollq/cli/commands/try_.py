@@ -67,6 +67,8 @@ def try_rows(
     task, table = _table(settings, task)
     write_missing_prompts(settings, file)
     sys.path.append(str(file.absolute().parent))
+    if answers is not None and table.judge == "none":
+        raise ConfigError(f"--answers: samples of task {task!r} are only judged together; use --sample or --model")
     given = None if answers is None else read_answers(answers)
     worker = settings.worker if model is None else _with_model(settings.worker, model)
     reader = settings.answer_readers().get(task)

@@ -77,7 +77,7 @@ COMMON: Final[Mapping[str, str]] = {
     "[payloads]": "url",
     "[archive]": "url",
     "[tasks.NAME.rows]": "prompt_field answer_field chat system_prompt max_prompt_tokens max_bad_rows",
-    "[tasks.NAME.judging]": "isolate_judge answer_text on_judge_error scorers",
+    "[tasks.NAME.judging]": "group_judge isolate_judge answer_text on_judge_error scorers",
     "[tasks.NAME.sampling]": "top_p top_k stop",
     "[tasks.NAME.staleness]": "sync_weights_interval stragglers partial_rollout",
     "[tasks.NAME.batches]": "weight schedule max_uses",

@@ -23,7 +23,8 @@ SUBTABLES: Final[Mapping[str, tuple[str, ...]]] = {
         "on_prompts_changed",
     ),
     "judging": (
-        "isolate_judge", "answer_text", "on_judge_error", "scorers", "overlong_buffer_tokens", "overlong_penalty",
+        "group_judge", "isolate_judge", "answer_text", "on_judge_error", "scorers", "overlong_buffer_tokens",
+        "overlong_penalty",
     ),
     "sampling": (
         "top_p", "top_k", "stop", "stop_token_ids", "ignore_eos", "min_p", "min_tokens", "repetition_penalty",

@@ -24,11 +24,13 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.groups.cut_off import without_the_rest
-from rollq.workers.groups.filters import FilterError, is_enough, is_finished, keep
+from rollq.workers.groups.filters import FilterError, have_ended, is_enough, is_finished, keep
+from rollq.workers.groups.group_judging import GroupJudging, kept_until_judged, too_few
 from rollq.workers.groups.leases import HeldLease, StopReason
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.sample_maker import SampleMaker
 from rollq.workers.groups.timeouts import AttemptTimeouts
+from rollq.workers.judging.group_judge import GroupNotJudged
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class GroupRunner:
         host: EngineHost,
         recipes: Mapping[str, Recipe],
         making: SampleMaker,
+        judging: GroupJudging,
         timeouts: AttemptTimeouts,
     ) -> None:
         self.totals = Totals()
@@ -76,6 +79,7 @@ class GroupRunner:
         self._host = host
         self._recipes = recipes
         self._making = making
+        self._judging = judging
         self._timeouts = timeouts
         self._threads = calls.threads
         self._too_long = LogOnce(log)
@@ -162,19 +166,32 @@ class GroupRunner:
     # results
 
     async def _result(self, lease: Lease, samples: Sequence[Sample], started_s: float) -> GroupResult:
-        """The result of these samples, filtered if the group is finished."""
-        seconds = monotonic() - started_s
-        result = GroupResult(lease, tuple(samples), generate_s=seconds)
+        """The result of these samples; if the group is finished, it is judged as a whole, and filtered."""
         recipe = self._recipes[lease.task]
-        if lease.evaluation or not recipe.filters or not is_finished(samples, recipe.min_valid_samples):
+        result = GroupResult(lease, tuple(samples), generate_s=monotonic() - started_s)
+        if lease.evaluation:
             return result
         try:
-            is_kept = await keep(recipe.filters, lease.prompt, samples)
-        except FilterError as error:
+            if recipe.group_judge is not None:
+                result = await self._judged(recipe, result)
+            if not recipe.filters or not is_finished(result.samples, recipe.min_valid_samples):
+                return result
+            return replace(result, filtered=not await keep(recipe.filters, lease.prompt, result.samples))
+        except (FilterError, GroupNotJudged) as error:
             log.error("group %d of task %r: %s", lease.group_id, lease.task, error, exc_info=error.__cause__)
-            failed = [replace(sample, status=SampleStatus.FAILED, error=str(error)) for sample in samples]
+            failed = [_failed(sample, str(error)) for sample in samples]
             return replace(result, samples=tuple(failed), error=str(error))
-        return replace(result, filtered=not is_kept)
+
+    async def _judged(self, recipe: Recipe, result: GroupResult) -> GroupResult:
+        """The result with the rewards of its group judge, if its samples have ended and enough completed. Raises
+        `GroupNotJudged`."""
+        samples = result.samples
+        if not have_ended(samples):
+            return replace(result, samples=tuple(kept_until_judged(samples)))
+        if not is_enough(samples, recipe.min_valid_samples):
+            error = next((sample.error for sample in samples if sample.error), None)
+            return replace(result, samples=tuple(too_few(samples)), error=error)
+        return replace(result, samples=tuple(await self._judging.judge(recipe, result.lease, samples)))
 
     def _worth_keeping(self, lease: Lease, samples: Sequence[Sample]) -> bool:
         """Whether a stopped attempt has results that the next one need not generate again."""
@@ -241,18 +258,19 @@ class GroupRunner:
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
         """Put partial results if there are any, else hand the group back; with `error`, the try counts."""
-        samples = await self._with_away(held, samples)
-        has_enough = is_enough(samples, self._recipes[held.lease.task].min_valid_samples)
+        lease, samples = held.lease, await self._with_away(held, samples)
+        has_enough = is_enough(samples, self._recipes[lease.task].min_valid_samples)
         ends = held.cut is StopReason.BATCH_OVER and has_enough
-        if ends or self._worth_keeping(held.lease, samples):
+        if ends or self._worth_keeping(lease, samples):
             salvaged = _with_kept(held, samples)
             try:
                 async with asyncio.timeout(LAST_FILTERS_S if ends else ABORT_S):
-                    result = await self._result(held.lease, without_the_rest(salvaged) if ends else salvaged, started_s)
+                    result = await self._result(lease, without_the_rest(salvaged) if ends else salvaged, started_s)
             except TimeoutError:
-                log.info("group %d of task %r: no time for its filters", held.lease.group_id, held.lease.task)
-                if ends and self._worth_keeping(held.lease, salvaged):
-                    await self._put(held, GroupResult(held.lease, tuple(salvaged), generate_s=monotonic() - started_s))
+                log.info("group %d of task %r: no time for its filters and group judge", lease.group_id, lease.task)
+                if error is None and self._worth_keeping(lease, salvaged):
+                    kept = tuple(kept_until_judged(salvaged))
+                    await self._put(held, GroupResult(lease, kept, generate_s=monotonic() - started_s))
                     return
             else:
                 await self._put(held, result)
@@ -280,6 +298,11 @@ class GroupRunner:
         for error, leases in by_error.items():
             self._buffer.hand_back(leases, counted=error is not None, error=error)
         return [None] * len(items)
+
+
+def _failed(sample: Sample, error: str) -> Sample:
+    """A sample of a group that failed; one that had failed before keeps its own error."""
+    return replace(sample, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=sample.error or error)
 
 
 def _with_kept(held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:

@@ -18,6 +18,7 @@ from rollq.workers.groups.read_prompts import ReadPrompt
 from rollq.workers.groups.salvage import SHORT_TOKENS
 from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.http.pools import ModelPool
+from rollq.workers.judging.group_judge import GroupJudge, make_group_judge
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.own_answers import AsSample, OwnAnswers, sample_of
@@ -37,6 +38,7 @@ class Recipe:
     filters: tuple[Filter, ...]
     pools: Mapping[str, ModelPool]
     run_seed: int
+    group_judge: GroupJudge | None = None
 
     def resumes(self, lease: Lease) -> bool:
         """Whether interrupted samples continue from their tokens; never in an evaluation, which has one version."""
@@ -57,6 +59,12 @@ class Recipe:
     def sessions(self) -> int | None:
         """How many samples the agent loop runs at a time; None when that is up to the engine."""
         return sessions(self.loop)
+
+    @property
+    def hanging_calls(self) -> int:
+        """How many calls of its judges should have ended long ago."""
+        together = self.group_judge.call.slots.hanging if self.group_judge else 0
+        return self.judge.call.slots.hanging + together
 
     @property
     def min_valid_samples(self) -> int:
@@ -116,5 +124,6 @@ def make_recipes(
                 filters=tuple(Filter.load(path, limit_s) for path in task.filters if path != OVERLONG),
                 pools=pools,
                 run_seed=run_seed,
+                group_judge=make_group_judge(task.group_judge, context) if task.group_judge else None,
             )
     return {name: recipes[task_of(name)] for name in tasks}

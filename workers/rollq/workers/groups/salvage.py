@@ -98,7 +98,9 @@ class SampleSalvage:
             return False
         held.kept[self._index] = sample
         tokens_again = 0
-        if sample.status is not SampleStatus.ABORTED:  # its loss mask and arrays may have changed
+        if (
+            sample.status is not SampleStatus.ABORTED or sample.awaits_judge
+        ):  # its loss mask and arrays may have changed
             tokens_again, self.tokens = self.tokens, 0
         try:
             return await asyncio.shield(self._send(sample, tokens_again)) is SalvageOutcome.KEPT

@@ -1,5 +1,6 @@
 """Asks the judge for the rewards of made samples, and puts them into the samples."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -7,7 +8,9 @@ from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.overlong import OVERLONG, mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
+from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.http.pools import score
+from rollq.workers.judging.options import NONE
 from rollq.workers.judging.rewards import JUDGE_ERROR, Verdict, failed_as_wrong
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
 from rollq.workers.user_code.real_numbers import finite
@@ -29,6 +32,8 @@ class SampleJudging:
         """A completed sample with its reward, or a failed one; it names its judge and how long judging took."""
         started_s, rewarded = monotonic(), made.reward is not None
         made = await self._judge(recipe, held.lease, made)
+        if recipe.judge.name == NONE and not rewarded and made.error is None:
+            return made
         judge_s = monotonic() - started_s
         if held.trace:
             held.trace.judged(index, started_s, made)
@@ -44,14 +49,21 @@ class SampleJudging:
         self.judged += 1
         self._note_unrewarded(problem)
 
+    def note_group(self, samples: int, errors: Sequence[str], seconds: float) -> None:
+        """Note that this many samples were judged together, and the error of each that got no reward."""
+        self.judged += samples
+        self.judge_s += seconds
+        for error in errors:
+            self._note_unrewarded(error)
+
     def _note_unrewarded(self, error: str) -> None:
         self.unrewarded += 1
         self.error = error
 
     @staticmethod
     async def _judge(recipe: Recipe, lease: Lease, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one; the task's settings say how too long ones are treated. A
-        sample that has a reward keeps it."""
+        """A completed sample with its reward, or a failed one. A sample that has a reward keeps it; with the judge
+        `none`, others get none yet."""
         if made.reward is None:
             verdict = await recipe.judge.judge(lease.prompt, made)
         else:
@@ -80,9 +92,16 @@ class SampleJudging:
             judged = await score(judged, recipe.pools, task.scorers)
         except ValueError as error:
             return replace(made, status=SampleStatus.FAILED, error=f"scorer: {error}")
-        if task.overlong_buffer_tokens:
-            judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
-        return mask_truncated(judged) if OVERLONG in task.filters else judged
+        return judged if recipe.group_judge else finished(judged, task)
+
+
+def finished(judged: Sample, task: WorkerTask) -> Sample:
+    """A judged sample of a task; its settings say how a too long one is treated."""
+    if judged.status is not SampleStatus.COMPLETED:
+        return judged
+    if task.overlong_buffer_tokens:
+        judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
+    return mask_truncated(judged) if OVERLONG in task.filters else judged
 
 
 def own_verdict(made: Sample) -> Verdict:

@@ -23,6 +23,7 @@ from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
+from rollq.workers.groups.group_judging import AWAITS_GROUP, waiting
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.places import AllPlaces
@@ -217,10 +218,14 @@ class SampleMaker:
     async def _judged_sample(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, index: int, made: Sample
     ) -> Sample:
-        """A sample as it is stored: judged if it is completed, with the facts about its making."""
-        if made.status is SampleStatus.COMPLETED:
+        """A sample as it is stored: judged if it is completed, with the facts about its making. One that waits for its
+        group has both."""
+        is_judged = AWAITS_GROUP in made.extra
+        if made.status is SampleStatus.COMPLETED and not is_judged:
             made = await self.judging.judge(recipe, held, index, made)
         self._places.of(held.lease.task).note_judged(held)
+        if is_judged:
+            return replace(made, extra={name: made.extra[name] for name in made.extra.keys() - {AWAITS_GROUP}})
         return storable(replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()}))
 
     def _rollout(
@@ -268,11 +273,12 @@ class SampleMaker:
         """Keep a finished sample in the buffer, for the worker that has its lease, or until its group is finished."""
         if salvage is None:
             return
+        kept = waiting(made) if made.reward is None else made
         if held.lease.borrowed:
-            if not await salvage.hand_over(made):
+            if not await salvage.hand_over(kept):
                 self._table.stop(held, StopReason.UNKEPT)
         elif held.looping and made.status is SampleStatus.COMPLETED:
-            salvage.keep_whole(made)
+            salvage.keep_whole(kept)
 
     def _note_generated(self, held: HeldLease, index: int) -> None:
         """A sample has been generated, here or elsewhere."""
@@ -329,7 +335,7 @@ class SampleMaker:
 def storable(made: Sample) -> Sample:
     """The sample, or a failed one that says why if the buffer would refuse it and its whole group."""
     made = made if made.error is None else replace(made, error=shown(made.error))
-    problem = sample_problem(made)
+    problem = sample_problem(waiting(made) if made.reward is None else made)
     return made if problem is None else failed(f"the sample cannot be stored: {shown(problem)}")
 
 

@@ -8,6 +8,7 @@ from rollq.buffer.rules.settings import PromptLength, Settings, TaskRules
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.groups.agent_loops import gives_rewards
 from rollq.workers.judging.answers import PLACEHOLDER
+from rollq.workers.judging.options import NONE
 
 NOT_TRAINED: Final = (
     "min_p",
@@ -116,6 +117,15 @@ class RolloutSettings(SamplingSettings, JudgeSettings):
     agent_options: dict[str, Any] = Field(default_factory=dict, description="options of the agent loop")
 
     @model_validator(mode="after")
+    def _something_gives_a_reward(self) -> Self:
+        if self.judge == NONE and not getattr(self, "group_judge", None):
+            raise ValueError(
+                'judge = "none" gives no reward; set judging.group_judge, which rewards whole groups of a task, or '
+                "name a judge"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _loop_gives_the_judged_rewards(self) -> Self:
         if self.judge == "environment" and not gives_rewards(self.agent_loop):
             raise ValueError(
@@ -128,6 +138,11 @@ class RolloutSettings(SamplingSettings, JudgeSettings):
 class WorkerTask(TaskRules, RolloutSettings):
     """Everything that a worker needs to know about a task."""
 
+    group_judge: str | None = Field(
+        default=None,
+        description="dotted path of a function that rewards all samples of a group together; judge, if given, is asked "
+        "before",
+    )
     scorers: tuple[str, ...] = Field(
         default=(), description="names of [worker.pools] whose logprob of every token is added to each sample"
     )
@@ -148,6 +163,11 @@ class WorkerTask(TaskRules, RolloutSettings):
     overlong_penalty: float = Field(
         default=1.0, ge=0, description="amount taken off the reward of a sample that reaches max_tokens"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _samples_are_judged_together(cls, data: Any) -> Any:
+        return {"judge": NONE, **data} if isinstance(data, dict) and data.get("group_judge") else data
 
     @model_validator(mode="after")
     def _training_knows_the_distribution(self) -> Self:

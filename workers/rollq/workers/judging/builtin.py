@@ -12,7 +12,7 @@ from rollq.workers.judging.judge import Judge, JudgeContext, JudgeFunction
 from rollq.workers.judging.matching import match_math, match_pattern
 from rollq.workers.judging.numbers import are_equal
 from rollq.workers.judging.numbers import last_number as find_last_number
-from rollq.workers.judging.options import API_KEY, EnvironmentOptions, HttpOptions, NoOptions, RegexOptions
+from rollq.workers.judging.options import API_KEY, NONE, EnvironmentOptions, HttpOptions, NoOptions, RegexOptions
 from rollq.workers.judging.rewards import Answer, Credit
 from rollq.workers.user_code.calls import UserFunction
 
@@ -62,6 +62,13 @@ def _plain(function: JudgeFunction) -> Callable[[NoOptions, JudgeContext], Judge
         return Judge(function.__name__, UserFunction.wrap(function, context.timeout_s, quick=True))
 
     return make
+
+
+def _none(settings: NoOptions, context: JudgeContext) -> Judge:
+    def none(prompt: Prompt, sample: Sample) -> Answer:
+        raise AssertionError("its samples are judged together")
+
+    return Judge(NONE, UserFunction.wrap(none, None, quick=True))
 
 
 def _environment(settings: EnvironmentOptions, context: JudgeContext) -> Judge:
@@ -116,5 +123,6 @@ SIMPLE: Final[Mapping[str, BuiltInJudge]] = {
     "regex": BuiltInJudge(RegexOptions, _regex, lambda settings: accepted if settings.compare else None),
     "math": BuiltInJudge(NoOptions, _math, lambda _: expressions_of),
     "http": BuiltInJudge(HttpOptions, _http),
+    NONE: BuiltInJudge(NoOptions, _none),
 }
 """The built-in judges by name, except `weighted`."""

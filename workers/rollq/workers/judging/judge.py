@@ -1,13 +1,18 @@
 """A judge by its name, and the resources to make judges with."""
 
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.common.user_functions import Contract, check_function
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.http.pools import ModelPool
+from rollq.workers.judging.options import NONE
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Answer, InvalidReward, Verdict, check_answer
 from rollq.workers.user_code.call_slots import CallsHang
@@ -57,7 +62,9 @@ class Judge:
         return verdict
 
     async def verdict(self, prompt: Prompt, sample: Sample) -> Verdict:
-        """The reward of a completed sample, or why it has none."""
+        """The reward of a completed sample, or why it has none; neither from the judge `none`."""
+        if self.name == NONE:
+            return Verdict()
         try:
             answer = await self.call(prompt, sample)
         except TimeoutError as error:
@@ -76,3 +83,22 @@ class Judge:
 
     def _failed(self, reason: str, cause: Exception | None = None, *, raised: bool = False) -> Verdict:
         return Verdict(error=f"judge {self.name!r}: {reason}", raised=raised, cause=cause)
+
+
+def takes_pools(function: Callable[..., Any]) -> bool:
+    """Whether a custom judge has a parameter `pools`."""
+    try:
+        return "pools" in inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return False
+
+
+def with_pools(
+    function: Callable[..., Any], contract: Contract, path: str, pools: Mapping[str, ModelPool]
+) -> Callable[..., Any]:
+    """A custom judge that takes pools, with the pools. Raises `ConfigError` if there are none, or it cannot be
+    called."""
+    check_function(function, contract, path)
+    if not pools:
+        raise ConfigError(f'{contract.setting} = "{path}" takes pools, but none is set: add [worker.pools.<name>]')
+    return partial(function, pools=pools)

@@ -6,9 +6,7 @@ returns no finite number makes a *failed* sample with the reason kept, never a r
 other samples of its worker.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +23,7 @@ from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
-from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.judge import Judge, JudgeContext, takes_pools, with_pools
 from rollq.workers.judging.options import WeightedOptions
 from rollq.workers.judging.rewards import SCORE, Answer, Credit, InvalidReward, Reward, Verdict
 from rollq.workers.judging.token_rewards import on_last_token
@@ -40,7 +38,7 @@ def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext) -> 
         return function(_settings_of(name, function, options), context)
     if options:
         raise ConfigError(f"judge {name!r} is a custom judge and takes no judge_options: {dict(options)!r}")
-    return Judge(name, _custom(name, function, context), asks_models=_takes_pools(function))
+    return Judge(name, _custom(name, function, context), asks_models=takes_pools(function))
 
 
 def answer_reader(name: str, options: Mapping[str, Any]) -> AnswerReader | None:
@@ -60,11 +58,8 @@ def _settings_of(name: str, judge: BuiltInJudge, options: Mapping[str, Any]) -> 
 
 def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> UserFunction:
     """A custom judge as a function of (prompt, sample), with the pools if it takes them."""
-    if _takes_pools(function):
-        check_function(function, POOLS_JUDGE, path)
-        if not context.pools:
-            raise ConfigError(f"judge {path!r} takes pools, but none is set: add [worker.pools.<name>]")
-        function = partial(function, pools=context.pools)
+    if takes_pools(function):
+        function = with_pools(function, POOLS_JUDGE, path, context.pools)
     if context.isolate:
         check_function(function, ISOLATED_JUDGE, path)
         return _isolated(path, context)
@@ -86,13 +81,6 @@ def _isolated(path: str, context: JudgeContext) -> UserFunction:
         return await processes.call(call_custom, *args, blob=blob, timeout_s=context.timeout_s, before=before)
 
     return UserFunction.wrap(isolated, None, quick=False)
-
-
-def _takes_pools(function: Callable[..., Any]) -> bool:
-    try:
-        return "pools" in inspect.signature(function).parameters
-    except ValueError:  # written in C
-        return False
 
 
 def call_custom(path: str, prompt: str, sample: bytes) -> Answer:

@@ -12,6 +12,10 @@ API_KEY = "ROLLQ_JUDGE_API_KEY"
 """Environment variable with the key of the server behind judge `http`, if it wants one."""
 
 
+NONE = "none"
+"""The judge of tasks whose samples are only judged together."""
+
+
 class NoOptions(Settings):
     """Options of judges without options."""
 
@@ -52,6 +56,13 @@ class Part(Settings):
     judge: str = Field(description="name of a built-in judge, or the dotted path of a custom judge")
     weight: float = Field(default=1.0, description="factor of this part in the reward")
     options: dict[str, Any] = Field(default_factory=dict, description="options of this judge")
+
+    @field_validator("judge")
+    @classmethod
+    def _gives_a_reward(cls, value: str) -> str:
+        if value == NONE:
+            raise ValueError(f"{NONE!r} gives no reward; name another judge")
+        return value
 
 
 class WeightedOptions(Settings):

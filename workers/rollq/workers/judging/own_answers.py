@@ -16,6 +16,7 @@ from rollq.buffer.common import exact_json
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judging.answers import PLACEHOLDER
 from rollq.workers.judging.judge import Judge
+from rollq.workers.judging.options import NONE
 from rollq.workers.judging.rewards import Verdict
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ WRONG: Final = "rollq asks whether this is right"
 SHOWN: Final = 80
 COMPARING: Final = frozenset({"exact_match", "last_number", "math"})
 """Built-in judges that compare a text with the answer, in a form that is known."""
-UNCHECKED: Final = frozenset({"environment", "http", "regex", "weighted"})
+UNCHECKED: Final = frozenset({"environment", "http", NONE, "regex", "weighted"})
 """Built-in judges that ask others, or expect a form that only the task knows."""
 
 

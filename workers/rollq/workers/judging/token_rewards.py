@@ -29,14 +29,29 @@ def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
     return replace(sample, segments=tuple(segments))
 
 
-def add_on_last_token(sample: Sample, reward: float) -> Sample:
-    """The sample with `reward` added to its last token's reward, if its tokens have rewards in memory."""
+def token_rewards_of(sample: Sample) -> Float32Array | None:
+    """The rewards of the response tokens of all segments, float32 [R]; None if there are none in memory."""
     rewards = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
     arrays = [array for array in rewards if isinstance(array, np.ndarray)]
     if not arrays or len(arrays) < len(rewards):
-        return sample
+        return None
     own = [array[-len(segment.response_ids) :] for array, segment in zip(arrays, sample.segments, strict=True)]
-    return with_token_rewards(sample, np.concatenate(own) + on_last_token(sample, reward))
+    return np.asarray(np.concatenate(own), np.float32)
+
+
+def add_on_last_token(sample: Sample, reward: float) -> Sample:
+    """The sample with `reward` added to its last token's reward, if its tokens have rewards in memory."""
+    rewards = token_rewards_of(sample)
+    return sample if rewards is None else with_token_rewards(sample, rewards + on_last_token(sample, reward))
+
+
+def without_token_rewards(sample: Sample) -> Sample:
+    """The sample with no rewards of tokens."""
+    segments = [
+        replace(segment, arrays={name: array for name, array in segment.arrays.items() if name != TOKEN_REWARDS})
+        for segment in sample.segments
+    ]
+    return replace(sample, segments=tuple(segments))
 
 
 def check_token_rewards(sample: Sample) -> None:

@@ -1,0 +1,139 @@
+"""The rewards of groups that are judged as a whole, when all samples have ended.
+
+Invariant: only a group that is put as finished has rewards of its group judge. Until then the buffer keeps its whole
+samples as unfinished ones that wait for their group; the next attempt neither makes nor judges them again.
+Samples that come back with rewards of a group, because siblings are made again, get the rewards from before it back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any, Final
+
+import numpy as np
+
+from rollq.buffer.rewards.credit import JUDGED_REWARD
+from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
+from rollq.buffer.wire.group_fields import sample_problem
+from rollq.workers.groups.filters import have_ended
+from rollq.workers.groups.recipes import Recipe
+from rollq.workers.groups.sample_judging import SampleJudging, finished
+from rollq.workers.judging.group_judge import GroupJudge, GroupNotJudged
+from rollq.workers.judging.rewards import Verdict
+from rollq.workers.judging.token_rewards import (
+    add_on_last_token,
+    token_rewards_of,
+    with_token_rewards,
+    without_token_rewards,
+)
+
+JUDGED_ALONE: Final = "judged_alone"
+"""Name in `Sample.extra` of the reward that a sample had before its group was judged, with its parts."""
+AWAITS_GROUP: Final = "awaits_group"
+"""Name in `Sample.extra` of the fact that a sample is whole and waits for its group."""
+TOO_FEW: Final = "not judged: too few samples of its group completed"
+
+
+class GroupJudging:
+    """Asks group judges."""
+
+    def __init__(self, judging: SampleJudging) -> None:
+        self._judging = judging
+
+    async def judge(self, recipe: Recipe, lease: Lease, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples of a group that has ended with the rewards of its group judge; failed samples stay. Raises
+        `GroupNotJudged`."""
+        judge = recipe.group_judge
+        assert judge is not None
+        started_s = monotonic()
+        alone = [before(sample) for sample in samples]
+        given = [sample for sample in alone if sample.status is SampleStatus.COMPLETED]
+        try:
+            verdicts = iter(await judge.verdicts(lease.prompt, given))
+            seconds = monotonic() - started_s
+            judged = [
+                finished(after(sample, next(verdicts), judge, seconds), recipe.settings)
+                if sample.status is SampleStatus.COMPLETED
+                else sample
+                for sample in alone
+            ]
+            _check(judge, judged)
+        except GroupNotJudged as error:
+            self._judging.note_group(len(given), [str(error)] * len(given), monotonic() - started_s)
+            raise
+        errors = [new.error or "" for old, new in zip(alone, judged, strict=True) if new.error and not old.error]
+        self._judging.note_group(len(given), errors, seconds)
+        return judged
+
+
+def after(sample: Sample, verdict: Verdict, judge: GroupJudge, seconds: float) -> Sample:
+    """A sample with the reward that its group gave it, or a failed one. Where tokens have rewards, and the group's is
+    one of the whole sample, its last token gets the difference."""
+    if verdict.reward is None:
+        return replace(sample, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
+    tokens = token_rewards_of(sample)
+    names = [str(sample.extra["judge"])] if sample.extra.get("judge") else []
+    facts = {
+        "judge": ", ".join([*names, judge.name.rpartition(".")[2]]),
+        "judge_s": round(sample.extra.get("judge_s", 0.0) + seconds, 3),
+        JUDGED_ALONE: {
+            "reward": sample.reward,
+            "parts": dict(sample.reward_parts),
+            "facts": {name: sample.extra[name] for name in ("judge", "judge_s") if name in sample.extra},
+            "notes": sorted(verdict.notes.keys() - sample.extra.keys()),
+            **({} if tokens is None else {"tokens": tokens.tolist()}),
+        },
+    }
+    judged = replace(
+        sample,
+        reward=verdict.reward,
+        reward_parts={**verdict.parts, **verdict.facts},
+        extra={**verdict.notes, **sample.extra, **facts},
+    )
+    if verdict.token_rewards is not None:
+        return with_token_rewards(judged, verdict.token_rewards)
+    return add_on_last_token(judged, verdict.reward - (sample.reward or 0.0))
+
+
+def before(sample: Sample) -> Sample:
+    """A sample as it was before its group was judged, if it was."""
+    record: Mapping[str, Any] | None = sample.extra.get(JUDGED_ALONE)
+    if record is None:
+        return sample
+    added = {JUDGED_ALONE, JUDGED_REWARD, "judge", "judge_s", *record["notes"]}
+    extra = {name: value for name, value in sample.extra.items() if name not in added}
+    restored = replace(
+        sample, reward=record["reward"], reward_parts=record["parts"], extra={**extra, **record["facts"]}
+    )
+    if "tokens" in record:
+        return with_token_rewards(restored, np.array(record["tokens"], np.float32))
+    return without_token_rewards(restored)
+
+
+def waiting(sample: Sample) -> Sample:
+    """A completed sample as the buffer keeps it until its group is judged: whole, and unfinished."""
+    if sample.status is not SampleStatus.COMPLETED:
+        return sample
+    return replace(sample, status=SampleStatus.ABORTED, extra={**sample.extra, AWAITS_GROUP: True})
+
+
+def kept_until_judged(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of a group that has not been judged, as the buffer keeps them: it is unfinished."""
+    is_whole = have_ended(samples)
+    return [waiting(sample) if is_whole or sample.reward is None else sample for sample in samples]
+
+
+def too_few(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of a group that fails without being judged: what has no reward fails too."""
+    return [
+        replace(sample, status=SampleStatus.FAILED, error=TOO_FEW)
+        if sample.status is SampleStatus.COMPLETED and sample.reward is None
+        else sample
+        for sample in samples
+    ]
+
+
+def _check(judge: GroupJudge, samples: Sequence[Sample]) -> None:
+    """Raise `GroupNotJudged` if the buffer would refuse one of the samples."""
+    for problem in filter(None, map(sample_problem, samples)):
+        raise GroupNotJudged(f"group judge {judge.name!r}: the buffer refuses a sample: {problem}")

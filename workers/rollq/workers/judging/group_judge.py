@@ -1,0 +1,111 @@
+"""Group judges: custom functions that reward all samples of a group together.
+
+A group judge is a function of (prompt, samples), sync or async, that returns a list with an entry for each of them: a
+reward as a judge returns it, a `Credit`, or None, which fails that sample. Invariant: one that raises, takes too long
+or returns anything else fails the group with the reason kept; no sample gets a reward of 0 instead.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.user_functions import GROUP_JUDGE, ISOLATED_GROUP_JUDGE, POOLS_GROUP_JUDGE, check_function
+from rollq.buffer.errors import RollqError
+from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.buffer.wire.frame_decoding import decode_samples
+from rollq.buffer.wire.frame_encoding import encode_samples
+from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
+from rollq.workers.judging.judge import JudgeContext, takes_pools, with_pools
+from rollq.workers.judging.process_pool import JudgeFailed
+from rollq.workers.judging.rewards import (
+    SCORE,
+    Credit,
+    InvalidReward,
+    Verdict,
+    check_answer,
+    check_reward,
+    plain_credit,
+    plain_verdict,
+)
+from rollq.workers.user_code.call_slots import CallsHang
+from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.errors import reason_of
+
+log = logging.getLogger(__name__)
+
+ENTRIES: Final = "entries"
+"""The name of the list in the answer of a process."""
+
+
+class GroupNotJudged(RollqError):
+    """A group judge failed. The message names it and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJudge:
+    """A group judge by its name."""
+
+    name: str
+    call: UserFunction
+
+    async def verdicts(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+        """A verdict for each of these completed samples; one with an error for None. Raises `GroupNotJudged`."""
+        try:
+            answers = await self.call(prompt, tuple(samples))
+            return [self._verdict(answer, sample) for answer, sample in _paired(answers, samples)]
+        except Exception as error:
+            known = isinstance(error, TimeoutError | JudgeFailed | InvalidReward)
+            reason = str(error) if known else reason_of(error)
+            if isinstance(error, CallsHang):
+                reason = f"{error}; set isolate_judge = true to kill calls that take too long"
+            raise GroupNotJudged(f"group judge {self.name!r}: {reason}") from error
+
+    def _verdict(self, answer: Any, sample: Sample) -> Verdict:
+        if answer is None:
+            return Verdict(error=f"group judge {self.name!r}: returned None for this sample")
+        return check_answer(answer, sample)
+
+
+def make_group_judge(path: str, context: JudgeContext) -> GroupJudge:
+    """The group judge with this dotted path. Raises `ConfigError` if there is none, or it cannot be called."""
+    function = load_plugin("group judge", path, {})
+    if takes_pools(function):
+        function = with_pools(function, POOLS_GROUP_JUDGE, path, context.pools)
+    check_function(function, ISOLATED_GROUP_JUDGE if context.isolate else GROUP_JUDGE, path)
+    if context.isolate:
+        return GroupJudge(path, UserFunction.wrap(partial(_isolated, path, context), None, quick=False))
+    return GroupJudge(path, UserFunction.wrap(function, context.timeout_s, quick=False))
+
+
+async def _isolated(path: str, context: JudgeContext, prompt: Prompt, samples: Sequence[Sample]) -> list[Any]:
+    args, blob = (path, encode_prompt(prompt).decode()), encode_samples(samples)
+    answer: Any = await context.processes.call(call_group_judge, *args, blob=blob, timeout_s=context.timeout_s)
+    return [Credit(**entry) if entry and "tokens" in entry else entry and entry["reward"] for entry in answer[ENTRIES]]
+
+
+def call_group_judge(path: str, prompt: str, samples: bytes) -> Mapping[str, Any]:
+    """Call a group judge; this runs in a judge process, whose answer is a reward: the list is a fact beside one."""
+    judge: Callable[..., Any] = load_plugin("group judge", path, {})
+    given = tuple(decode_samples(samples))
+    answers = judge(decode_prompt(prompt.encode()), given)
+    return {SCORE: 0.0, ENTRIES: [_plain(answer) for answer, _ in _paired(answers, given)]}
+
+
+def _plain(answer: Any) -> Mapping[str, Any] | None:
+    """An entry as JSON. Raises `ValueError` for one that is not a reward."""
+    if answer is None:
+        return None
+    return plain_credit(answer) if isinstance(answer, Credit) else {"reward": plain_verdict(check_reward(answer))}
+
+
+def _paired(answers: Any, samples: Sequence[Sample]) -> list[tuple[Any, Sample]]:
+    """Each entry with its sample. Raises `ValueError` unless there is one for each sample."""
+    if not isinstance(answers, Iterable) or isinstance(answers, str | bytes | Mapping | set | frozenset):
+        raise ValueError(f"returned {answers!r:.200}; a list with an entry for each sample is needed")
+    entries = list(answers)
+    if len(entries) != len(samples):
+        raise ValueError(f"returned {len(entries)} entries for {len(samples)} samples; one for each is needed")
+    return list(zip(entries, samples, strict=True))
