@@ -12,6 +12,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rewards.credit import last_tokens
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
@@ -141,6 +142,68 @@ def test_a_first_turn_that_is_cut_off_has_earned_nothing(tokenizer: HfTokenizer,
     assert sample.extra["environment_reward"] == 0.0
     assert sample.extra["turn_rewards"] == [0.0]
     assert seen.calls == ["setup", "teardown"]
+
+
+class Silent:
+    """An environment that gives no reward, with tools or without."""
+
+    def __init__(self, tools: bool = False, done_after: int = 100) -> None:
+        definition = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+        self.opening = Opening(tools=(definition,) if tools else ())
+        self.left = done_after
+
+    async def setup(self, prompt: Prompt, session: str) -> Opening:
+        return self.opening
+
+    async def step(self, text: str) -> Step:
+        self.left -= 1
+        return Step(({"role": "user", "content": "go on"},), done=not self.left)
+
+    async def teardown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize(("unfinished", "max_turns", "max_tokens"), [(-0.5, 2, 1000), (0, 2, 1000), (2.0, 8, 20)])
+def test_a_sample_that_runs_out_has_earned_what_the_settings_say(
+    tokenizer: HfTokenizer, tools: bool, unfinished: float, max_turns: int, max_tokens: int
+) -> None:
+    options = {"environment": f"{__name__}.Silent", "options": {"tools": tools}, "max_turns": max_turns}
+    loop = make_loop("environment", {**options, "unfinished": unfinished})
+    sample = converse(loop, Model(tokenizer, ["9"] * 8), max_tokens=max_tokens)
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert sample.extra["environment_reward"] == unfinished
+    assert sample.extra["turn_rewards"][-1] == sum(sample.extra["turn_rewards"]) == unfinished
+    judge = make_judge("environment", {"turn_rewards": True}, JudgeContext(1.0, JudgePool(1)))
+    assert asyncio.run(judge.judge(Prompt("x"), sample)).reward == unfinished
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_sample_that_runs_out_can_fail(tokenizer: HfTokenizer, tools: bool) -> None:
+    options = {"environment": f"{__name__}.Silent", "options": {"tools": tools}, "unfinished": "fail"}
+    with pytest.raises(SampleFailed, match="it took max_turns = 2 without a reward") as turns:
+        converse(make_loop("environment", {**options, "max_turns": 2}), Model(tokenizer, ["9"] * 8))
+    with pytest.raises(SampleFailed, match="ran out of tokens before it had a reward") as tokens:
+        converse(make_loop("environment", options), Model(tokenizer, ["9"] * 8), max_tokens=20)
+    assert (turns.value.kind, tokens.value.kind) == (FailureKind.ENVIRONMENT, FailureKind.CONTEXT)
+
+
+def test_what_was_earned_before_turns_ran_out_is_kept(tokenizer: HfTokenizer, seen: Seen) -> None:
+    sample = converse(guessing(max_turns=2, unfinished="fail"), Model(tokenizer, ["9", "3"]))
+    assert sample.extra["environment_reward"] == -0.5
+
+
+def test_an_environment_that_ends_without_a_reward_needs_another_judge(tokenizer: HfTokenizer) -> None:
+    loop = make_loop("environment", {"environment": f"{__name__}.Silent", "options": {"done_after": 1}})
+    sample = converse(loop, Model(tokenizer, ["9"]))
+    assert "environment_reward" not in sample.extra
+    assert sample.reward is None
+
+
+@pytest.mark.parametrize("unfinished", ["judge", "nan", float("nan"), True])
+def test_only_a_number_or_fail_is_an_end(unfinished: object) -> None:
+    with pytest.raises(ConfigError, match="unfinished"):
+        make_loop("environment", {"environment": f"{__name__}.Silent", "unfinished": unfinished})
 
 
 @pytest.mark.parametrize("call", ["setup", "step"])

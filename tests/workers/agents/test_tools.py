@@ -16,6 +16,7 @@ from rollq.buffer.calls.put_args import version_of
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.values.failures import SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.wire.parts import join_parts, rest_of
 from rollq.buffer.wire.validation import check_group
@@ -345,9 +346,26 @@ def test_the_model_has_so_many_turns(tokenizer: HfTokenizer) -> None:
     model = Model(tokenizer, [SUM, SUM, SUM])
     sample = converse(tools("calculator", max_turns=2), model)
     assert len(model.requests) == 2
-    assert (sample.status, sample.finish_reason) == (SampleStatus.COMPLETED, FinishReason.TOOL_CALLS)
+    assert (sample.status, sample.finish_reason) == (SampleStatus.COMPLETED, FinishReason.LENGTH)
+    assert (sample.reward, "environment_reward" in sample.extra) == (None, False), "its judge is asked"
     [segment] = sample.segments
     assert segment.response_ids[-1] == EOS
+
+
+OUT_OF_TURNS: tuple[dict[str, Any], dict[str, Any]] = {"max_turns": 2}, {}
+OUT_OF_TOKENS: tuple[dict[str, Any], dict[str, Any]] = {}, {"max_tokens": len(SUM) + 20}
+
+
+@pytest.mark.parametrize(("options", "limits"), [OUT_OF_TURNS, OUT_OF_TOKENS], ids=["turns", "tokens"])
+def test_a_sample_without_an_end_fails_or_has_a_fixed_reward_if_the_settings_say_so(
+    tokenizer: HfTokenizer, options: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    sample = converse(tools("calculator", unfinished=-1, **options), Model(tokenizer, [SUM] * 8), **limits)
+    assert (sample.reward, sample.finish_reason) == (-1.0, FinishReason.LENGTH)
+    with pytest.raises(SampleFailed, match="unfinished: it "):
+        converse(tools("calculator", unfinished="fail", **options), Model(tokenizer, [SUM] * 8), **limits)
+    done = converse(tools("calculator", unfinished="fail"), Model(tokenizer, [SUM, "42"]))
+    assert (done.status, done.reward) == (SampleStatus.COMPLETED, None)
 
 
 def test_the_budget_is_of_all_turns_and_of_the_tools_answers(tokenizer: HfTokenizer) -> None:

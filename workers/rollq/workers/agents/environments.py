@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
@@ -100,13 +100,21 @@ class Limits:
     teardown_s: float = 10.0
 
 
+Unfinished = float | Literal["fail", "judge"]
+"""The reward of a sample that runs out of turns or tokens before it has earned one; or it fails, or only its judge
+rewards it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of one task. `resumable`: they can `resume`."""
+    """The environments of one task. `resumable`: they can `resume`. `give_rewards`: in their steps, so the number of
+    `unfinished` is one of a step; else it is the sample's reward."""
 
     make: Callable[[], AnyEnvironment]
     limits: Limits
     resumable: bool = False
+    give_rewards: bool = True
+    unfinished: Unfinished = 0.0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AnyEnvironment]:

@@ -6,7 +6,7 @@ at most `max_prompt_tokens` plus `max_tokens` long, even after a changed prefix 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -15,7 +15,8 @@ from rollq.buffer.common.user_functions import ENVIRONMENT, TURN_ENVIRONMENT, ch
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rewards.credit import TURN_REWARDS
 from rollq.buffer.rules.settings import Settings
-from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.environments import (
@@ -32,6 +33,8 @@ from rollq.workers.engines.protocol import Completion, ContextFull, Request, Tok
 from rollq.workers.seeds import turn_seed
 from rollq.workers.user_code.real_numbers import finite
 
+FiniteNumber = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
 
 class EnvironmentSettings(Settings):
     """`agent_options` of the loop `environment`."""
@@ -41,6 +44,10 @@ class EnvironmentSettings(Settings):
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
     tool_parser: str = Field(default="", description="how the model writes calls: auto, or the name of a format")
     reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
+    unfinished: FiniteNumber | Literal["fail"] = Field(
+        default=0.0,
+        description="earned by a sample that runs out of turns or tokens before it earned anything; or fail",
+    )
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
     setup_timeout_s: float = Field(default=60.0, gt=0, description="longest setup of an environment")
     step_timeout_s: float = Field(default=60.0, gt=0, description="longest step")
@@ -110,6 +117,7 @@ class _Dialogue:
     rewards: list[float | None] = field(default_factory=list)
     turn: Turn = EMPTY_TURN
     text: str = ""
+    has_turns: bool = True
 
     def resume(self, previous: Sample) -> None:
         """Continue an interrupted conversation, which was kept before a turn of the model."""
@@ -144,7 +152,8 @@ class _Dialogue:
             self.messages = list(upcoming.messages[-len(self.messages) :])  # the model's turn as it was rendered
             if tokens_left(self.rollout, upcoming) <= 0:
                 return FinishReason.LENGTH
-        return FinishReason.TOOL_CALLS if self.opening.tools else FinishReason.LENGTH  # the model wanted to continue
+        self.has_turns = False
+        return FinishReason.LENGTH  # the model wanted to continue
 
     def _keep(self, upcoming: Conversation) -> None:
         """Keep the conversation before a turn of the model, in case this worker is killed."""
@@ -185,19 +194,33 @@ class _Dialogue:
         return step
 
     def sample(self, reason: FinishReason) -> Sample:
-        """The sample of a conversation that ended with `reason`."""
-        earned = [reward for reward in self.rewards if reward is not None]
-        if reason is FinishReason.LENGTH and not earned:
-            earned = [0.0]  # it ended before it earned anything
-        rewards = {"environment_reward": sum(earned), TURN_REWARDS: [reward or 0.0 for reward in self.rewards]}
+        """The sample of a conversation that ended with `reason`. Raises `SampleFailed` for one that did not earn
+        anything before it ran out of turns or tokens, if such samples fail."""
         sample = finish(self.rollout, self.conversation.segments, reason, self.text)
+        turns, given = self.rewards, None
+        if reason is FinishReason.LENGTH and all(reward is None for reward in turns):
+            given = self._given_unfinished()
+            if self.environments.give_rewards:
+                turns, given = [*turns[:-1], given], None
+        earned = [reward for reward in turns if reward is not None]
+        rewards = {"environment_reward": sum(earned), TURN_REWARDS: [reward or 0.0 for reward in turns]}
         return replace(
             sample,
+            reward=given if sample.status is SampleStatus.COMPLETED else None,
             session_id=self.rollout.session,
             tools=self.opening.tools,
             tool_choice="auto" if self.opening.tools else None,
             extra={"messages": [*self.messages]} | (rewards if earned else {}),
         )
+
+    def _given_unfinished(self) -> float | None:
+        unfinished = self.environments.unfinished
+        if unfinished != "fail":
+            return None if unfinished == "judge" else unfinished
+        if self.has_turns:
+            raise SampleFailed(FailureKind.CONTEXT, "unfinished: it ran out of tokens before it had a reward")
+        turns = self.environments.limits.max_turns
+        raise SampleFailed(FailureKind.ENVIRONMENT, f"unfinished: it took max_turns = {turns} without a reward")
 
 
 def next_request(rollout: Rollout, conversation: Conversation, turn: int) -> Request:
@@ -247,4 +270,5 @@ def environment_loop(**options: Any) -> MultiTurn:
     resumable = isinstance(made, ResumableEnvironment)
     limits = Limits(settings.max_turns, settings.setup_timeout_s, settings.step_timeout_s, settings.teardown_timeout_s)
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
-    return MultiTurn(Environments(make, limits, resumable=resumable), chat_format, settings.concurrent)
+    environments = Environments(make, limits, resumable=resumable, unfinished=settings.unfinished)
+    return MultiTurn(environments, chat_format, settings.concurrent)

@@ -8,7 +8,7 @@ kept, or is answered too, as the settings say. Neither affects other samples.
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Environments, Limits, Opening, Step
-from rollq.workers.agents.multi_turn import MultiTurn
+from rollq.workers.agents.multi_turn import FiniteNumber, MultiTurn
 from rollq.workers.agents.tool_calls import CallError, Malformed, ToolCall
 from rollq.workers.agents.tools import Tool, ToolError, ToolSettings
 from rollq.workers.agents.turns import Turn, answer
@@ -33,6 +33,9 @@ class ToolsSettings(Settings):
     )
     reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
     tell_errors: bool = Field(default=False, description="show a tool's error to the model; otherwise the sample fails")
+    unfinished: FiniteNumber | Literal["fail", "judge"] = Field(
+        default="judge", description="the reward of a sample that runs out of turns or tokens; fail; or ask the judge"
+    )
     max_answer_chars: int = Field(default=4096, gt=0, description="the rest of a tool's answer is cut off")
 
 
@@ -98,4 +101,6 @@ def tools_loop(**options: Any) -> MultiTurn:
     def make() -> ToolEnvironment:
         return ToolEnvironment(tools, settings, verbatim=chat_format.verbatim)
 
-    return MultiTurn(Environments(make, Limits(settings.max_turns), resumable=True), chat_format)
+    limits, unfinished = Limits(settings.max_turns), settings.unfinished
+    environments = Environments(make, limits, resumable=True, give_rewards=False, unfinished=unfinished)
+    return MultiTurn(environments, chat_format)
