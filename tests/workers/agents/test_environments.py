@@ -200,6 +200,30 @@ def test_an_environment_that_ends_without_a_reward_needs_another_judge(tokenizer
     assert sample.reward is None
 
 
+class Sparse(Silent):
+    """An environment that rewards the second turn alone."""
+
+    async def step(self, text: str) -> Step:
+        step = await super().step(text)
+        return replace(step, reward=-0.25) if self.left == 98 else step
+
+
+@pytest.mark.parametrize(("turns", "max_tokens"), [(4, 1000), (8, 85)])
+def test_a_turn_without_a_reward_leaves_the_others_in_their_places(
+    tokenizer: HfTokenizer, turns: int, max_tokens: int
+) -> None:
+    loop = make_loop("environment", {"environment": f"{__name__}.Sparse", "max_turns": turns})
+    sample = converse(loop, Model(tokenizer, ["9"] * 8), max_tokens=max_tokens)
+    rewards = sample.extra["turn_rewards"]
+    assert (rewards[:2], set(rewards[2:])) == ([0.0, -0.25], {0.0})
+    judge = make_judge("environment", {"turn_rewards": True}, JudgeContext(1.0, JudgePool(1)))
+    verdict = asyncio.run(judge.judge(Prompt("x"), sample))
+    assert verdict.token_rewards is not None
+    ends = last_tokens(sample.segments, "turns")
+    assert len(ends) == len(rewards) > 2
+    assert verdict.token_rewards[ends].tolist() == rewards
+
+
 @pytest.mark.parametrize("unfinished", ["judge", "nan", float("nan"), True])
 def test_only_a_number_or_fail_is_an_end(unfinished: object) -> None:
     with pytest.raises(ConfigError, match="unfinished"):

@@ -158,6 +158,15 @@ def test_the_rewards_of_an_environments_steps_are_given_to_turns_when_asked_for(
     assert (None if found.token_rewards is None else found.token_rewards.tolist()) == expected
 
 
+@pytest.mark.parametrize("reward", [None, True, "1.5", float("nan"), [1.0]])
+def test_the_sum_of_an_environment_is_a_finite_number_or_there_is_no_reward(reward: object) -> None:
+    found = judged("environment", {}, replace(SAMPLE, extra={"environment_reward": reward}))
+    assert found.reward is None
+    assert found.error is not None
+    turns = {"environment_reward": 1.5, "turn_rewards": [0.5, 1.0, reward]}
+    assert judged("environment", {"turn_rewards": True}, replace(SAMPLE, extra=turns)).reward is None
+
+
 def test_an_environment_without_rewards_of_turns_is_an_error() -> None:
     found = judged("environment", {"turn_rewards": True}, replace(SAMPLE, extra={"environment_reward": 1.5}))
     assert found.error is not None

@@ -202,12 +202,18 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
 
 def _completed(samples: Sequence[Sample], tokens: Sequence[int]) -> list[int]:
     """The tokens of those that completed."""
-    return [n for sample, n in zip(samples, tokens, strict=True) if sample.status is SampleStatus.COMPLETED]
+    return [n for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
+
+
+def _is_completed(sample: Sample) -> bool:
+    return sample.status is SampleStatus.COMPLETED
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
-    """The mean reward, how many samples have one, how many of them the judge passed, and their response tokens."""
-    rewarded = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]
+    """The mean reward, how many samples completed with one, how many of them the judge passed, and their response
+    tokens."""
+    completed = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
+    rewarded = [(sample, n) for sample, n in completed if sample.reward is not None]
     return {
         "reward": sum([sample.reward or 0.0 for sample, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
         "rewarded": len(rewarded),

@@ -34,6 +34,7 @@ class Step:
     """An environment's answer to one turn of the model: messages for the next turn, or `done`.
 
     `reward` is what the turn earned, if it earned anything; all are kept with the sample, for the judge `environment`.
+    Among rewards of turns, a turn without one has 0.
     """
 
     messages: tuple[Message, ...] = ()

@@ -71,7 +71,7 @@ class SampleJudging:
         if verdict.raised and recipe.settings.on_judge_error == "zero":
             verdict = failed_as_wrong(verdict)
         if verdict.error is not None:
-            return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
+            return _failed(made, verdict.error)
         counts_errors = {JUDGE_ERROR: 0.0} if recipe.settings.on_judge_error == "zero" and made.reward is None else {}
         judged = replace(
             made,
@@ -87,11 +87,11 @@ class SampleJudging:
         try:
             check_token_rewards(judged)
         except ValueError as error:
-            return replace(made, status=SampleStatus.FAILED, error=f"agent loop: {error}")
+            return _failed(made, f"agent loop: {error}")
         try:
             judged = await score(judged, recipe.pools, task.scorers)
         except ValueError as error:
-            return replace(made, status=SampleStatus.FAILED, error=f"scorer: {error}")
+            return _failed(made, f"scorer: {error}")
         return judged if recipe.group_judge else finished(judged, task)
 
 
@@ -102,6 +102,11 @@ def finished(judged: Sample, task: WorkerTask) -> Sample:
     if task.overlong_buffer_tokens:
         judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
     return mask_truncated(judged) if OVERLONG in task.filters else judged
+
+
+def _failed(made: Sample, error: str) -> Sample:
+    """A sample that cannot be trained; it has no reward, though its agent may have given one."""
+    return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=error)
 
 
 def own_verdict(made: Sample) -> Verdict:

@@ -15,6 +15,7 @@ from rollq.workers.judging.numbers import last_number as find_last_number
 from rollq.workers.judging.options import API_KEY, NONE, EnvironmentOptions, HttpOptions, NoOptions, RegexOptions
 from rollq.workers.judging.rewards import Answer, Credit
 from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.real_numbers import finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,12 @@ def last_number(prompt: Prompt, sample: Sample) -> float:
 def environment(prompt: Prompt, sample: Sample) -> float:
     """The sum of the rewards that an environment gave in its steps.
 
-    Raises `ValueError` if it gave none, because the sample needs another judge.
+    Raises `ValueError` if it gave none, because the sample needs another judge, and for a sum of a custom loop that is
+    not a finite number.
     """
-    if "environment_reward" not in sample.extra:
+    if (reward := sample.extra.get("environment_reward")) is None:
         raise ValueError("the sample has no rewards of an environment; use another judge")
-    return float(sample.extra["environment_reward"])
+    return finite(reward, "environment_reward is a number, which")
 
 
 def _plain(function: JudgeFunction) -> Callable[[NoOptions, JudgeContext], Judge]:
