@@ -84,11 +84,22 @@ def test_the_loop_of_the_page_ends_where_no_room_is_left(folder: Path, tokenizer
 def test_every_loop_and_every_option_is_on_the_page() -> None:
     text = PAGE.read_text("utf-8")
     assert [name for name in BUILT_IN if f'`"{name}"`' not in text] == []
-    shown: dict[str, Any] = {name: tomllib.loads(FILES[name])["tasks"] for name in ("rollq.toml", "environment.toml")}
+    files = ("rollq.toml", "environment.toml", "mcp.toml")
+    shown: dict[str, Any] = {name: tomllib.loads(FILES[name])["tasks"] for name in files}
     options = shown["rollq.toml"]["math"]["agent_options"]
     assert set(options) == set(ToolsSettings.model_fields)
-    assert {key for tool in options["tools"].values() for key in tool} == set(ToolSettings.model_fields)
+    servers = shown["mcp.toml"]["search"]["agent_options"]["tools"]
+    tools = {key for tables in (options["tools"], servers) for tool in tables.values() for key in tool}
+    assert tools == set(ToolSettings.model_fields)
     assert set(shown["environment.toml"]["guess"]["agent_options"]) == set(EnvironmentSettings.model_fields)
+
+
+def test_the_servers_of_the_page_are_settings(folder: Path) -> None:
+    task = load_settings(folder / "mcp.toml", {}).tasks["search"]
+    tools = ToolsSettings.model_validate(task.agent_options).tools
+    assert tools["desk"].mcp_command == ["python3", "desk.py"]
+    assert tools["desk"].is_shared
+    assert not tools["web"].is_shared
 
 
 def test_the_defaults_on_the_page_are_the_real_ones() -> None:
@@ -101,7 +112,7 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
     assert "calls in one sample (16)" in FILES["rollq.toml"]
     assert "in one worker (64)" in FILES["rollq.toml"]
     tool = ToolSettings()
-    assert (tool.timeout_s, tool.max_calls, tool.concurrent) == (30, 16, 64)
+    assert (tool.timeout_s, tool.max_calls, tool.concurrent, tool.start_timeout_s) == (30, 16, 64, 60)
     given = tomllib.loads(FILES["environment.toml"])["tasks"]["guess"]["agent_options"]
     environment = EnvironmentSettings(environment="games.Guess")
     assert all(getattr(environment, name) == given[name] for name in given if name != "options")

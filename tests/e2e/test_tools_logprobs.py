@@ -25,6 +25,7 @@ from rollq.workers.agents.built_in_tools import calculator
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, PLAIN, call
+from support.mcp_servers import command
 from support.worker_run import Script, WorkerWorld
 
 QUESTION = "6*7?"
@@ -143,10 +144,13 @@ def recomputed(folder: Path, micro: MicroBatch) -> torch.Tensor:
     return torch.gather(scaled, -1, micro.input_ids[:, 1:, None]).squeeze(-1)
 
 
+@pytest.mark.parametrize("over_mcp", [False, True], ids=["function", "mcp"])
 def test_every_token_of_a_conversation_that_is_trained_has_its_logprob_and_no_other_is(
-    world: WorkerWorld, model: Path
+    buffer: Buffer, server_url: str, model: Path, over_mcp: bool
 ) -> None:
-    group = made(world, model)
+    server = {"desk": {"mcp": command(), "only": ["calculator"]}}
+    changed = {"agent_options": {"tools": server}} if over_mcp else {}
+    group = made(WorkerWorld(buffer, server_url, TASK | changed), model)
     tokenizer = HfTokenizer(model)
     assert [sample.status for sample in group.samples] == [SampleStatus.COMPLETED] * 4
     turns = [

@@ -214,7 +214,7 @@ class Worker:
                 await self.fleet.leave()
                 await self.calls(self.calls.buffer.forget_worker, self.rq.name)
         for recipe in {id(recipe): recipe for recipe in self.recipes.values()}.values():  # shards share one
-            await recipe.judge.close()
+            await recipe.close()
             for pool in recipe.pools.values():
                 await pool.close()
         await self.processes.close()

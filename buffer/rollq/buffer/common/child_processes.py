@@ -3,8 +3,12 @@
 import ctypes
 import os
 import sys
+from typing import Final
 
 import rollq
+
+INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
+"""Variables of a worker that programs get which users name; none of them is a secret of rollq's."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

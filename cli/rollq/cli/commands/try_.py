@@ -122,7 +122,7 @@ async def try_all(
             finally:
                 await engine.close()
     finally:
-        await recipe.judge.close()
+        await recipe.close()
         await processes.close()
 
 

@@ -82,5 +82,5 @@ async def _check_judges(settings: RollqSettings) -> None:
 
     processes = JudgePool(settings.worker.judge_processes)
     for recipe in make_recipes(settings.served_tasks(), settings.worker, settings.seed, processes).values():
-        await recipe.judge.close()
+        await recipe.close()
     await processes.close()

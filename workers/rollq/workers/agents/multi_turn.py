@@ -4,7 +4,7 @@ Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, the model's
 at most `max_prompt_tokens` plus `max_tokens` long, even after a changed prefix has started a new segment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -57,11 +57,12 @@ class EnvironmentSettings(Settings):
 @dataclass(frozen=True, slots=True)
 class MultiTurn:
     """Several turns with an environment. An interrupted sample continues after its last whole turn if a new environment
-    can resume, and otherwise starts again."""
+    can resume, and otherwise starts again. `closing` is called when the worker ends."""
 
     environments: Environments
     chat_format: ChatFormat
     sessions: int | None = None
+    closing: Sequence[Callable[[], Awaitable[None]]] = ()
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
@@ -89,6 +90,11 @@ class MultiTurn:
             if previous.segments:
                 dialogue.resume(previous)
             return dialogue.sample(await dialogue.run())
+
+    async def close(self) -> None:
+        """Release what its samples have shared."""
+        for close in self.closing:
+            await close()
 
     async def _opening(self, environment: AnyEnvironment, rollout: Rollout) -> Opening:
         prompt, session = rollout.prompt, rollout.session

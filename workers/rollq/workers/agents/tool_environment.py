@@ -2,24 +2,28 @@
 
 Invariant: a mistake of the model (unknown tool, wrong arguments, a malformed call, too many calls) is answered with an
 error message, and the sample continues. A failure of a tool (an exception, a timeout) fails the sample with the reason
-kept, or is answered too, as the settings say. Neither affects other samples.
+kept, or is answered too, as the settings say. The loss of an MCP server fails the samples that had a session with it.
+Neither affects other samples.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Environments, Limits, Opening, Step
+from rollq.workers.agents.mcp.server import McpServer, McpSession
 from rollq.workers.agents.multi_turn import FiniteNumber, MultiTurn
 from rollq.workers.agents.tool_calls import CallError, Malformed, ToolCall
-from rollq.workers.agents.tools import Tool, ToolError, ToolSettings
+from rollq.workers.agents.tools import AnyTool, Tool, ToolError, ToolLost, ToolSettings
 from rollq.workers.agents.turns import Turn, answer
 
 
@@ -42,65 +46,107 @@ class ToolsSettings(Settings):
 class ToolEnvironment:
     """An environment that answers with the results of tools. A turn without a call is the last."""
 
-    def __init__(self, tools: Mapping[str, Tool], settings: ToolsSettings, *, verbatim: bool) -> None:
-        self._tools = tools
+    def __init__(self, offer: "ToolOffer", settings: ToolsSettings, *, verbatim: bool) -> None:
+        self._offer = offer
+        self._tools: dict[str, AnyTool] = {**offer.tools}
         self._verbatim = verbatim
         self._settings = settings
         self._calls: Counter[str] = Counter()
+        self._sessions: list[McpSession] = []
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Give the model the tools."""
+        """Give the model the tools, with a session of each MCP server. Raises `SampleFailed` without one."""
         self._prompt = prompt
-        return Opening(tools=tuple(tool.definition for tool in self._tools.values()))
+        for server in self._offer.servers:
+            self._sessions.append(await server.open())
+            self._tools |= self._sessions[-1].tools
+        return Opening(tools=tuple(self._offer.definitions.values()))
 
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
         """Give the model the tools, with the calls that it has made already. None is run again."""
         for message in messages:
-            if message["role"] == "tool" and message["name"] in self._tools:
+            if message["role"] == "tool" and message["name"] in self._offer.definitions:
                 self._calls[message["name"]] += 1
         return await self.setup(prompt, session)
 
     async def respond(self, turn: Turn) -> Step:
-        """Answer all calls of a turn, which run concurrently. Raises `ToolError`."""
+        """Answer all calls of a turn, which run concurrently. Raises `ToolError` and `ToolLost`."""
         calls = turn.calls
         answers = await asyncio.gather(*(self._answer(call) for call in calls))
+        for lost in answers:
+            if isinstance(lost, ToolLost):
+                raise lost
         errors = [answer for answer in answers if isinstance(answer, ToolError)]
         if errors and not self._settings.tell_errors:
             raise errors[0]
-        messages = tuple(self._message(turn, call, answer) for call, answer in zip(calls, answers, strict=True))
+        messages = tuple(self._message(turn, call, text) for call, text in zip(calls, answers, strict=True))
         return Step(messages, done=not calls)
 
-    def _message(self, turn: Turn, call: ToolCall | Malformed, result: str | CallError | ToolError) -> Message:
+    def _message(self, turn: Turn, call: ToolCall | Malformed, result: str | Exception) -> Message:
         text = result if isinstance(result, str) else f"error: {result}"
         return answer(turn, call, text[: self._settings.max_answer_chars], verbatim=self._verbatim)
 
-    async def _answer(self, call: ToolCall | Malformed) -> str | CallError | ToolError:
+    async def _answer(self, call: ToolCall | Malformed) -> str | CallError | ToolError | ToolLost:
         if isinstance(call, Malformed):
             return CallError(call.problem)
         tool = self._tools.get(call.name)
         if tool is None:
-            return CallError(f"there is no tool {call.name!r}, use one of {', '.join(self._tools)}")
+            return CallError(f"there is no tool {call.name!r}, use one of {', '.join(self._offer.definitions)}")
         self._calls[call.name] += 1
         if self._calls[call.name] > tool.settings.max_calls:
             return CallError(f"{call.name!r} may be called {tool.settings.max_calls} times in one sample")
         try:
             return await tool.call(call.arguments, self._prompt)
-        except (CallError, ToolError) as error:
+        except (CallError, ToolError, ToolLost) as error:
             return error
 
     async def teardown(self) -> None:
-        """Release nothing: tools hold no resources per sample."""
+        """End the sessions of the sample."""
+        await asyncio.gather(*(session.close() for session in self._sessions))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """The tools of one task: functions, the servers of others, and the definitions of all in the order of the settings,
+    by name."""
+
+    tools: Mapping[str, Tool]
+    servers: Sequence[McpServer]
+    definitions: Mapping[str, Message]
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, ToolSettings]) -> "ToolOffer":
+        """Load functions and list the tools of servers. Raises `ConfigError`, for two tools of one name too."""
+        tools: dict[str, Tool] = {}
+        servers: list[McpServer] = []
+        definitions: dict[str, Message] = {}
+        for table, one in settings.items():
+            if one.mcp is None:
+                tools[table] = Tool.from_settings(table, one)
+                new = {table: tools[table].definition}
+            else:
+                servers.append(McpServer(table, one))
+                new = {name: tool.definition for name, tool in servers[-1].listed.tools.items()}
+            if repeated := definitions.keys() & new.keys():
+                raise ConfigError(f"tools.{table}: there are two tools {min(repeated)!r}: choose with `only`")
+            definitions |= new
+        return cls(tools, servers, definitions)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a conversation can continue in another worker, since no server has state of it."""
+        return not any(server.keeps_state for server in self.servers)
 
 
 def tools_loop(**options: Any) -> MultiTurn:
     """The loop `tools` from its `agent_options`. Raises `ConfigError` for tools that cannot be loaded."""
     settings = ToolsSettings(**options)
-    tools = {name: Tool.from_settings(name, tool) for name, tool in settings.tools.items()}
+    offer = ToolOffer.from_settings(settings.tools)
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
 
     def make() -> ToolEnvironment:
-        return ToolEnvironment(tools, settings, verbatim=chat_format.verbatim)
+        return ToolEnvironment(offer, settings, verbatim=chat_format.verbatim)
 
     limits, unfinished = Limits(settings.max_turns), settings.unfinished
-    environments = Environments(make, limits, resumable=True, give_rewards=False, unfinished=unfinished)
-    return MultiTurn(environments, chat_format)
+    environments = Environments(make, limits, resumable=offer.is_resumable, give_rewards=False, unfinished=unfinished)
+    return MultiTurn(environments, chat_format, closing=tuple(server.close for server in offer.servers))

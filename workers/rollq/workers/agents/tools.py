@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, Protocol, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
@@ -12,11 +12,12 @@ from pydantic.json_schema import GenerateJsonSchema
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.errors import ConfigError, RollqError
-from rollq.buffer.rules.settings import Settings
 from rollq.buffer.settings_errors import explanation
+from rollq.buffer.values.failures import SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.built_in_tools import Lookup, calculator
 from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.mcp.settings import McpOptions
 from rollq.workers.agents.tool_calls import CallError
 from rollq.workers.user_code.call_slots import CallSlots
 from rollq.workers.user_code.calls import called_in_slot, in_thread, within
@@ -25,8 +26,9 @@ from rollq.workers.user_code.errors import what_happened
 BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "lookup": Lookup}
 
 
-class ToolSettings(Settings):
-    """One tool: a table in `agent_options.tools`, whose key is the name by which the model calls the tool."""
+class ToolSettings(McpOptions):
+    """One tool: a table in `agent_options.tools`, whose key is the name by which the model calls the tool. With `mcp`,
+    all tools of a server, with the server's names."""
 
     function: str | None = Field(
         default=None, description="dotted path of a custom tool; default: the built-in tool of this name"
@@ -39,6 +41,23 @@ class ToolSettings(Settings):
 
 class ToolError(RollqError, RuntimeError):
     """A tool failed. The message names the tool and the reason."""
+
+
+class ToolLost(SampleFailed):
+    """A tool is gone, with the state that the sample had in it. The model never sees that."""
+
+
+class AnyTool(Protocol):
+    """A tool that the model may call in one sample."""
+
+    @property
+    def settings(self) -> ToolSettings:
+        """Its limits."""
+        ...
+
+    async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:
+        """See `Tool.call`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,3 +70,9 @@ def check_loop(loop: AgentLoop, tokenizer: Tokenizer) -> None:
     """Raise `ConfigError` if a built-in loop cannot parse the turns of a model with this tokenizer."""
     if isinstance(loop, MultiTurn | Harness | Outside):
         loop.check(tokenizer)
+
+
+async def close_loop(loop: AgentLoop) -> None:
+    """Release what samples of a built-in loop have shared."""
+    if isinstance(loop, MultiTurn):
+        await loop.close()

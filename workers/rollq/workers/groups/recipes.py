@@ -11,7 +11,7 @@ from rollq.buffer.values.rollouts import Lease
 from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.groups.agent_loops import make_loop
+from rollq.workers.groups.agent_loops import close_loop, make_loop
 from rollq.workers.groups.filters import Filter
 from rollq.workers.groups.overlong import OVERLONG
 from rollq.workers.groups.read_prompts import ReadPrompt
@@ -70,6 +70,11 @@ class Recipe:
     def min_valid_samples(self) -> int:
         """How many samples of a group must complete."""
         return self.settings.min_valid_samples or self.settings.group_size
+
+    async def close(self) -> None:
+        """Release what the loop and the judge hold."""
+        await close_loop(self.loop)
+        await self.judge.close()
 
     def as_sample(self, prompt: ReadPrompt) -> AsSample:
         """Return a function that makes samples of texts, as the engine might have made them for a prompt."""

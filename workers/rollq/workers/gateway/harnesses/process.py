@@ -13,12 +13,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
-from rollq.buffer.common.child_processes import bare_python
+from rollq.buffer.common.child_processes import INHERITED, bare_python
 from rollq.workers.engines.vllm import watchdog
 from rollq.workers.gateway.harnesses import launcher
 
-INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
-"""Variables of the worker that a harness gets; none of them is a secret of rollq's."""
 PREFIX: Final = "rollq-session-"
 NEW_PREFIX: Final = "rollq-new-"
 OUTPUT: Final = "output.log"

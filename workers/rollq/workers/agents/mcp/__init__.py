@@ -1,0 +1,1 @@
+"""Tools of MCP servers: their settings, their schemas, connections and sessions."""

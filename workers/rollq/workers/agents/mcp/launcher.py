@@ -1,0 +1,26 @@
+"""Becomes the command of an MCP server, which then dies with the worker.
+
+Run as a program, `launcher PARENT COMMAND...`; imports only stdlib.
+"""
+
+import os
+import signal
+import sys
+
+from rollq.buffer.common.child_processes import die_with_parent
+
+NOT_FOUND = 127
+
+
+def main(parent: int, command: list[str]) -> int:
+    """Replace this process by the command; returns only if there is none."""
+    die_with_parent(signal.SIGKILL, parent)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+    return NOT_FOUND
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
