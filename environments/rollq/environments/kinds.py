@@ -14,7 +14,10 @@ from rollq.buffer.errors import ConfigError
 
 GROUP: Final = "rollq.environments"
 """The group of entry points by which other packages add kinds."""
-BUILT_IN: Final[Mapping[str, str]] = {"reasoning-gym": "rollq.environments.reasoning_gym.kind.ReasoningGym"}
+BUILT_IN: Final[Mapping[str, str]] = {
+    "mcp": "rollq.environments.mcp.kind.Mcp",
+    "reasoning-gym": "rollq.environments.reasoning_gym.kind.ReasoningGym",
+}
 """Kind -> the dotted path of its class, which is imported when the kind is used."""
 
 

@@ -1,0 +1,1 @@
+"""Tasks whose model calls the tools of an MCP server: `env = "mcp:URL"`, or `"mcp:COMMAND"`."""

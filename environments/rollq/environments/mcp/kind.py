@@ -1,0 +1,78 @@
+"""The kind `mcp`: a server with tools. Prompts and judge are the user's."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings_errors import explanation
+from rollq.environments.kinds import Finding
+from rollq.environments.mcp.check import check_server
+from rollq.workers.agents.mcp.server import McpServer
+from rollq.workers.agents.tools import ToolSettings
+
+TABLE: Final = "server"
+"""The name of the table in `agent_options.tools`."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpSource:
+    """One server, as the tools of a task. It has no rows."""
+
+    settings_of_tools: ToolSettings
+
+    def identity(self) -> dict[str, str]:
+        """The server, and a digest of its tools. Asks the server; raises `ConfigError` if it does not answer."""
+        listed = McpServer(TABLE, self.settings_of_tools).listed
+        return {
+            "package": "mcp",
+            "version": version("mcp"),
+            "server": str(self.settings_of_tools.mcp),
+            "tools": ", ".join(sorted(listed.tools)),
+            "digest": listed.digest,
+        }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Nothing: a server of tools has no prompts."""
+        return iter(())
+
+    def settings(self) -> dict[str, Any]:
+        """The loop `tools` with the tools of the server."""
+        given = self.settings_of_tools.model_dump(mode="json", exclude_unset=True)
+        return {"agent_loop": "tools", "agent_options": {"tools": {TABLE: given}}}
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        """The faults of the server; rows are the user's."""
+        return check_server(TABLE, self.settings_of_tools)
+
+
+class Mcp:
+    """Servers by their URL, or by the command that starts them."""
+
+    def open(self, name: str, options: Mapping[str, Any], split: str) -> McpSource:
+        """The server of this name. `options` are the keys of its table in `agent_options.tools`.
+
+        Starts nothing. Raises `ConfigError` for a wrong name or option.
+        """
+        try:
+            return McpSource(ToolSettings.model_validate({**options, "mcp": name}))
+        except ValidationError as error:
+            raise ConfigError(f"env_options: {explanation(error, ToolSettings)}") from error
+
+    def installed(self) -> str:
+        """See `Kind.installed`."""
+        try:
+            return version("mcp")
+        except PackageNotFoundError:
+            return ""
+
+    def install(self) -> str:
+        """See `Kind.install`."""
+        return "pip install 'rollq[mcp]'"
+
+    def names(self) -> Iterable[str]:
+        """Nothing: only the user knows the servers."""
+        return ()
