@@ -30,7 +30,7 @@ NEW_ENOUGH := 'import sys; sys.exit("rollq needs Python >= 3.11: make PYTHON=pyt
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families agents clients kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm test-sglang environments families agents clients kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -81,6 +81,14 @@ $(SGLANG_INSTALLED): tests/with_vllm/requirements.txt tests/with_sglang/requirem
 	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/with_vllm/requirements.txt
 	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_sglang/requirements.txt
 	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	@touch $@
+
+environments: $(INSTALLED) .venv-openenv/.installed .venv-environments/.installed  ## the tests with real packages of environments, in .venv-openenv/ and .venv-environments/ (700 MB)
+	$(BIN)/python -m pytest tests/with_environments --timeout 3600 $(PYTEST_ARGS)
+
+.venv-openenv/.installed .venv-environments/.installed: .venv-%/.installed: tests/with_environments/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU

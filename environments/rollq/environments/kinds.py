@@ -16,6 +16,7 @@ GROUP: Final = "rollq.environments"
 """The group of entry points by which other packages add kinds."""
 BUILT_IN: Final[Mapping[str, str]] = {
     "mcp": "rollq.environments.mcp.kind.Mcp",
+    "openenv": "rollq.environments.openenv.kind.OpenEnv",
     "reasoning-gym": "rollq.environments.reasoning_gym.kind.ReasoningGym",
 }
 """Kind -> the dotted path of its class, which is imported when the kind is used."""

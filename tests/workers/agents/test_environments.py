@@ -15,7 +15,7 @@ from rollq.buffer.rewards.credit import last_tokens
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents.conversation import Message
-from rollq.workers.agents.environments import Opening, Step
+from rollq.workers.agents.environments import Environments, Limits, Opening, Step
 from rollq.workers.agents.loops import AgentLoop, is_resumable, sessions
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.groups.agent_loops import make_loop
@@ -230,6 +230,37 @@ def test_only_a_number_or_fail_is_an_end(unfinished: object) -> None:
         make_loop("environment", {"environment": f"{__name__}.Silent", "unfinished": unfinished})
 
 
+class Limited(Guess):
+    """Accepts even numbers only, and ends after its second step."""
+
+    async def step(self, text: str) -> Step:
+        done = len(SEEN.calls) > 1
+        return replace(await super().step(text), done=done, truncated=done, invalid=int(text) % 2)
+
+
+def test_an_environment_may_cut_an_episode_off_and_refuse_actions(tokenizer: HfTokenizer, seen: Seen) -> None:
+    loop = make_loop("environment", {"environment": f"{__name__}.Limited"})
+    sample = converse(loop, Model(tokenizer, ["1", "3"]))
+    assert (sample.status, sample.finish_reason) == (SampleStatus.COMPLETED, FinishReason.LENGTH)
+    assert sample.extra["invalid_actions"] == 2
+    assert sample.extra["environment_reward"] == -0.5
+
+
+def test_an_environment_that_waits_says_for_whom(tokenizer: HfTokenizer, seen: Seen) -> None:
+    class Waiting(Guess):
+        waits_for = "the landlord"
+
+    seen.hang = "setup"
+    environments = Environments(Waiting, Limits(max_turns=1, setup_s=0.1))
+
+    async def setup() -> None:
+        async with environments.open() as environment:
+            await environments.setup(environment, Prompt("?"), "session")
+
+    with pytest.raises(SampleFailed, match=r"the environment's setup took longer than 0.1 s: the landlord"):
+        asyncio.run(setup())
+
+
 @pytest.mark.parametrize("call", ["setup", "step"])
 def test_an_environment_that_fails_costs_its_sample_and_is_torn_down(
     tokenizer: HfTokenizer, seen: Seen, call: str
@@ -245,7 +276,7 @@ def test_an_environment_that_hangs_costs_its_sample_after_its_time(
     tokenizer: HfTokenizer, seen: Seen, call: str, words: str
 ) -> None:
     seen.hang = call
-    with pytest.raises(TimeoutError, match=rf"{words}.* took longer than 0.01 s"):
+    with pytest.raises(SampleFailed, match=rf"{words}.* took longer than 0.01 s"):
         converse(guessing(**{f"{call}_timeout_s": 0.01}), Model(tokenizer, ["9"]))
     assert seen.calls[-1] == "teardown"
 
@@ -257,7 +288,7 @@ def test_a_step_that_does_not_even_end_when_it_is_cancelled_costs_its_sample_aft
     seen.hang, seen.stubborn = "step", True
 
     async def scene() -> None:
-        with pytest.raises(TimeoutError, match=r"a step of the environment took longer than 0\.01 s"):
+        with pytest.raises(SampleFailed, match=r"a step of the environment took longer than 0\.01 s"):
             await guessing(step_timeout_s=0.01).run(rollout(Model(tokenizer, ["9"]), Prompt("x")))
         assert seen.calls[-1] == "teardown"
         assert seen.let_go is not None

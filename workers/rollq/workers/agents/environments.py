@@ -9,8 +9,10 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.turns import Turn
@@ -34,12 +36,16 @@ class Step:
     """An environment's answer to one turn of the model: messages for the next turn, or `done`.
 
     `reward` is what the turn earned, if it earned anything; all are kept with the sample, for the judge `environment`.
-    Among rewards of turns, a turn without one has 0.
+    Among rewards of turns, a turn without one has 0. `truncated`: the environment cut the episode off, which ends with
+    the finish reason `length`. `invalid`: how many actions of the turn the environment did not accept; the sample has
+    their sum as the number `invalid_actions`.
     """
 
     messages: tuple[Message, ...] = ()
     done: bool = False
     reward: float | None = None
+    truncated: bool = False
+    invalid: int = 0
 
 
 class Environment(Protocol):
@@ -127,19 +133,22 @@ class Environments:
             await tear_down(environment, self.limits.teardown_s)
 
     async def setup(self, environment: AnyEnvironment, prompt: Prompt, session: str) -> Opening:
-        """See `Environment.setup`. Raises `TimeoutError` naming the step."""
-        return await _within(self.limits.setup_s, "the environment's setup", environment.setup(prompt, session))
+        """See `Environment.setup`. Raises `SampleFailed` naming the step, and what an environment with a text
+        `waits_for` was waiting for."""
+        setup = environment.setup(prompt, session)
+        waits_for = partial(getattr, environment, "waits_for", "")
+        return await _within(self.limits.setup_s, "the environment's setup", setup, waits_for)
 
     async def resume(
         self, environment: AnyEnvironment, prompt: Prompt, session: str, messages: Sequence[Message]
     ) -> Opening:
-        """See `ResumableEnvironment.resume`. Raises `TimeoutError` naming the step."""
+        """See `ResumableEnvironment.resume`. Raises `SampleFailed` naming the step."""
         assert isinstance(environment, ResumableEnvironment)
         resuming = environment.resume(prompt, session, messages)
         return await _within(self.limits.setup_s, "the environment's resume", resuming)
 
     async def step(self, environment: AnyEnvironment, turn: Turn, text: str) -> Step:
-        """See `TurnEnvironment.respond`, and `Environment.step`, which gets `text`. Raises `TimeoutError` naming the
+        """See `TurnEnvironment.respond`, and `Environment.step`, which gets `text`. Raises `SampleFailed` naming the
         step."""
         step = environment.respond(turn) if isinstance(environment, TurnEnvironment) else environment.step(text)
         return await _within(self.limits.step_s, "a step of the environment", step)
@@ -169,8 +178,9 @@ def _log_failure(ending: "asyncio.Task[None]") -> None:
         log.warning("an environment could not be torn down", exc_info=error)
 
 
-async def _within(limit_s: float | None, what: str, work: Awaitable[T]) -> T:
+async def _within(limit_s: float | None, what: str, work: Awaitable[T], waits_for: Callable[[], str] = lambda: "") -> T:
     try:
         return await within(limit_s, work)
     except TimeoutError as error:
-        raise TimeoutError(str(error) or f"{what} took longer than {limit_s:g} s") from error
+        reason = f"{what} took longer than {limit_s:g} s" + (f": {waiting}" if (waiting := waits_for()) else "")
+        raise SampleFailed(FailureKind.ENVIRONMENT, str(error) or reason) from error

@@ -105,13 +105,15 @@ class MultiTurn:
 
 
 EMPTY_TURN: Final = Turn("", "")
+INVALID_ACTIONS: Final = "invalid_actions"
+"""Name of a number in `Sample.extra`: how many of the model's actions an environment did not accept."""
 
 
 @dataclass(slots=True)
 class _Dialogue:
     """One conversation with an environment. `conversation` ends with the model's last turn; `messages` follow the
     opening; `turn` is the model's last turn and `text` the part of it that the judge sees. `rewards` has one entry for
-    each turn of the model so far, None where the environment gave none."""
+    each turn of the model so far, None where the environment gave none. `invalid`: actions that it did not accept."""
 
     rollout: Rollout
     environments: Environments
@@ -121,6 +123,7 @@ class _Dialogue:
     conversation: Conversation
     messages: list[Message] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
+    invalid: int = 0
     turn: Turn = EMPTY_TURN
     text: str = ""
     has_turns: bool = True
@@ -130,6 +133,7 @@ class _Dialogue:
         self.messages = list(previous.extra["messages"])
         self.conversation = self.conversation.resumed(self.messages, previous.segments)
         self.text = previous.text
+        self.invalid = previous.extra.get(INVALID_ACTIONS, 0)
         self.rewards = [None] * sum(message["role"] == "assistant" for message in self.messages)
         if TURN_REWARDS in previous.extra:
             self.rewards = list(previous.extra[TURN_REWARDS])
@@ -152,8 +156,8 @@ class _Dialogue:
             if reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
                 return reason
             step = await self._environment_turn()
-            if step.done:
-                return reason
+            if step.done or step.truncated:
+                return FinishReason.LENGTH if step.truncated else reason
             upcoming = self.conversation.after_environment(step.messages)
             self.messages = list(upcoming.messages[-len(self.messages) :])  # the model's turn as it was rendered
             if tokens_left(self.rollout, upcoming) <= 0:
@@ -195,6 +199,7 @@ class _Dialogue:
         text = self.turn.text if self.chat_format.verbatim else self.text
         step = await self.environments.step(self.environment, self.turn, text)
         self.messages.extend(step.messages)
+        self.invalid += step.invalid
         if step.reward is not None:
             self.rewards[-1] = finite(step.reward, "the reward of a step is a number, which")
         return step
@@ -202,6 +207,7 @@ class _Dialogue:
     def sample(self, reason: FinishReason) -> Sample:
         """The sample of a conversation that ended with `reason`. Raises `SampleFailed` for one that did not earn
         anything before it ran out of turns or tokens, if such samples fail."""
+        invalid = {INVALID_ACTIONS: self.invalid} if self.invalid else {}
         sample = finish(self.rollout, self.conversation.segments, reason, self.text)
         turns, given = self.rewards, None
         if reason is FinishReason.LENGTH and all(reward is None for reward in turns):
@@ -216,7 +222,7 @@ class _Dialogue:
             session_id=self.rollout.session,
             tools=self.opening.tools,
             tool_choice="auto" if self.opening.tools else None,
-            extra={"messages": [*self.messages]} | (rewards if earned else {}),
+            extra={"messages": [*self.messages]} | invalid | (rewards if earned else {}),
         )
 
     def _given_unfinished(self) -> float | None:

@@ -1,0 +1,44 @@
+"""Rows that open an episode: their seeds, and the opening that a row promises. Pure."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.buffer.values.rollouts import Prompt
+
+ENV: Final = "env"
+"""The column of a row by which an episode is opened again; workers find it in the prompt's metadata."""
+OPENING: Final = "opening"
+"""The first observation in it, as text."""
+SEED: Final = "seed"
+SHOWN: Final = 200
+
+
+def row_seed(seed: int, split: str, row: int) -> int:
+    """The seed of one row, 31 bits, which every package takes. Rows of other seeds and splits have other ones."""
+    return int.from_bytes(blake2b(f"{seed}/{split}/{row}".encode(), digest_size=4).digest()) >> 1
+
+
+def place_of(prompt: Prompt) -> Mapping[str, Any]:
+    """The episode that a row opens. Raises `SampleFailed` for a row that was not exported from an environment."""
+    place = prompt.metadata.get(ENV)
+    if isinstance(place, Mapping) and OPENING in place:
+        return place
+    raise SampleFailed(FailureKind.PROMPT, f"the row has no {ENV!r}, by which its episode opens: export the rows again")
+
+
+def check_opening(place: Mapping[str, Any], opened: str) -> None:
+    """Raise `SampleFailed` if an episode opened otherwise than its row says."""
+    if (promised := place[OPENING]) != opened:
+        raise SampleFailed(
+            FailureKind.ENVIRONMENT,
+            f"the environment opened with {_shown(opened, promised)}, its row has {_shown(promised, opened)}",
+        )
+
+
+def _shown(text: str, other: str) -> str:
+    """A text from a little before the first character that another one does not share."""
+    same = next((at for at, (mine, its) in enumerate(zip(text, other, strict=False)) if mine != its), None)
+    start = 0 if same is None or same < SHOWN // 2 else same - SHOWN // 4
+    return ("..." if start else "") + repr(text[start : start + SHOWN])

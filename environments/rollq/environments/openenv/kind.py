@@ -1,0 +1,88 @@
+"""The kind `openenv`, named by the URL of a server."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings_errors import explanation
+from rollq.environments.kinds import Finding
+from rollq.environments.openenv.options import OpenEnvOptions
+
+ROOM: Final = "rollq.environments.openenv"
+SETUP_S: Final = 600.0
+"""How long a sample waits for a place, unless the task says otherwise."""
+
+
+class OpenEnv:
+    """Environments behind servers of OpenEnv."""
+
+    def open(self, name: str, options: Mapping[str, Any], split: str) -> "OpenEnvSource":
+        """The environment at a URL; no request is made."""
+        if not name.startswith(("http://", "https://")):
+            raise ConfigError(f'env = "openenv:{name}": write the URL of the server, as openenv:http://127.0.0.1:8000')
+        try:
+            return OpenEnvSource(name, OpenEnvOptions(**options), split)
+        except ValidationError as error:
+            raise ConfigError(f"env_options: {explanation(error, OpenEnvOptions)}") from error
+
+    def installed(self) -> str:
+        """No package is needed but aiohttp."""
+        return "built in"
+
+    def install(self) -> str:
+        """How to install aiohttp."""
+        return "pip install 'rollq[gateway]'"
+
+    def names(self) -> Iterable[str]:
+        """Only the user knows the URLs."""
+        return ()
+
+
+class OpenEnvSource:
+    """One environment behind a server. Its module imports aiohttp only when the server is asked."""
+
+    def __init__(self, url: str, options: OpenEnvOptions, split: str) -> None:
+        self.url, self.options, self.split = url, options, split
+
+    def identity(self) -> dict[str, str]:
+        """The server, and what its rows depend on."""
+        names = {"observation", "prompt", "reset", "rows", "seed", "tools"}
+        options = self.options.model_dump(include=names, exclude_defaults=True)
+        return {
+            "kind": "openenv",
+            "server": self.url,
+            "options": exact_json.dumps(options).decode(),
+            "split": self.split,
+        }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each task of the split, or for each seed, with the first observation as its prompt.
+
+        The server must run. Not for a running event loop.
+        """
+        from rollq.environments.openenv.rows import make_rows
+
+        return make_rows(self.url, self.options, self.split)
+
+    def settings(self) -> dict[str, Any]:
+        """The loop `environment` with an episode of this server, judged by the rewards of its steps."""
+        episode = "ToolEpisode" if self.options.tools else "Episode"
+        return {
+            "judge": "environment",
+            "agent_loop": "environment",
+            "agent_options": {
+                "environment": f"{ROOM}.episode.{episode}",
+                "options": {"url": self.url, **self.options.for_episodes()},
+                "setup_timeout_s": SETUP_S,
+                **({"tool_parser": "auto"} if self.options.tools else {}),
+            },
+        }
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        """Episodes open as their rows say, twice alike, 16 at once, and leave no place taken; schemas and rewards."""
+        from rollq.environments.openenv.check import check
+
+        return check(self.url, self.options, rows)

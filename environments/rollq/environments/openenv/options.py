@@ -1,0 +1,47 @@
+"""`env_options` of the kind `openenv`, and the options of its episodes, which a worker gets."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rollq.buffer.rules.settings import Settings
+from rollq.environments.openenv.templates import JSON, NAMES, names_in
+
+
+class EpisodeOptions(Settings):
+    """How an episode is opened, and how the model takes part in it."""
+
+    observation: str = Field(default="", description="observation as text, as in 'Board: {board}'; empty: all of it")
+    action: dict[str, Any] | str | None = Field(
+        default=None, description="action with {text}, {answer} or {json} of the model's turn; default: its only field"
+    )
+    invalid: Literal["reply", "end"] = Field(
+        default="reply", description="an action that the server refuses is answered with a message, or ends with 0"
+    )
+    reset: dict[str, Any] = Field(default_factory=dict, description="more data of each reset")
+
+    @model_validator(mode="after")
+    def _action_reads_the_turn(self) -> Self:
+        if self.action is None:
+            return self
+        if isinstance(self.action, str) and self.action != JSON:
+            raise ValueError(f'action is a table, as in {{ message = "{{text}}" }}, or "{JSON}"')
+        names = names_in(self.action)
+        if not names or names - set(NAMES):
+            raise ValueError("action has {text}, {answer} or {json} of the model's turn, and no other names in braces")
+        return self
+
+
+class OpenEnvOptions(EpisodeOptions):
+    """`env_options`."""
+
+    tools: bool = Field(default=False, description="the model calls the environment's MCP tools")
+    prompt: str = Field(
+        default="", description="prompt of a row, with fields of its {task} and first observation; default: observation"
+    )
+    rows: int = Field(default=5000, gt=0, description="most rows; without a list of tasks, their number")
+    seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
+
+    def for_episodes(self) -> dict[str, Any]:
+        """The options of episodes, without the defaults."""
+        return self.model_dump(include=set(EpisodeOptions.model_fields), exclude_defaults=True)

@@ -1,0 +1,46 @@
+"""JSON schemas of an environment's actions, and the templates that fit them. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rollq.environments.openenv.templates import Action, NoSuchField
+
+METADATA: Final = "metadata"
+
+
+def fields_of(schema: Mapping[str, Any]) -> dict[str, bool]:
+    """The fields of an action -> whether it must have them; its metadata does not count."""
+    required = schema.get("required", ())
+    return {name: name in required for name in schema.get("properties", {}) if name != METADATA}
+
+
+def calls_tools(schema: Mapping[str, Any]) -> bool:
+    """Whether actions are calls of MCP tools."""
+    return "tool_name" in fields_of(schema)
+
+
+def only_field(schema: Mapping[str, Any]) -> Action:
+    """The action that has the model's text in its only required field, or in its only one.
+
+    Raises `NoSuchField` where an action has more of them.
+    """
+    if calls_tools(schema):
+        raise NoSuchField("actions are calls of MCP tools: set tools = true")
+    fields = fields_of(schema)
+    required = [name for name, must in fields.items() if must]
+    name = required[0] if len(required) == 1 else next(iter(fields), "") if len(fields) == 1 else ""
+    if not name:
+        raise NoSuchField(f"an action has the fields {', '.join(fields) or '(none)'}: set action, a table with them")
+    return {name: "{text}"}
+
+
+def misfits(schema: Mapping[str, Any], action: Action) -> list[str]:
+    """Why a template does not fit this schema; empty if it does, or if only the model's JSON decides."""
+    if not isinstance(action, Mapping):
+        return []
+    fields = fields_of(schema)
+    unknown = [] if schema.get("additionalProperties", False) else [name for name in action if name not in fields]
+    missing = [name for name, must in fields.items() if must and name not in action]
+    return [f"actions have no field {name!r}" for name in unknown if name != METADATA] + [
+        f"actions need the field {name!r}" for name in missing
+    ]

@@ -1,0 +1,73 @@
+"""OpenEnv's websocket as values: the messages that are sent, and the ones that come back. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollq.buffer.common import exact_json
+
+NO_PLACE: Final = "CAPACITY_REACHED"
+INVALID_ACTION: Final = "VALIDATION_ERROR"
+SHOWN: Final = 200
+"""Characters of a message that an error shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The server's answer to a reset or a step. `fields`: the observation's own."""
+
+    fields: Mapping[str, Any]
+    reward: float | None
+    done: bool
+
+
+class Refused(Exception):
+    """The server answered with an error; `code` is one of OpenEnv's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class Unreadable(Exception):
+    """A message that is not OpenEnv's."""
+
+
+def write(kind: str, data: Mapping[str, Any] | None = None) -> str:
+    """The message `reset`, `step` or `close`."""
+    return exact_json.dumps({"type": kind} if data is None else {"type": kind, "data": data}).decode()
+
+
+def read(text: str) -> Observation:
+    """The observation in a message. Raises `Refused` for an error, and `Unreadable`."""
+    try:
+        message = exact_json.loads(text)
+        kind, data = message["type"], message["data"]
+        if kind == "error":
+            raise Refused(str(data.get("code", "")), _reason(data))
+        if kind == "observation":
+            return Observation(dict(data["observation"]), _reward(data.get("reward")), bool(data.get("done", False)))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Unreadable(f"a message that OpenEnv does not have ({error!r}): {text[:SHOWN]}") from error
+    raise Unreadable(f"a message that was not asked for: {text[:SHOWN]}")
+
+
+def _reward(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"the reward is {value!r}")
+    return float(value)
+
+
+def _reason(data: Mapping[str, Any]) -> str:
+    """The message of an error, with the fields of an action that were refused."""
+    errors = data.get("errors")
+    if not isinstance(errors, list):
+        return str(data.get("message", ""))
+    return "; ".join(
+        f"{'.'.join(str(part) for part in each.get('loc', ()))}: {each.get('msg', '')}".removeprefix(": ")
+        for each in errors
+    )

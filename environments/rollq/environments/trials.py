@@ -1,0 +1,74 @@
+"""Trials of episodes without a model, for checks: rows are opened, twice, many at the same time, and closed."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from rollq.buffer.values.failures import SampleFailed
+from rollq.buffer.values.rollouts import Prompt
+from rollq.environments.episodes import ENV, OPENING
+from rollq.environments.kinds import Finding, Level
+from rollq.workers.agents.environments import Environment, Environments, Limits, Opening, Step, TurnEnvironment
+from rollq.workers.agents.turns import Turn
+
+AT_ONCE: Final = 16
+SAID: Final = "0"
+"""The model's turn in a trial."""
+LIMITS: Final = Limits(max_turns=1, setup_s=60.0, step_s=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One opening of a row's episode, and the answer to `SAID`; or why it failed."""
+
+    opening: Opening | None = None
+    step: Step | None = None
+    problem: str = ""
+    seconds: float = 0.0
+
+
+async def try_rows(
+    make: Callable[[], Environment | TurnEnvironment], rows: Sequence[Mapping[str, Any]]
+) -> list[Finding]:
+    """The faults of the episodes of these rows, each opened twice, `AT_ONCE` at the same time."""
+    environments, slots = Environments(make, LIMITS), asyncio.Semaphore(AT_ONCE)
+    tries = [_try(environments, slots, row) for row in rows for _ in range(2)]
+    trials = await asyncio.gather(*tries)
+    return list(_findings(rows, list(zip(trials[::2], trials[1::2], strict=True))))
+
+
+def prompt_of(row: Mapping[str, Any]) -> Prompt:
+    """The prompt that a worker gets of a row."""
+    return Prompt(row["prompt"], metadata={ENV: row[ENV]})
+
+
+async def _try(environments: Environments, slots: asyncio.Semaphore, row: Mapping[str, Any]) -> Trial:
+    async with slots:
+        started = time.perf_counter()
+        try:
+            async with environments.open() as environment:
+                opening = await environments.setup(environment, prompt_of(row), "check")
+                seconds = time.perf_counter() - started
+                return Trial(opening, await environments.step(environment, Turn(SAID, SAID), SAID), seconds=seconds)
+        except SampleFailed as error:
+            return Trial(problem=str(error))
+
+
+def _findings(rows: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[Trial, Trial]]) -> Iterator[Finding]:
+    for index, (first, second) in enumerate(pairs):
+        if problem := first.problem or second.problem:
+            yield Finding(Level.ERROR, problem, index)
+        elif first.opening != second.opening:
+            yield Finding(Level.ERROR, "two episodes of this row opened differently", index)
+        elif first.step != second.step:
+            yield Finding(Level.WARNING, f"two episodes of this row answered {SAID!r} differently", index)
+    if len(rows) > 1 and len({row[ENV][OPENING] for row in rows}) == 1:
+        yield Finding(Level.NOTE, "all rows open alike: nothing, or something hidden, depends on the row")
+    if seconds := [trial.seconds for pair in pairs for trial in pair if trial.opening is not None]:
+        yield Finding(
+            Level.NOTE,
+            f"an episode opens in {median(seconds):.2f} s, the slowest in {max(seconds):.2f} s, {AT_ONCE} at once",
+        )
