@@ -70,6 +70,7 @@ export class Filters {
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       onWanted(this.given());
+      this.#open(false);
     });
     for (const one of [this.task, this.status, finish]) one.addEventListener("change", () => onWanted(this.given()));
     this.opener = h(
@@ -94,10 +95,9 @@ export class Filters {
     for (const [at, button] of this.presets.entries())
       button.ariaPressed = wanted.min_reward === String(at) && wanted.max_reward === String(at);
     const words = inWords(wanted);
-    this.clear.hidden = !Object.keys(wanted).length;
+    this.clear.classList.toggle("unseen", !Object.keys(wanted).length); // its place stays, so that nothing moves
     setText(this.opener, words.length ? `Filter (${words.length})` : "Filter");
     setText(this.said, [...words, ...orderInWords(wanted.sort)].join(", "));
-    this.#open(false);
   }
 
   /** Offer tasks, with the number of groups of each status where all of them are counted. */

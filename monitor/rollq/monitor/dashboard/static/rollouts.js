@@ -25,11 +25,6 @@ export function groupTable(label, empty = "no groups", { wanted = () => ({}), on
         cell: (row) => h("a", { href: addressOf(row, wanted()), tabindex: "-1" }, `${row.task} ${row.group}`),
         same: (row) => addressOf(row, wanted()),
       },
-      {
-        title: "status",
-        cell: (row) => (row.archived && row.status !== "archived" ? `${row.status}, archived` : row.status),
-        mark: (row) => `status ${row.status}`,
-      },
       { title: "step", sort: "step", cell: (row) => number(row.step), number: true },
       {
         title: "samples",
@@ -48,6 +43,11 @@ export function groupTable(label, empty = "no groups", { wanted = () => ({}), on
         sort: "tokens",
         cell: (row) => number(numbersOf(row, wanted()).longest),
         number: true,
+      },
+      {
+        title: "status",
+        cell: (row) => (row.archived && row.status !== "archived" ? `${row.status}, archived` : row.status),
+        mark: (row) => `status ${row.status}`,
       },
       { title: "tries", sort: "tries", cell: (row) => number(row.tries), number: true, spare: true },
       { title: "worker", cell: (row) => row.worker, spare: true, roomy: true },
