@@ -59,14 +59,15 @@ def page(browser: Browser, curves: Curves) -> Iterator[Page]:
 
 
 def figure(page: Page, name: str) -> Locator:
-    return page.get_by_role("region", name="Learning").get_by_role("figure", name=name)
+    return page.locator(".learning").get_by_role("figure", name=name)
 
 
 def test_the_first_section_says_whether_the_run_learns(page: Page) -> None:
     headline = page.locator(".headline")
     expect(headline).to_contain_text("Reward, mean of 10 steps")
-    expect(headline).to_contain_text(re.compile("0.5[56].*0.10 higher than before.*0.50 higher than at the start"))
-    expect(headline).to_contain_text(re.compile("Response length.*156.*50 higher than at the start"))
+    expect(headline).to_contain_text(re.compile("0.5[56].*0.10 higher than the 10 steps before"))
+    expect(headline).to_contain_text(re.compile("0.5[56].*0.50 higher than the first 10 steps"))
+    expect(headline).to_contain_text(re.compile("Response length.*156.*50 higher than the first 10 steps"))
     expect(headline).to_contain_text(re.compile("held_out, evaluated at step 60.*0.45"))
     reward = figure(page, "Reward")
     expect(reward.locator(".legend li")).to_have_text(["reward0.60", "code0.30", "math0.60", "held_out0.45"])
@@ -132,6 +133,22 @@ def test_another_run_is_compared_dashed_and_stays_in_the_address(page: Page) -> 
         page.reload()
 
 
+def test_two_runs_stand_together_and_are_named_once(page: Page) -> None:
+    titles = page.locator("#view-run > section > h2")
+    order = ["Trainer", "Tasks", "Workers", "More curves", "Latest rollouts"]
+    expect(titles).to_have_text(order)
+    page.get_by_label("Compare with").select_option("slower")
+    expect(page.locator(".learning .bar > .legend li")).to_have_text(["sums", "slower"])
+    entry = figure(page, "Reward").locator(".legend li").filter(has_text="math")
+    expect(entry).to_have_text("math0.60 0.30")
+    expect(entry.locator(".key")).to_have_count(2)
+    expect(page.get_by_text("All below is of the run sums alone.")).to_be_visible()
+    expect(titles).to_have_text(["More curves", *order[:3], order[-1]])
+    page.get_by_label("Compare with").select_option("")
+    expect(page.get_by_text("All below is of the run sums alone.")).to_be_hidden()
+    expect(titles).to_have_text(order)
+
+
 def test_two_ranges_of_a_run_start_at_one_place(page: Page) -> None:
     page.get_by_label("Compare with").select_option("two ranges of steps")
     expect(page).to_have_url(re.compile("first=1-30&second=31-60"))
@@ -152,13 +169,13 @@ def test_a_late_answer_breaks_off_no_other_drawing(page: Page) -> None:
     page.route("**/api/curves?run=slower", lambda route: held.append(route))
     choice = page.get_by_label("Compare with")
     choice.select_option("slower")
-    expect(page.locator(".learning > .note")).to_contain_text("reading the curves of slower")
+    expect(page.locator(".learning > [role=status]")).to_contain_text("reading the curves of slower")
     choice.select_option("")
     page.get_by_label("Axis of the curves").select_option("over time")
     expect(figure(page, "Loss").locator("path.line")).to_have_count(1)
     for route in held:
         route.continue_()
-    expect(page.locator(".learning > .note")).to_be_empty()
+    expect(page.locator(".learning > [role=status]")).to_be_empty()
     for chart in page.locator(".group[open] figure").all():
         expect(chart.locator("path.line").first).to_have_attribute("d", re.compile("^M"))
     page.unroute("**/api/curves?run=slower")
@@ -184,7 +201,7 @@ def test_curves_come_from_files_while_the_server_is_gone(
         with serving(str(tmp_path / "rollq.toml")) as address:
             context, watched = opened(browser, address)
             fresh_server.stop()
-            said = watched.page.locator(".learning > .note")
+            said = watched.page.locator(".learning > [role=status]")
             expect(said).to_contain_text("from the trainer's files, up to step 5")
             expect(figure(watched.page, "Reward").locator(".legend b")).to_have_text("0.50")
             fresh_server.start()

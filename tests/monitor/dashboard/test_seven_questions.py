@@ -72,8 +72,10 @@ def by_step(settings: Path) -> list[dict[str, str]]:
 
 def test_is_it_learning(page: Page, compared: Compared) -> None:
     said = page.locator(".headline")
-    expect(said).to_contain_text(re.compile("Reward, mean of 10 steps.*higher than before.*higher than at the start"))
-    expect(said).to_contain_text(re.compile("held_out, evaluated at step 40.*higher than at first"))
+    expect(said).to_contain_text(
+        re.compile("Reward, mean of 10 steps.*higher than the 10 steps before.*higher than the first 10")
+    )
+    expect(said).to_contain_text(re.compile("held_out, evaluated at step 40.*higher than the first time"))
     rows = by_step(compared.first)
     assert float(rows[0]["reward"]) + 0.2 < float(rows[-1]["reward"])
     held_out = [float(row["held_out"]) for row in rows if row["held_out"] != "-"]
@@ -83,7 +85,7 @@ def test_is_it_learning(page: Page, compared: Compared) -> None:
 
 def test_are_answers_getting_longer(page: Page, compared: Compared) -> None:
     expect(page.locator(".headline")).to_contain_text(
-        re.compile("Response length, mean of 10 steps.*higher than before.*higher than at the start")
+        re.compile("Response length, mean of 10 steps.*higher than the 10 steps before.*higher than the first 10")
     )
     rows = by_step(compared.first)
     assert float(rows[-1]["length"]) > 2 * float(rows[0]["length"])

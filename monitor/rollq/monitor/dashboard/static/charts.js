@@ -138,8 +138,8 @@ export class LineChart {
   }
 
   /** Draw anew. lines: [{name, xs, values, kind, dash, isDots, breaks}], `xs` rising, a value or null for each,
-   * broken before the places in the set `breaks`; axis: the
-   * horizontal one; bound: {name, value}; changes: [{x, text}]; aside: [{name, value}], in the legend alone. */
+   * broken before the places in the set `breaks`, those of one name in one entry of the legend; axis: the horizontal
+   * one; bound: {name, value}; changes: [{x, text}]; aside: [{name, value}], in the legend alone. */
   show({ lines, axis, bound = null, changes = [], aside = [] }) {
     Object.assign(this, { lines, axis, bound, changes, aside });
     this.#draw();
@@ -168,12 +168,25 @@ export class LineChart {
       ...(low === null ? [frame.middle("none")] : []),
       ...lines.map((line, i) => this.#shape(line, tops[i], i ? tops[i - 1] : null, toY)),
     );
+    this.values = lines.map(() => h("b"));
     this.frame.legend.replaceChildren(
-      ...lines.map((line) => h("li", null, h("i", { class: `key ${line.kind} ${look(line)}` }), line.name, h("b"))),
+      ...entriesOf(lines).map((places) => h("li", null, this.#entry(places))),
       ...(bound ? [h("li", null, h("i", { class: "key dashed" }), bound.name, h("b", null, short(bound.value)))] : []),
       ...this.aside.map(({ name, value }) => h("li", { class: "aside" }, name, h("b", null, short(value)))),
     );
     this.#point(this.cursor.at);
+  }
+
+  /** Lines of one name in the legend: the key and the value of each. */
+  #entry(places) {
+    const key = (i) => h("i", { class: `key ${this.lines[i].kind} ${look(this.lines[i])}` }),
+      [first, ...others] = places;
+    return [
+      key(first),
+      this.lines[first].name,
+      this.values[first],
+      ...others.flatMap((i) => [" ", key(i), this.values[i]]),
+    ];
   }
 
   #shape(line, values, below, toY) {
@@ -215,7 +228,7 @@ export class LineChart {
     if (!cross.hidden) cross.style.transform = `translateX(${this.toX(at)}px)`;
     setText(this.frame.when, at === null ? "" : this.name(at));
     this.lines.forEach((line, i) => {
-      setText(this.frame.legend.children[i].lastChild, this.#said(valueAt(line, at)));
+      setText(this.values[i], this.#said(valueAt(line, at)));
     });
   }
 
@@ -225,6 +238,13 @@ export class LineChart {
     const text = Number.isInteger(value) ? number(value, this.vertical.isWhole ? 0 : 2) : short(value);
     return SAID.includes(this.unit) ? `${text} ${this.unit}` : text;
   }
+}
+
+/** The places of lines by their names, in the order of the first of each. */
+function entriesOf(lines) {
+  const places = new Map();
+  for (const [i, { name }] of lines.entries()) places.set(name, [...(places.get(name) ?? []), i]);
+  return [...places.values()];
 }
 
 /** How a line is drawn, as names of classes. */

@@ -55,7 +55,8 @@ export function bounds(sets) {
   return all.length ? [Math.min(...all.map((xs) => xs[0])), Math.max(...all.map((xs) => xs.at(-1)))] : [0, 1];
 }
 
-/** The lines of a chart: each of its series in the colour of its place, of the second set dashed. */
+/** The lines of a chart: each of its series in the colour of its place, of the second set dashed. Both lines of one
+ * series have one name. */
 export function linesOf(sets, { name, title, lines }) {
   // of a single task, the reward is the reward
   const series = name === "reward" && lines.length === 2 ? lines.slice(0, 1) : lines;
@@ -63,7 +64,7 @@ export function linesOf(sets, { name, title, lines }) {
     sets
       .filter((set) => set.series[one]?.some((value) => value !== null))
       .map((set) => ({
-        name: named(set, series.length > 1 ? labelOf(one) : "") || title.toLowerCase(),
+        name: series.length > 1 ? labelOf(one) : set.label || title.toLowerCase(),
         xs: set.xs,
         values: set.series[one],
         kind: `c${i % 8}`,
@@ -78,18 +79,13 @@ function labelOf(series) {
   return own.replace(/_s$/, "").replaceAll("_", " ");
 }
 
-/** A line of a set in the legend. */
-function named(set, line) {
-  return [line, set.label].filter(Boolean).join(", ");
-}
-
 /** Evaluations as points, in colours that the lines of the chart do not have. */
 export function pointsOf(sets, colours) {
   return sets.flatMap((set) =>
     set.points
       .filter(({ xs }) => xs.length)
       .map(({ name, xs, values }, i) => ({
-        name: named(set, name),
+        name,
         xs,
         values,
         kind: `c${(colours + i) % 8}`,

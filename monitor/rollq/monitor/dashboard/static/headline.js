@@ -17,7 +17,11 @@ function latest({ name, title, lines }, set) {
   const found = means(set, lines[0]);
   if (!found) return [];
   const { value, before, start, window } = found,
-    notes = [moved(value, before, "before", name === "reward"), moved(value, start, "at the start", name === "reward")];
+    many = window > 1 ? `${window} steps` : "step",
+    notes = [
+      moved(value, before, `the ${many} before`, name === "reward"),
+      moved(value, start, `the first ${many}`, name === "reward"),
+    ];
   return [{ name: `${title}, mean of ${plural(window, "step")}`, value: short(value), notes }];
 }
 
@@ -38,7 +42,7 @@ function compared({ name, title, lines }, [first, second], place) {
 
 function evaluated({ name, xs, values }, place) {
   if (!values.length) return [];
-  const notes = values.length > 1 ? [moved(values.at(-1), values[0], "at first", true)] : [];
+  const notes = values.length > 1 ? [moved(values.at(-1), values[0], "the first time", true)] : [];
   return [{ name: `${name}, evaluated at ${place(xs.at(-1))}`, value: short(values.at(-1)), notes }];
 }
 

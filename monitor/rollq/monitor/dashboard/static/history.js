@@ -121,7 +121,7 @@ export class BufferHistory {
     this.charts.depth.show({
       lines,
       axis: clockAxis(xs[0], xs.at(-1)),
-      bound: task.kind === "train" ? { name: "staleness bound", value: task.limit - task.trained } : null,
+      bound: task.kind === "train" ? { name: "untrained, at most", value: task.limit - task.trained } : null,
       aside: KEPT.filter((name) => task.statuses[name]).map((name) => ({
         name: `${name}, kept to look at`,
         value: task.statuses[name],

@@ -23,8 +23,17 @@ const RANGES = "\u0000ranges";
 const RANGES_SAID = "first range solid, second dashed; +10: 10 steps after the start of each";
 
 export class Learning {
-  constructor(isShown) {
-    Object.assign(this, { isShown, own: null, other: null, charts: new Map(), problem: null });
+  /** `onCompared(isCompared)` is called when two runs, or two ranges, are compared, and when they no longer are. */
+  constructor(isShown, onCompared) {
+    Object.assign(this, {
+      isShown,
+      onCompared,
+      isCompared: false,
+      own: null,
+      other: null,
+      charts: new Map(),
+      problem: null,
+    });
     this.choice = choiceOf({});
     this.cursor = new Cursor((at) => this.#hold(at));
     this.cursor.watch(() => this.#say());
@@ -33,6 +42,9 @@ export class Learning {
     this.readout = h("p", { class: "readout" });
     this.held = h("p", { class: "held" });
     this.groups = Object.fromEntries(Object.entries(GROUPS).map(([name, title]) => [name, this.#group(name, title)]));
+    const [first, ...others] = Object.values(this.groups);
+    this.sides = h("ul", { class: "legend", hidden: true });
+    this.alone = h("p", { class: "note", hidden: true });
     this.changes = new Table(
       "Changes",
       [
@@ -48,16 +60,23 @@ export class Learning {
     this.element = h(
       "section",
       { class: "part learning", "aria-label": "Learning" },
-      h("div", { class: "bar" }, h("h2", null, "Learning"), this.#controls()),
+      h("div", { class: "bar" }, h("h2", null, "Learning"), this.#controls(), this.sides),
       this.said,
       this.headline,
       h("div", { class: "bar" }, this.readout, this.held),
+      h("div", { class: "groups" }, first.element),
+    );
+    this.more = h(
+      "section",
+      { class: "part learning", "aria-label": "More curves", hidden: true },
+      h("h2", null, "More curves"),
       h(
         "div",
         { class: "groups" },
-        Object.values(this.groups).map((group) => group.element),
+        others.map((group) => group.element),
       ),
       this.changed,
+      this.alone,
     );
     document.addEventListener("keydown", (event) => this.#onKey(event));
     setInterval(() => this.read(), READ_MS);
@@ -201,10 +220,26 @@ export class Learning {
         changes,
       );
     this.changed.hidden = !own.changes.length;
+    this.more.hidden = !own.changes.length && curves.every(({ group, shown }) => group === "learning" || !shown.length);
     this.changes.show(own.changes.toReversed());
+    this.#sayCompared();
     const facts = headlineOf(own.curves, this.sets, (at) => this.#place(at));
     this.headline.replaceChildren(...facts.map(shown));
     this.#say();
+  }
+
+  /** Name the two sides that are compared, once for all charts. */
+  #sayCompared() {
+    const isCompared = this.sets.length > 1;
+    this.sides.hidden = this.alone.hidden = !isCompared;
+    this.sides.replaceChildren(
+      ...this.sets.map(({ label, dash }) => h("li", null, h("i", { class: `side dash${dash}` }), label)),
+    );
+    setText(this.alone, `All below is of the run ${this.own.run} alone.`);
+    if (isCompared === this.isCompared) return;
+    this.isCompared = isCompared;
+    for (const part of [this.element, this.more]) part.classList.toggle("compared", isCompared);
+    this.onCompared(isCompared);
   }
 
   /** A chart with the lines that only the other run has. */

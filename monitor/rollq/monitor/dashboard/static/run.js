@@ -1,4 +1,4 @@
-// The view of the run: learning, facts, trainer, tasks, workers, errors, the buffer, and the latest rollouts.
+// The view of the run: learning, facts, trainer, errors, tasks, workers, more curves, the buffer, the latest rollouts.
 
 import { get } from "./api.js";
 import { buttons } from "./changes.js";
@@ -10,7 +10,8 @@ import { groupTable } from "./rollouts.js";
 import { judged, taskTable, workerTable } from "./run_tables.js";
 import { Table } from "./table.js";
 
-const MOST_WORKERS = 60;
+const MOST_WORKERS = 60,
+  MOST_PRODUCERS = 3;
 const LATEST_MS = 5_000,
   LATEST_TASKS = 4;
 /** From this silence on, a trainer is shown by what it did when it was heard. */
@@ -21,7 +22,7 @@ const NONE_LEFT =
 export class RunView {
   constructor(root) {
     this.isShown = () => !root.hidden && !document.hidden;
-    this.learning = new Learning(this.isShown);
+    this.learning = new Learning(this.isShown, (isCompared) => this.#placeCurves(isCompared));
     this.facts = h("dl", { class: "facts" });
     this.tasks = taskTable();
     this.workers = workerTable();
@@ -44,6 +45,7 @@ export class RunView {
       this.errors.element,
       part("Tasks", this.tasks.element),
       part("Workers", this.workers.element, this.all),
+      this.learning.more,
       this.buffer.element,
       part("Latest rollouts", this.latest.element),
     );
@@ -51,6 +53,13 @@ export class RunView {
       if (this.isShown()) this.refresh();
     });
     setInterval(() => this.#readLatest(), LATEST_MS);
+  }
+
+  /** Curves of two runs stand together; else a worker in trouble is seen before most curves. */
+  #placeCurves(isCompared) {
+    const { element, more } = this.learning;
+    if (isCompared) element.after(more);
+    else this.buffer.element.before(more);
   }
 
   show(status) {
@@ -70,9 +79,11 @@ export class RunView {
       "next step": Math.max(0, ...tasks.filter((task) => task.kind === "train").map((task) => task.step)) || "-",
       workers: workersInWords(alive, workers.length, status.wanted_workers),
       "tokens/s": short(tasks.reduce((sum, task) => sum + (task.rates?.tokens ?? 0), 0)),
-      tickets: number(status.tickets),
+      "tickets in the queue": number(status.tickets),
       memory: share ? `${percent(share)} of ${limit}${size}` : "no limit",
     };
+    const producers = producersInWords(tasks);
+    if (producers) found[producers.includes(",") ? "producers" : "producer"] = producers;
     facts(this.facts, found, guilty);
     const isGone = status.diagnosis.state === "trainer gone" || trainer?.phase === "failed";
     facts(this.trainer, trainerFacts(trainer), isGone ? ["phase", "ended", "last heard"] : []);
@@ -176,6 +187,18 @@ function workersInWords(alive, known, wanted) {
   const said = alive && alive < known ? `${number(alive)} of ${number(known)}` : number(alive);
   if (wanted === null) return alive ? said : "0 (1 or more wanted)";
   return wanted ? `${said} (${number(wanted)} wanted)` : `${said}, nothing to make now`;
+}
+
+/** Where the producers are that any task has seen, the latest ones first. */
+function producersInWords(tasks) {
+  const seen = new Map();
+  for (const { place, silent_s } of tasks.flatMap((task) => task.producers)) {
+    const name = `${place.host}:${place.pid}`;
+    seen.set(name, Math.min(silent_s, seen.get(name) ?? Number.POSITIVE_INFINITY));
+  }
+  const names = [...seen.keys()].sort((one, other) => seen.get(one) - seen.get(other)),
+    more = names.length - MOST_PRODUCERS;
+  return [...names.slice(0, MOST_PRODUCERS), ...(more > 0 ? [`${more} more`] : [])].join(", ");
 }
 
 /** Show facts by name; those that are guilty of the state of the run in red. */

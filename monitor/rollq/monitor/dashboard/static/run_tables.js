@@ -33,7 +33,7 @@ function evaluated(evaluation) {
   if (!evaluation) return "evaluation";
   const { is_running, finished, prompts, version } = evaluation;
   if (is_running) return `evaluating ${number(finished)} / ${number(prompts)}`;
-  return version === null ? "evaluation" : `evaluated version ${number(version)}`;
+  return version === null ? "evaluation" : `evaluated at step ${number(version)}`;
 }
 
 function mean(values) {
@@ -74,7 +74,8 @@ export function taskTable() {
         number: true,
       },
       {
-        title: "bound",
+        title: "untrained",
+        hint: "groups that are not trained yet, of those that the staleness bound allows",
         cell: trained((task) => `${number(task.scheduled - task.trained)} / ${number(task.limit - task.trained)}`),
         number: true,
         spare: true,
@@ -105,6 +106,7 @@ export function workerTable() {
       { title: "worker", cell: (worker) => worker.name },
       { title: "host", cell: (worker) => worker.host ?? "-" },
       { title: "process", cell: (worker) => `${worker.pid ?? "-"}`, number: true, spare: true },
+      { title: "GPU", cell: (worker) => worker.gpus || "-", spare: true },
       {
         title: "state",
         cell: (worker) => (worker.condition === "alive" ? (worker.state ?? "alive") : worker.condition),
