@@ -31,7 +31,7 @@ def use_sessions(gateway: str) -> None:
         while True:
             key = {"Authorization": f"Bearer {os.environ['ROLLQ_GATEWAY_KEY']}"}
             try:
-                taken = http.post(f"{gateway}/sessions", headers=key)
+                taken = http.post(f"{gateway}/sessions", json={"wait_s": 30}, headers=key)
             except httpx.TransportError:  # the worker has not started, or has ended
                 taken = None
             if taken is None or taken.status_code != httpx.codes.OK:
@@ -50,9 +50,8 @@ def use_sessions(gateway: str) -> None:
             except Exception as error:  # noqa: BLE001 - what ends a session, such as new weights, ends no agent
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 continue
-            http.post(
-                f"{session['session_url']}/reward", json=reward, headers={"Authorization": f"Bearer {session['token']}"}
-            )
+            right = {"Authorization": f"Bearer {session['reward_token']}"}
+            http.post(f"{session['session_url']}/reward", json={"reward": reward}, headers=right)
 
 
 if __name__ == "__main__":

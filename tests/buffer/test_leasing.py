@@ -71,6 +71,12 @@ def test_a_repeated_lease_call_grants_the_same_groups(world: World) -> None:
     assert world.statuses() == {"pending": 2, "running": 2}
 
 
+def test_a_lease_has_the_row_of_its_prompt(world: World) -> None:
+    prompts = [(Prompt("first", row=41), 1), (Prompt("second"), 2)]
+    world.start().buffer.admit("math", prompts, epoch=1, cursor=0, target=9, step=1)
+    assert [lease.prompt.row for lease in world.lease(2)] == [41, None]
+
+
 def test_nothing_is_leased_before_a_trainer_has_begun(world: World) -> None:
     world.buffer.create_run()
     world.buffer.register_task("math", TaskRules(batch_groups=2))

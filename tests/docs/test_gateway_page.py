@@ -23,7 +23,7 @@ from support.gateway_calls import run
 
 PAGE = ROOT / "docs" / "guide" / "gateway.md"
 FILES = {block.detail: block.code for block in blocks(PAGE) if block.mark == "file"}
-REWARD = next(block.code for block in blocks(PAGE) if block.language == "python" and "/reward" in block.code)
+REWARD = next(block.code for block in blocks(PAGE) if block.mark == "reward")
 OUTSIDE = next(block.code for block in blocks(PAGE) if block.mark == "outside")
 
 
@@ -73,8 +73,8 @@ def test_the_agent_of_the_page_asks_twice(folder: Path, tokenizer: HfTokenizer) 
 def test_the_page_gives_a_reward(folder: Path, tokenizer: HfTokenizer) -> None:
     task = load_settings(folder / "rollq.toml", {}).tasks["sums"]
     agent = folder / "agent" / "agent.py"
-    agent.write_text(agent.read_text() + REWARD)
-    sample = sample_of(task.agent_options, Model(tokenizer, ["a", "b"]), Prompt("6*7?"))
+    agent.write_text(f"{agent.read_text()}\nimport subprocess\nsubprocess.run({REWARD!r}, shell=True, check=True)\n")
+    sample = sample_of({**task.agent_options, "program_rewards": True}, Model(tokenizer, ["a", "b"]), Prompt("6*7?"))
     assert (sample.reward, dict(sample.reward_parts)) == (1.0, {"tests": 1.0})
 
 

@@ -99,7 +99,11 @@ def test_a_command_that_leaves_its_reward_to_the_judge_may_clean_up(tmp_path: Pa
         server = Server(gateway)
         await server.start()
         try:
-            loop = make_loop("harness", {"command": [sys.executable, "-c", DONE], "tool_parser": ""}, gateway)
+            loop = make_loop(
+                "harness",
+                {"command": [sys.executable, "-c", DONE], "tool_parser": "", "program_rewards": True},
+                gateway,
+            )
             return await loop.run(rollout(Model(chat_tokenizer(tmp_path), ["Hello"]), Prompt("Hi")))
         finally:
             await server.close()

@@ -2,13 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 
@@ -20,67 +17,20 @@ from rollq.workers.gateway import http_server as server_module
 from rollq.workers.gateway.harnesses.remote import outside_loop
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
+from rollq.workers.gateway.sessions.outcomes import Outcome
 from rollq.workers.gateway.sessions.session import Session, SessionLimits
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, chat_tokenizer, rollout
 from support.gateway_calls import make_session, run
+from support.served_gateway import BODY, RIGHT, Served, listening, offer_of, with_served
 from support.waiting import PATIENCE_S
-
-BODY = {"model": "rollq", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
     return chat_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@dataclass
-class Served:
-    """A session that is served over HTTP."""
-
-    gateway: Gateway
-    session: Session
-    token: str
-    http: aiohttp.ClientSession
-
-    @property
-    def base(self) -> str:
-        return self.gateway.base_url(self.token)
-
-    async def post(self, path: str, body: Any = BODY, **headers: str) -> tuple[int, dict[str, Any], Any]:
-        """Status, JSON body and headers of the answer."""
-        data = body if isinstance(body, bytes) else orjson.dumps(body)
-        async with self.http.post(self.gateway.url + path, data=data, headers=headers) as answer:
-            return answer.status, await answer.json(content_type=None), answer.headers
-
-
-@asynccontextmanager
-async def listening(settings: GatewaySettings | None = None) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
-    gateway = Gateway(settings or GatewaySettings())
-    server = Server(gateway)
-    await server.start()
-    async with aiohttp.ClientSession() as http:
-        try:
-            yield gateway, http
-        finally:
-            await server.close()
-
-
-@asynccontextmanager
-async def served(session: Session, settings: GatewaySettings | None = None) -> AsyncIterator[Served]:
-    async with listening(settings) as (gateway, http):
-        with gateway.serving(session) as token:
-            yield Served(gateway, session, token, http)
-
-
-def with_served(model: Model, use: Callable[[Served], Awaitable[None]], **settings: Any) -> None:
-    async def work() -> None:
-        async with served(make_session(model), GatewaySettings(**settings)) as given:
-            await use(given)
-
-    run(work)
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1", "//v1", "/v1/"])
@@ -293,6 +243,7 @@ def test_a_request_that_cannot_be_read_is_logged_without_its_token_and_once(
 def test_a_reward_may_come_again_and_not_change(tokenizer: HfTokenizer) -> None:
     async def use(given: Served) -> None:
         path = f"/s/{given.token}/reward"
+        wrong: Any
         for wrong in (
             {},
             {"reward": "1"},
@@ -300,13 +251,15 @@ def test_a_reward_may_come_again_and_not_change(tokenizer: HfTokenizer) -> None:
             {"reward": 1, "parts": [1]},
             {"reward": 1, "parts": {"a": None}},
             {"reward": None, "parts": {"a": 1}},
+            b'{"reward": 1%s}' % (b"0" * 400),
+            {"reward": None, "turns": []},
         ):
-            status, answer, _ = await given.post(path, wrong)
+            status, answer, _ = await given.post(path, wrong, **RIGHT)
             assert (status, answer["error"]["message"][:10]) == (400, "a reward i")
         for _ in range(2):
-            assert (await given.post(path, {"reward": 0.5}))[0] == 200
-        assert (await given.post(path, {"reward": 0.75}))[0] == 409
-        assert given.session.reward == 0.5
+            assert (await given.post(path, {"reward": 0.5}, **RIGHT))[0] == 200
+        assert (await given.post(path, {"reward": 0.75}, **RIGHT))[0] == 409
+        assert given.session.outcome.reward == 0.5
         status, answer, _ = await given.post(f"/s/{given.token}/v1/chat/completions")
         assert (status, answer["error"]["message"]) == (400, "this session is over")
 
@@ -336,18 +289,28 @@ def test_a_harness_from_outside_takes_a_session_with_the_operators_key(
             status, _, headers = await given.post("/sessions", {}, **key)
             assert (status, headers["Retry-After"]) == (429, "2")
             loop = outside_loop(gateway, tool_parser="")
-            making = asyncio.ensure_future(loop.run(rollout(Model(tokenizer, ["Hello"]), Prompt("Say hello"))))
+            prompt = Prompt("Say hello", answer="42", metadata={"level": 3}, row=7)
+            made = replace(rollout(Model(tokenizer, ["Hello"]), prompt), task="math", index=2)
+            making = asyncio.ensure_future(loop.run(made))
             while (taken := await given.post("/sessions", {}, **key))[0] != 200:
                 await asyncio.sleep(0.01)
             offered = taken[1]
-            assert offered["prompt"] == "Say hello"
+            base = f"{gateway.url}/s/{offered['token']}"
+            assert offered == {
+                "prompt": "Say hello", "task": "math", "row": 7, "sample": 2, "metadata": {"level": 3},
+                "evaluation": False, "max_tokens": 1000, "deadline_s": 600.0, "token": offered["token"],
+                "reward_token": offered["reward_token"], "session_url": base, "openai_base_url": f"{base}/v1",
+            }  # fmt: skip
             for wrong in ({}, {"Authorization": "Bearer x"}):
                 assert (await given.post("/sessions", {}, **wrong))[0] == 401
             base = offered["session_url"].removeprefix(gateway.url)
             assert (await given.post(f"{base}/v1/chat/completions"))[0] == 200
-            assert (await given.post(f"{base}/reward", {"reward": reward}))[0] == 200
+            right = {"Authorization": f"Bearer {offered['reward_token']}"}
+            assert (await given.post(f"{base}/reward", {"reward": reward}))[0] == 401
+            assert (await given.post(f"{base}/reward", {"reward": reward}, **right))[0] == 200
             sample = await asyncio.wait_for(making, PATIENCE_S)
             assert (sample.reward, sample.text, sample.finish_reason) == (reward, "Hello", FinishReason.STOP)
+            assert sample.extra["refused_outcomes"] == 1
 
     run(work)
 
@@ -355,7 +318,7 @@ def test_a_harness_from_outside_takes_a_session_with_the_operators_key(
 def test_without_a_key_of_the_operator_no_session_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(Exception, match=KEY_VARIABLE):
-        Gateway(GatewaySettings()).take("")
+        Gateway(GatewaySettings()).check_key("")
 
 
 def test_a_prompt_of_token_ids_is_not_offered(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,11 +341,11 @@ def test_two_that_ask_at_once_get_two_sessions_and_none_that_is_over(
             closed, one, two = (make_session(Model(tokenizer, [])) for _ in range(3))
             stopped = replace(closed.answering.rollout, is_stopped=lambda: True)
             over = Session(stopped, make_format("hermes"), SessionLimits())
-            closed.close(None, {})
+            closed.close(Outcome())
             with ExitStack() as stack:
                 for session in (over, closed, one, two):
                     token = stack.enter_context(gateway.serving(session))
-                    stack.enter_context(gateway.offering(token, "Hi"))
+                    stack.enter_context(gateway.offers.offering(offer_of(session, token)))
                 asked = [given.post("/sessions", {}, Authorization="Bearer key") for _ in range(3)]
                 answers = await asyncio.gather(*asked)
             assert sorted(status for status, _, _ in answers) == [200, 200, 429]
@@ -400,24 +363,6 @@ def test_a_worker_without_a_key_of_the_operator_does_not_start(
         monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(ConfigError, match=f"agent loop 'outside' needs {KEY_VARIABLE}"):
         make_loop("outside", {"tool_parser": ""})
-
-
-def test_a_session_that_is_taken_and_not_used_ends_as_failed(
-    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "key")
-
-    async def work() -> None:
-        gateway = Gateway(GatewaySettings())
-        loop = outside_loop(gateway, idle_s=0.01, tool_parser="")
-        making = asyncio.ensure_future(loop.run(rollout(Model(tokenizer, []), Prompt("Say hello"))))
-        await asyncio.sleep(0.05)
-        gateway.take("key")
-        sample = await asyncio.wait_for(making, PATIENCE_S)
-        assert (sample.status.name, sample.error) == ("FAILED", "the harness made no call for 0.01 s")
-        assert sample.reward is None
-
-    run(work)
 
 
 def test_a_buffer_that_is_away_is_not_taken_for_a_client_that_is_gone(tokenizer: HfTokenizer) -> None:

@@ -16,6 +16,7 @@ from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
 from rollq.workers.gateway.sessions import call_nodes, call_tree, repeated_calls
 from rollq.workers.gateway.sessions import session as session_module
+from rollq.workers.gateway.sessions.outcomes import Outcome
 from rollq.workers.gateway.sessions.request_digest import after_message
 from rollq.workers.gateway.sessions.session import SessionLimits
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
@@ -508,7 +509,7 @@ def test_a_call_that_waits_is_refused_when_the_session_ends_or_has_made_its_toke
         while not model.asked:
             await asyncio.sleep(0)
         if closes:
-            session.close(1.0, {})
+            session.close(Outcome(1.0))
         model.go.set()
         await first
         with pytest.raises(CallRefused) as refused:
@@ -561,10 +562,10 @@ def test_the_reward_closes_the_session_and_may_come_again_but_not_change(tokeniz
     async def use() -> None:
         session = make_session(Model(tokenizer, ["Hello"]))
         await serve(session, REQUEST)
-        assert session.close(0.5, {"style": 0.5})
-        assert session.close(0.5, {"style": 0.5})
-        assert not session.close(0.75, {})
-        assert not session.close(None, {})
+        assert session.close(Outcome(0.5, {"style": 0.5}))
+        assert session.close(Outcome(0.5, {"style": 0.5}))
+        assert not session.close(Outcome(0.75))
+        assert not session.close(Outcome())
         with pytest.raises(CallRefused, match="over"):
             await serve(session, REQUEST)
         sample = session.sample(extra={})

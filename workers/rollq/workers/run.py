@@ -193,6 +193,7 @@ class Worker:
             )
         ]
         serving = asyncio.create_task(self.rq.run())
+        ending = asyncio.create_task(self._end_waits())
         await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)
         for part in background:
             if part.done() and (error := part.exception()) is not None:
@@ -200,9 +201,14 @@ class Worker:
         try:
             await serving
         finally:
-            for part in background:
+            for part in (ending, *background):
                 part.cancel()
-            await asyncio.wait(background)
+            await asyncio.wait([ending, *background])
+
+    async def _end_waits(self) -> None:
+        """Once the worker stops, or is drained, have no program wait for a session."""
+        await self.rq.until_stop()
+        self.gateway.offers.end_waits()
 
     async def _end(self) -> None:
         """Hand back the leases that are left, sign off, stop the engine."""

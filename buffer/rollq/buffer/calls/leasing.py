@@ -278,7 +278,7 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
     """The lease that the function `lease` has described by these fields; `payload`: the frame that they name."""
     (
         group_id, attempt, tries, step, evaluation, suspect, alone, admitted_ms, leased_ms, letters, prompt,
-        must_finish, frames, parts, large, expected_tokens,
+        must_finish, frames, parts, large, expected_tokens, row,
     ) = fields  # fmt: skip
     name = f"group {group_id} of task {task!r}"
     stored = {field.decode(errors="replace"): frame for field, frame in pairs(frames)}
@@ -292,7 +292,7 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
         attempt=attempt,
         nonce=nonce,
         tries=tries,
-        prompt=decode_prompt(prompt),
+        prompt=replace(decode_prompt(prompt), row=int(row) if row else None),
         samples=decode_kept(stored, letters.decode(), name),
         step=step,
         evaluation=bool(evaluation),

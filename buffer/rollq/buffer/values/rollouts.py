@@ -125,7 +125,7 @@ class Prompt:
 
     `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token
     ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is its place
-    among the task's prompts, where the producer knows it: the buffer keeps statistics by it, workers do not see it.
+    among the task's prompts, where the producer knows it; the buffer keeps statistics by it.
     `images` fill the placeholders for images, in order; `image_options` are arguments of the model's image processor.
     """
 

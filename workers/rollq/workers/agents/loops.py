@@ -37,7 +37,8 @@ class Rollout:
     takes the sample so far, aborted: if this worker is killed, the next attempt gets it as `previous`. Each sample that
     it takes extends the one before. `record` does the same and waits until it is kept; it returns False if it is not,
     and never will be. `is_stopped` says whether the group is being stopped: then requests return at once, aborted.
-    `at_end` takes functions that are called once the sample has been judged; they may block.
+    `at_end` takes functions that are called once the sample has been judged; they may block. It is sample `index` of
+    its group, which is of the `task`, or of an `evaluation`.
     """
 
     prompt: Prompt
@@ -53,6 +54,9 @@ class Rollout:
     record: Callable[[Sample], Awaitable[bool]] | None = None
     is_stopped: Callable[[], bool] = lambda: False
     at_end: Callable[[Callable[[], object]], object] = lambda _function: None
+    task: str = ""
+    index: int = 0
+    evaluation: bool = False
 
 
 class AgentLoop(Protocol):

@@ -10,7 +10,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,11 +23,13 @@ from rollq.buffer.listening.connections import Connections, State, identify, not
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
+from rollq.workers.gateway.offers import wanted
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, SESSION_PATH, Gateway
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
 from rollq.workers.gateway.protocols.models import model, model_list
 from rollq.workers.gateway.request_log import request_log
 from rollq.workers.gateway.sessions.answering import MOST_MESSAGES, session_over, too_many_messages
+from rollq.workers.gateway.sessions.outcomes import Outcome, failed_outcome, rewarded
 from rollq.workers.gateway.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
     "/messages": messages,
     "/responses": responses,
 }
+OUTCOMES: Final[Mapping[str, Callable[[Mapping[str, Any]], Outcome]]] = {"/reward": rewarded, "/fail": failed_outcome}
 COUNT_PATH: Final = "/messages/count_tokens"
 SLASHES: Final = re.compile("/{2,}")
 READ_S: Final = 60.0
@@ -95,6 +98,7 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening."""
+        self._gateway.offers.end_waits()
         if self._listener is not None:
             await self._listener.close()
         if self._runner is not None:
@@ -123,18 +127,15 @@ class Server:
             if request.method == "HEAD" and token_in_path:
                 return web.Response()
             if request.method == "POST" and path == "/sessions":
-                identify(None)
-                offered = self._gateway.take(_bearer(request))
-                identify(KEY_VARIABLE)
-                return _json(offered)
+                return await self._offer(request)
+            if request.method == "POST" and path in OUTCOMES:
+                return await self._close_session(request, token_in_path, OUTCOMES[path])
             session = self._session_of(request, token_in_path)
             if request.method == "GET" and f"{path}/".startswith("/models/"):
                 return self._models(path, session)
             if request.method != "POST":
                 raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
             body = await _body(request)
-            if path == "/reward":
-                return _reward(session, body)
             if protocol is None:
                 raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
             call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
@@ -144,6 +145,41 @@ class Server:
             return await self._answer(request, session, protocol, call, body)
         except CallRefused as refused:
             return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
+
+    async def _offer(self, request: web.Request) -> web.StreamResponse:
+        """Give a session to a program elsewhere. One whose client has left meanwhile is offered again."""
+        identify(None)
+        self._gateway.check_key(_bearer(request))
+        identify(KEY_VARIABLE)
+        connection, offers = Connection(request), self._gateway.offers
+        tasks, wait_s = wanted(await _body(request, may_be_empty=True), self._gateway.tasks)
+        offer = await offers.take(tasks, wait_s, lambda: connection.is_lost)
+        if offer is None:
+            raise offers.none_left()
+        try:
+            response = _json(offer.facts)
+            await response.prepare(request)
+            await response.write_eof()
+            if not connection.is_lost:
+                offer.taken.set()
+            return response
+        except ConnectionError:
+            return web.Response(status=400)  # nobody reads it
+        finally:
+            if not offer.taken.is_set():
+                offers.put_back(offer)
+
+    async def _close_session(
+        self, request: web.Request, token_in_path: str, read: Callable[[Mapping[str, Any]], Outcome]
+    ) -> web.Response:
+        """End a session with the outcome in a request."""
+        identify(None)
+        session = self._gateway.session_of_outcome(token_in_path, _tokens(request))
+        identify(session)
+        outcome = read(await _body(request))
+        if not session.close(outcome):
+            raise CallRefused("the session has another outcome, or was closed without one", status=409, code="conflict")
+        return _json({"reward": outcome.reward})
 
     def _session_of(self, request: web.Request, token_in_path: str) -> Session:
         """The session of a request, whose connection counts as the session's. Raises `CallRefused`."""
@@ -265,12 +301,12 @@ def _protocol_of(path: str) -> CallProtocol | None:
     return messages if path == COUNT_PATH else PROTOCOLS.get(path)
 
 
-async def _body(request: web.Request) -> Mapping[str, Any]:
-    """The JSON object in a request's body. Raises `CallRefused`."""
+async def _body(request: web.Request, *, may_be_empty: bool = False) -> Mapping[str, Any]:
+    """The JSON object in a request's body; an empty one for no body that `may_be_empty`. Raises `CallRefused`."""
     try:
         async with asyncio.timeout(READ_S):
             data = await request.read()
-        body = exact_json.loads(data)
+        body = exact_json.loads(b"{}" if may_be_empty and not data.strip() else data)
     except TimeoutError as error:
         raise CallRefused(f"the request did not arrive within {READ_S:g} s", code="too_slow") from error
     except ConnectionError as error:
@@ -285,25 +321,6 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
         if isinstance(body.get(name), list) and len(body[name]) > MOST_MESSAGES:
             raise too_many_messages(len(body[name]))
     return body
-
-
-def _reward(session: Session, body: Mapping[str, Any]) -> web.Response:
-    """Take the reward of a session; with null, the task's judge finds it."""
-    reward, parts = body.get("reward", ""), body.get("parts", {})
-    is_reward = _is_number(reward) or (reward is None and not parts)
-    if not is_reward or not isinstance(parts, dict) or not all(map(_is_number, parts.values())):
-        raise CallRefused(
-            'a reward is {"reward": a number, "parts": {name: a number}}, finite ones, or {"reward": null} for the '
-            "task's judge"
-        )
-    given = None if reward is None else float(reward)
-    if not session.close(given, {str(name): float(value) for name, value in parts.items()}):
-        raise CallRefused("the session has another reward, or was closed without one", status=409, code="conflict")
-    return _json({"reward": reward})
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -1,51 +1,47 @@
-"""The gateway of a worker: the sessions that are open, each behind a token, and those that wait for a harness.
+"""The gateway of a worker: the sessions that are open, each behind a token.
 
-Invariant: a session is found by its token alone, which is in this process's memory only, and never logged.
+Invariant: a session is found by its token alone, which is in this process's memory only, and never logged. Its outcome
+is set with a second token, which the program's tools do not have.
 """
 
-import asyncio
 import hashlib
 import hmac
+import logging
 import os
 import secrets
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
+from rollq.buffer.common.once_a_minute import OnceAMinute
 from rollq.buffer.errors import ConfigError
 from rollq.workers.gateway.calls import CallRefused
+from rollq.workers.gateway.offers import Offers
 from rollq.workers.gateway.sessions.answering import session_over
 from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.settings import GatewaySettings
 
+log = logging.getLogger(__name__)
+
 SESSION_PATH: Final = "/s/"
 TOKEN_BYTES: Final = 32
 KEY_VARIABLE: Final = "ROLLQ_GATEWAY_KEY"
-RETRY_S: Final = 2
-"""When to ask again for a session, in seconds."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offer:
-    """A session that waits for an outside harness: its token, its prompt, and the event of its being taken."""
-
-    token: str
-    prompt: Any
-    taken: asyncio.Event
 
 
 class Gateway:
-    """The sessions of one worker. A server makes them reachable at `url`."""
+    """The sessions of one worker. A server makes them reachable at `url`; those of `tasks` are offered to programs
+    elsewhere."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self.is_wanted = False
         self.url = ""
+        self.offers = Offers()
+        self.tasks: set[str] = set()
         self._sessions: dict[bytes, Session] = {}  # by the digest of their token
-        self._offers: deque[Offer] = deque()
+        self._refusals = OnceAMinute()
+        self._outcomes: dict[bytes, Session] = {}  # by the digest of the token that sets their outcome
 
     def want(self) -> None:
         """Ask for a server, which starts with the worker. Raises `ConfigError` without the package aiohttp."""
@@ -54,46 +50,35 @@ class Gateway:
         self.is_wanted = True
 
     @contextmanager
-    def serving(self, session: Session) -> Iterator[str]:
-        """Serve a session; yields its token."""
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        key = _digest(token)
+    def serving(self, session: Session, *, token: str | None = None, reward_token: str = "") -> Iterator[str]:
+        """Serve a session; yields its token, a new one by default. `reward_token` sets its outcome, if not empty."""
+        token = token or new_token()
+        key, reward_key = _digest(token), _digest(reward_token)
         self._sessions[key] = session
+        if reward_token:
+            self._outcomes[reward_key] = session
         try:
             yield token
         finally:
             del self._sessions[key]
+            self._outcomes.pop(reward_key, None)
 
-    @contextmanager
-    def offering(self, token: str, prompt: Any) -> Iterator[asyncio.Event]:
-        """Offer a session to outside harnesses; yields the event that is set once a harness has taken it."""
-        offer = Offer(token, prompt, asyncio.Event())
-        self._offers.append(offer)
-        try:
-            yield offer.taken
-        finally:
-            if offer in self._offers:
-                self._offers.remove(offer)
-
-    def take(self, key: str) -> dict[str, Any]:
-        """The oldest offered session, for a harness with the operator's key. Raises `CallRefused`."""
+    def check_key(self, key: str) -> None:
+        """Raise `CallRefused` for another key than the operator's."""
         expected = os.environ.get(KEY_VARIABLE, "")
         if not expected or not hmac.compare_digest(key.encode(errors="replace"), expected.encode()):
             raise CallRefused(
                 f"a session needs the key in {KEY_VARIABLE} of the worker", status=401, code="invalid_key"
             )
-        waiting = (offer for offer in self._offers if not self._sessions[_digest(offer.token)].is_over)
-        offer = next(waiting, None)
-        if offer is None:
-            raise CallRefused("no session waits for a harness", status=429, code="no_session", retry_after_s=RETRY_S)
-        self._offers.remove(offer)
-        offer.taken.set()
-        base = self.base_url(offer.token)
-        return {"prompt": offer.prompt, "token": offer.token, "session_url": base, "openai_base_url": f"{base}/v1"}
 
     def base_url(self, token: str) -> str:
         """The base URL of a session, without `/v1`."""
         return f"{self.url}{SESSION_PATH}{token}"
+
+    def addresses(self, token: str) -> dict[str, str]:
+        """The token of a session and where it is reached, for a program elsewhere."""
+        base = self.base_url(token)
+        return {"token": token, "session_url": base, "openai_base_url": f"{base}/v1"}
 
     def session_of(self, token_in_path: str, tokens: Sequence[str]) -> Session:
         """The session of a request with these tokens. Raises `CallRefused`.
@@ -109,6 +94,33 @@ class Gateway:
         if not sessions or (token_in_path and in_path is None):
             raise session_over()
         return sessions.pop()
+
+    def session_of_outcome(self, token_in_path: str, tokens: Sequence[str]) -> Session:
+        """The session of a request with these tokens that sets an outcome. Raises `CallRefused`, and counts requests
+        that have only the session's own token."""
+        given = {session for token in tokens if (session := self._outcomes.get(_digest(token))) is not None}
+        if not given and token_in_path and (session := self._outcomes.get(_digest(token_in_path))) is not None:
+            given.add(session)  # programs that may set their rewards have one token for both
+        if not given:
+            session = self.session_of(token_in_path, tokens)
+            session.refused_outcomes += 1
+            if count := self._refusals.count():
+                log.warning("%d requests tried to set the reward of a session without its reward_token", count)
+            raise CallRefused(
+                "rewards and failures need the session's reward_token, which the token of the session does not replace",
+                status=401,
+                code="invalid_token",
+            )
+        if token_in_path:
+            given.add(self.session_of(token_in_path, ()))
+        if len(given) > 1:
+            raise CallRefused("the request has the tokens of two sessions", status=401, code="invalid_token")
+        return given.pop()
+
+
+def new_token() -> str:
+    """A secret that nobody can guess."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def _digest(token: str) -> bytes:

@@ -66,6 +66,11 @@ def make_loop(name: str, options: Mapping[str, Any], gateway: Gateway | None = N
     raise ConfigError(f"agent_options of agent loop {name!r}: {problem}")
 
 
+def is_offered(loop: AgentLoop) -> bool:
+    """Whether sessions of the loop are offered to programs elsewhere."""
+    return isinstance(loop, Outside)
+
+
 def check_loop(loop: AgentLoop, tokenizer: Tokenizer) -> None:
     """Raise `ConfigError` if a built-in loop cannot parse the turns of a model with this tokenizer."""
     if isinstance(loop, MultiTurn | Harness | Outside):

@@ -30,4 +30,6 @@ def rollout_of(
         priority=0,
         tokenizer=tokenizer,
         generate=generate,
+        task=task,
+        index=index,
     )

@@ -11,7 +11,7 @@ from rollq.buffer.values.rollouts import Lease
 from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.gateway.open_sessions import Gateway
-from rollq.workers.groups.agent_loops import close_loop, make_loop
+from rollq.workers.groups.agent_loops import close_loop, is_offered, make_loop
 from rollq.workers.groups.filters import Filter
 from rollq.workers.groups.overlong import OVERLONG
 from rollq.workers.groups.read_prompts import ReadPrompt
@@ -131,4 +131,6 @@ def make_recipes(
                 run_seed=run_seed,
                 group_judge=make_group_judge(task.group_judge, context) if task.group_judge else None,
             )
+    if gateway is not None:
+        gateway.tasks.update(name for name, recipe in recipes.items() if is_offered(recipe.loop))
     return {name: recipes[task_of(name)] for name in tasks}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rollq.buffer.common.log_once import LogOnce
+from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
 from rollq.buffer.wire.group_fields import sample_problem
 from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
@@ -253,6 +254,9 @@ class SampleMaker:
             keep=salvage.keep if salvage and resumes and keeps else None,
             record=salvage.record if salvage and resumes else None,
             is_stopped=lambda: held.finished or index in held.given_up,
+            task=task_of(lease.task),
+            index=index,
+            evaluation=lease.evaluation,
         )
 
     async def _run_loop(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample:

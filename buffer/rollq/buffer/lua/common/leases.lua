@@ -11,8 +11,8 @@ end
 local function describe_lease_of(clock, id, bare)
   -- stylua: ignore
   local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload, admitted_ms,
-    leased_ms = group_fields(clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt',
-    'interruptions', 'parts', 'payload', 'admitted_ms', 'leased_ms')
+    leased_ms, row = group_fields(clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt',
+    'interruptions', 'parts', 'payload', 'admitted_ms', 'leased_ms', 'row')
   local suspect = tonumber(deaths) > 0 and 1 or 0
   local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
   if bare then
@@ -23,6 +23,6 @@ local function describe_lease_of(clock, id, bare)
   return {
     tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
     tonumber(admitted_ms or 0), tonumber(leased_ms or 0), letters, prompt, must_finish, kept, tonumber(parts or '0'),
-    payload or '', expected_tokens(clock, id),
+    payload or '', expected_tokens(clock, id), row or '',
   }
 end

@@ -6,7 +6,8 @@
 -- Returns: drain 0|1, then per group: id, attempt, tries, step, evaluation, suspect, alone, when it was admitted and
 --   when it was leased (ms), letters, prompt, must_finish 0|1, the list index, frame, ... of the samples that earlier
 --   attempts left, how many parts of samples they salvaged (from index group_size on, the list holds those), the name
---   of the payload that they left, or '', and the mean length of earlier answers to the prompt, or ''
+--   of the payload that they left, or '', the mean length of earlier answers to the prompt, or '', and the row of the
+--   prompt, or ''
 -- Caller: Leasing._lease; workers
 -- Repeat: with the same nonce returns the same groups. After the lease has run out, it may lease groups that nobody
 --   works on: the worker did not confirm them by `renew`, so their end is not counted as a death

@@ -26,7 +26,7 @@ from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
-from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.gateway.open_sessions import Gateway, new_token
 from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.gateway.sessions.finished_sample import Chooser
 from rollq.workers.gateway.sessions.session import SETTLE_S, Session
@@ -51,6 +51,9 @@ class HarnessSettings(SessionSettings):
         gt=0,
         le=1e9,
         description="largest file that a command can write, including its output, in megabytes",
+    )
+    program_rewards: bool = Field(
+        default=False, description="whether the command, and all that the model runs in it, may set its reward"
     )
     concurrent: int = Field(default=16, gt=0, description="commands at the same time, in one worker")
 
@@ -86,7 +89,9 @@ class Harness:
         check_length(rollout)
         folder = await self._make_folder(rollout)
         session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
-        with self.gateway.serving(session) as token:
+        token = new_token()
+        reward_token = token if self.settings.program_rewards else ""
+        with self.gateway.serving(session, token=token, reward_token=reward_token):
             return await self._run(rollout, session, folder, token)
 
     async def _make_folder(self, rollout: Rollout) -> HarnessFolder:
@@ -150,6 +155,8 @@ class Harness:
             problem = f"the command ended with exit code {exit_code}{self._too_large(folder, exit_code)}"
             return replace(failed(f"{problem}: {tail[-500:] or 'it wrote nothing'}"), extra=made.extra)
         made = session.sample(extra={"harness": facts})
+        if (failed_sample := session.failed(made)) is not None:
+            return failed_sample
         if exit_code is None and not is_closed and made.segments:
             return replace(made, finish_reason=FinishReason.LENGTH)  # its time was up
         return made
@@ -169,6 +176,18 @@ def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
             "messages, and no ids_field"
         )
     return prompt.content if isinstance(prompt.content, str) else list(prompt.content)
+
+
+def about(rollout: Rollout) -> dict[str, Any]:
+    """The facts about a sample that a program gets. Never the answer."""
+    return {
+        "task": rollout.task,
+        "row": rollout.prompt.row,
+        "sample": rollout.index,
+        "metadata": dict(rollout.prompt.metadata),
+        "evaluation": rollout.evaluation,
+        "max_tokens": rollout.sampling.max_tokens,
+    }
 
 
 def prompt_bytes(prompt: Prompt) -> bytes:

@@ -15,8 +15,9 @@ from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.harnesses.local import given_prompt, make_chooser
-from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway
+from rollq.workers.gateway.harnesses.local import about, given_prompt, make_chooser
+from rollq.workers.gateway.offers import Offer
+from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway, new_token
 from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.gateway.sessions.finished_sample import Chooser
 from rollq.workers.gateway.sessions.session import Session
@@ -28,7 +29,8 @@ class OutsideSettings(SessionSettings):
     """`agent_options` of the loop `outside`."""
 
     session_timeout_s: float = Field(default=600, gt=0, description="longest session, in seconds, once it was taken")
-    idle_s: float = Field(default=300, gt=0, description="seconds without a call after which a session ends")
+    starting_s: float = Field(default=600, gt=0, description="seconds until the first call, after which a session ends")
+    idle_s: float = Field(default=300, gt=0, description="seconds without a further call after which a session ends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,19 @@ class Outside:
         check_length(rollout)
         prompt = given_prompt(rollout.prompt)
         session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
-        with self.gateway.serving(session) as token:
+        token, reward_token = new_token(), new_token()
+        with self.gateway.serving(session, token=token, reward_token=reward_token):
             try:
-                with self.gateway.offering(token, prompt) as taken:
-                    await _until(taken, rollout, lambda: False)
+                facts = {
+                    "prompt": prompt,
+                    **about(rollout),
+                    **self.gateway.addresses(token),
+                    "reward_token": reward_token,
+                    "deadline_s": self.settings.session_timeout_s,
+                }
+                offer = Offer(rollout.task, facts, lambda: session.is_over)
+                with self.gateway.offers.offering(offer):
+                    await _until(offer.taken, rollout, lambda: False)
                 ended = await self._until_closed(rollout, session)
                 if session.answering.failure is None and not rollout.is_stopped():
                     await session.settle()
@@ -66,22 +77,28 @@ class Outside:
         if rollout.is_stopped():
             return session.so_far()
         made = session.sample(extra={"harness": {"ended": ended}})
-        if session.reward is None and ended == "idle":
-            return replace(failed(f"the harness made no call for {self.settings.idle_s:g} s"), extra=made.extra)
+        if (failed_sample := session.failed(made)) is not None:
+            return failed_sample
+        if ended in ("starting", "idle"):
+            which = "no call" if ended == "starting" else "no further call"
+            limit_s = getattr(self.settings, f"{ended}_s")
+            return replace(failed(f"the program made {which} for {limit_s:g} s ({ended}_s)"), extra=made.extra)
         if ended == "timeout" and made.segments:
             return replace(made, finish_reason=FinishReason.LENGTH)
         return made
 
     async def _until_closed(self, rollout: Rollout, session: Session) -> str:
         """Wait until the session is closed, is idle for too long, or its time is up; says which."""
-        session.used_s = begun_s = monotonic()
+        begun_s, limits = monotonic(), self.settings
 
         def ended() -> str:
             if session.closed.is_set():
                 return "closed"
-            if monotonic() - begun_s >= self.settings.session_timeout_s:
+            if monotonic() - begun_s >= limits.session_timeout_s:
                 return "timeout"
-            is_idle = not session.is_busy and monotonic() - session.used_s >= self.settings.idle_s
+            if session.used_s is None:
+                return "starting" if monotonic() - begun_s >= limits.starting_s else ""
+            is_idle = not session.is_busy and monotonic() - session.used_s >= limits.idle_s
             return "idle" if is_idle else ""
 
         await _until(session.closed, rollout, lambda: bool(ended()))

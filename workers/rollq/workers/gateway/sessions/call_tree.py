@@ -5,13 +5,13 @@ its segment; another one opens a segment whose prompt holds the tokens that both
 once. Where the chat template, or the client, rewrites what came before, a new segment begins too.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from rollq.buffer.values.rollouts import Segment
+from rollq.buffer.values.rollouts import Float32Array, Segment
 from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
 from rollq.workers.engines.protocol import Completion, Tokenizer
@@ -244,6 +244,20 @@ class CallTree:
                     numbers[node.number] = places[node.end.closed]
             before += len(segments)
         return numbers
+
+    def token_rewards(self, rewards: Mapping[int, float]) -> Float32Array:
+        """The rewards of the response tokens of `segments`, float32 [R]: the last token of each trained answer has its
+        call's, by the call's number."""
+        parts = [np.zeros(0, np.float32)]
+        for nodes in self._trained_threads():
+            segments = nodes[-1].conversation.segments
+            for place in _trained_segments(nodes):
+                part = np.zeros(len(segments[place].response_ids), np.float32)
+                for node in nodes:
+                    if node.left_out is None and node.tokens and node.end.closed == place:
+                        part[node.end.response_tokens - 1] = rewards.get(node.number, 0.0)
+                parts.append(part)
+        return np.concatenate(parts)
 
     def _trained_threads(self) -> Iterator[list[Node]]:
         """The calls of each thread up to the last one that is trained."""

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rollq.buffer.values.rollouts import Sample
-from rollq.workers.agents.loops import Rollout
+from rollq.workers.agents.loops import Rollout, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
 from rollq.workers.gateway.sessions.answering import Answering, session_over
 from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.finished_sample import Chooser, finished_sample, leave_out
+from rollq.workers.gateway.sessions.outcomes import Outcome, rewards_of_calls
 from rollq.workers.gateway.sessions.repeated_calls import Asked, Caller, RepeatedCalls
+from rollq.workers.judging.token_rewards import with_token_rewards
 
 SETTLE_S: Final = 5.0
 """How long calls that run when a session closes are awaited."""
@@ -46,11 +48,15 @@ class Session:
         limits: SessionLimits,
         chosen: Chooser | None = None,
     ) -> None:
-        """`chosen` says which calls are trained; by default all are. Raises `CorruptFrame`, as `Answering` does."""
+        """`chosen` says which calls are trained; by default all are. Raises `CorruptFrame`, as `Answering` does.
+
+        `used_s` is when the last call came, on the monotonic clock; None before the first. `refused_outcomes` counts
+        rewards and failures from callers without the right to set them.
+        """
         self.closed = asyncio.Event()
-        self.used_s = time.monotonic()
-        self.reward: float | None = None
-        self.reward_parts: Mapping[str, float] = {}
+        self.used_s: float | None = None
+        self.outcome = Outcome()
+        self.refused_outcomes = 0
         self.answering = Answering(rollout, chat_format)
         self._rollout = rollout
         self._limits = limits
@@ -59,6 +65,7 @@ class Session:
         self._times: Counter[bytes] = Counter()  # how often each request was asked
         self._places = asyncio.Semaphore(limits.parallel_calls)
         self._running = self._unfinished = 0
+        self._turns: Mapping[int, float] | None = None  # the rewards of calls, by their numbers
 
     def ask(self, call: Call, caller: Caller) -> "asyncio.Task[Answer]":
         """Ask for the answer to a call. Raises `CallRefused`, and so does the answer.
@@ -80,14 +87,23 @@ class Session:
         """Note that a caller may have lost its connection."""
         self._calls.note_lost()
 
-    def close(self, reward: float | None, parts: Mapping[str, float]) -> bool:
-        """End the session with the reward that the harness knows, or None: then the task's judge finds one. The same
-        may come again; False for another reward, or one that comes too late."""
+    def close(self, outcome: Outcome) -> bool:
+        """End the session with what its program says. The same may come again; False for another outcome, or one that
+        comes too late. Raises `CallRefused` for rewards of other turns than the session's."""
         if self.closed.is_set():
-            return self.reward == reward and self.reward_parts == parts
-        self.reward, self.reward_parts = reward, parts
+            return self.outcome == outcome
+        if outcome.turns is not None:
+            self._turns = rewards_of_calls(outcome.turns, self._seen())
+        self.outcome = outcome
         self.closed.set()
         return True
+
+    def failed(self, made: Sample) -> Sample | None:
+        """The failed sample of a session that its program has failed; None for others. `made` has its facts."""
+        if self.outcome.failure is None:
+            return None
+        kind, reason = self.outcome.failure
+        return replace(failed(f"{kind}: {reason}"), extra=made.extra)
 
     @property
     def is_over(self) -> bool:
@@ -164,16 +180,24 @@ class Session:
     def sample(self, *, extra: Mapping[str, Any]) -> Sample:
         """The finished sample: the segments of all calls that are trained."""
         answering = self.answering
-        seen = {asked.task.result().number for asked in self._calls if asked.is_seen}
-        leave_out(answering.tree, seen, self._chosen)
+        leave_out(answering.tree, self._seen(), self._chosen)
         counts = {
             "replayed_calls": answering.replayed,
             "dropped_records": answering.recorded - answering.replayed,
             "unfinished_calls": self._unfinished,
             "forced_tool_choices": answering.forced,
             "guided_calls": answering.guided,
+            "refused_outcomes": self.refused_outcomes,
         }
         ignored = {"ignored": dict(answering.ignored)} if answering.ignored else {}
-        facts = {**extra, **{name: count for name, count in counts.items() if count}, **ignored}
+        given = {"program": dict(self.outcome.extra)} if self.outcome.extra else {}
+        facts = {**extra, **given, **{name: count for name, count in counts.items() if count}, **ignored}
         made = finished_sample(answering.tree, self._rollout, facts)
-        return replace(made, reward=self.reward, reward_parts=dict(self.reward_parts), tools=tuple(answering.tools))
+        if self._turns is not None and made.segments and not self._rollout.evaluation:
+            made = with_token_rewards(made, answering.tree.token_rewards(self._turns))
+        reward, parts = self.outcome.reward, dict(self.outcome.parts)
+        return replace(made, reward=reward, reward_parts=parts, tools=tuple(answering.tools))
+
+    def _seen(self) -> set[int]:
+        """The numbers of the calls whose answer a client has."""
+        return {asked.task.result().number for asked in self._calls if asked.is_seen}

@@ -1,0 +1,149 @@
+"""Sessions that wait for programs elsewhere, and calls of programs that wait for a session.
+
+Invariant: a session is given to one call, whose client is there when it is given. Tasks take turns; within a task, the
+oldest session comes first.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from rollq.workers.gateway.calls import CallRefused
+
+MOST_WAIT_S: Final = 30.0
+RETRY_S: Final = 2
+"""When to ask again for a session, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A session of a task, and the `facts` for the program that takes it. `is_over` says whether it has ended; `taken`
+    is set once a program has it."""
+
+    task: str
+    facts: Mapping[str, Any]
+    is_over: Callable[[], bool]
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A call that waits for a session of `tasks`, or with None, of any. It gets None when waiting ends."""
+
+    tasks: Collection[str] | None
+    is_lost: Callable[[], bool]
+    given: "asyncio.Future[Offer | None]"
+
+    def wants(self, task: str) -> bool:
+        """Whether the call is there, and takes a session of this task."""
+        return not self.given.done() and not self.is_lost() and (self.tasks is None or task in self.tasks)
+
+
+class Wanted(NamedTuple):
+    """A request for a session of `tasks`, or with None, of any. It may wait for `wait_s`."""
+
+    tasks: Collection[str] | None = None
+    wait_s: float = 0.0
+
+
+def wanted(body: Mapping[str, Any], known: Set[str]) -> Wanted:
+    """The request for a session in this JSON body. `known`: the tasks whose sessions are offered here, if that is
+    known. Raises `CallRefused`, also if none of the tasks is known."""
+    tasks, wait_s = body.get("tasks"), body.get("wait_s", 0)
+    if tasks is not None and not (isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)):
+        raise CallRefused("tasks is a list of names of tasks")
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= MOST_WAIT_S:
+        raise CallRefused(f"wait_s is a number of seconds from 0 to {MOST_WAIT_S:g}")
+    if tasks is not None and known and not known & set(tasks):
+        raise CallRefused(
+            f"this worker has none of these tasks: {', '.join(tasks)}; its tasks for programs elsewhere: "
+            f"{', '.join(sorted(known))}",
+            code="unknown_task",
+        )
+    return Wanted(None if tasks is None else frozenset(tasks), float(wait_s))
+
+
+class Offers:
+    """The sessions that are offered, by task. All methods run on the event loop."""
+
+    def __init__(self) -> None:
+        self.is_ending = False
+        self._by_task: dict[str, deque[Offer]] = {}  # the task whose turn is next comes first
+        self._waiting: list[Waiting] = []
+
+    @contextmanager
+    def offering(self, offer: Offer) -> Iterator[None]:
+        """Offer a session."""
+        self._by_task.setdefault(offer.task, deque()).append(offer)
+        self._give(offer)
+        try:
+            yield
+        finally:
+            self._remove(offer)
+
+    async def take(self, tasks: Collection[str] | None, wait_s: float, is_lost: Callable[[], bool]) -> Offer | None:
+        """The next session of `tasks`, or with None, of any; waits up to `wait_s` for one. None without one.
+
+        A caller that cannot pass it on gives it back with `put_back`.
+        """
+        offer = self._next(tasks)
+        if offer is not None or not wait_s or self.is_ending:
+            return offer
+        waiting = Waiting(tasks, is_lost, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            await asyncio.wait([waiting.given], timeout=wait_s)
+            return waiting.given.result() if waiting.given.done() else None
+        except asyncio.CancelledError:
+            if waiting.given.done() and (offer := waiting.given.result()) is not None:
+                self.put_back(offer)
+            raise
+        finally:
+            self._waiting.remove(waiting)
+
+    def none_left(self) -> CallRefused:
+        """The refusal of a call that gets no session."""
+        if self.is_ending:
+            return CallRefused("this worker is stopping", status=429, code="stopping", retry_after_s=RETRY_S)
+        return CallRefused("no session waits for a harness", status=429, code="no_session", retry_after_s=RETRY_S)
+
+    def put_back(self, offer: Offer) -> None:
+        """Offer a session again that its caller did not get."""
+        if not offer.is_over():
+            self._by_task.setdefault(offer.task, deque()).appendleft(offer)
+            self._give(offer)
+
+    def end_waits(self) -> None:
+        """End all waits for sessions, now and from now on."""
+        self.is_ending = True
+        for waiting in self._waiting:
+            if not waiting.given.done():
+                waiting.given.set_result(None)
+
+    def _next(self, tasks: Collection[str] | None) -> Offer | None:
+        for task, offers in self._by_task.items():
+            if tasks is None or task in tasks:
+                offer = next((offer for offer in offers if not offer.is_over()), None)
+                if offer is not None:
+                    self._remove(offer)
+                    if task in self._by_task:
+                        self._by_task[task] = self._by_task.pop(task)  # the others come first now
+                    return offer
+        return None
+
+    def _give(self, offer: Offer) -> None:
+        """Give an offered session to the call that has waited longest for one of its task."""
+        waiting = next((waiting for waiting in self._waiting if waiting.wants(offer.task)), None)
+        if waiting is not None and not offer.is_over():
+            self._remove(offer)
+            waiting.given.set_result(offer)
+
+    def _remove(self, offer: Offer) -> None:
+        offers = self._by_task.get(offer.task, deque())
+        if offer in offers:
+            offers.remove(offer)
+        if not offers:
+            self._by_task.pop(offer.task, None)
