@@ -30,7 +30,7 @@ def check(environment: Environment, rows: int) -> Iterator[Finding]:
     yield from _form(made)
     yield from _repeats(made, _test_rows(environment, rows))
     if unstable := unstable_rows(environment, min(len(made), UNSTABLE_ROWS)):
-        text = f"{unstable} of the first {min(len(made), UNSTABLE_ROWS)} rows differ under another hash seed"
+        text = f"rows differ under another hash seed: {unstable} of the first {min(len(made), UNSTABLE_ROWS)}"
         yield Finding(Level.WARNING, f"{text}; rollq makes and judges all of them under hash seed 0")
     yield from source.check(made)
 

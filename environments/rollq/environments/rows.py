@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -113,8 +113,10 @@ def unstable_rows(environment: Environment, most: int) -> int:
 
 
 def digest_of(row: Mapping[str, Any]) -> bytes:
-    """The digest of a row's prompt: rows with the same one are the same question."""
-    return hashlib.sha256(exact_json.dumps(row.get("messages", row.get("prompt")))).digest()
+    """The digest of a row's prompt, and of its episode where the prompt is not all of it: rows with the same one are the
+    same task."""
+    episode = row["env"] if "opening" in row.get("env", {}) else None
+    return hashlib.sha256(exact_json.dumps([row.get("messages", row.get("prompt")), episode])).digest()
 
 
 def made_rows(environment: Environment, *, hash_seed: int = 0) -> Generator[dict[str, Any], None, None]:
@@ -139,24 +141,27 @@ def _child(asked: bytes, hash_seed: int) -> Iterator[tuple["subprocess.Popen[byt
     command = [sys.executable, "-m", "rollq.environments.making_rows"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdin is not None
+        assert process.stderr is not None
+        errors: list[str] = []
+        reader = threading.Thread(target=_keep, args=(process.stderr, errors), daemon=True)
+        reader.start()
         try:
-            assert process.stdin is not None
-            assert process.stderr is not None
             process.stdin.write(asked)
             process.stdin.close()
-            errors: list[str] = []
-            reader = threading.Thread(target=_keep, args=(process.stderr, errors), daemon=True)
-            reader.start()
             yield process, errors
             reader.join(timeout=1)
         finally:
             process.kill()
+            process.wait()
+            reader.join()
 
 
 def _keep(lines: IO[bytes], kept: list[str]) -> None:
-    for line in lines:
-        if text := line.decode(errors="replace").strip():
-            kept[:] = [*kept[-20:], text]
+    with suppress(ValueError):  # nobody wants the rest
+        for line in lines:
+            if text := line.decode(errors="replace").strip():
+                kept[:] = [*kept[-20:], text]
 
 
 def _digests(path: Path) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ TABLE: Final = "server"
 class McpSource:
     """One server, as the tools of a task. It has no rows."""
 
+    makes_rows: ClassVar[bool] = False
     settings_of_tools: ToolSettings
 
     def identity(self) -> dict[str, str]:

@@ -60,7 +60,7 @@ async def _own_answers(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> lis
 
 
 async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Texts that the grader pays for, raises on and hangs on. A text counts as paid for if it is worth 1 for each row."""
+    """Texts that the grader pays for, in that all rows get 1 for them, raises on and hangs on."""
     paid: list[str] = []
     upset: dict[str, str] = {}
     for text in RUBBISH:

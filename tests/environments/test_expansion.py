@@ -1,0 +1,114 @@
+"""`env` in rollq.toml: the keys that it sets, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.settings.file import load_settings
+from rollq.environments.expansion import Environment, expanded
+from rollq.environments.kinds import kind_named, kind_names, split_env
+
+SUMS = {"env": "reasoning-gym:chain_sum", "batch_groups": 2}
+FILE = """\
+run = "sums"
+
+[tasks.sums]
+env = "reasoning-gym:chain_sum"
+env_options = { max_terms = 2 }
+batch_groups = 2
+"""
+
+
+def expand(**tables: Any) -> dict[str, Any]:
+    filled, problems = expanded(tables)
+    assert problems == []
+    return filled
+
+
+def problems_of(**tables: Any) -> str:
+    return "\n".join(expanded(tables)[1])
+
+
+def test_a_line_sets_prompts_and_judge(tmp_path: Path) -> None:
+    file = tmp_path / "rollq.toml"
+    file.write_text(FILE)
+    task = load_settings(file).tasks["sums"]
+    assert task.prompts.parent == tmp_path / "environments"
+    assert task.judge == "rollq.environments.reasoning_gym.judge.JUDGE"
+    assert task.judge_options == {"generator": "chain_sum", "options": {"max_terms": 2}}
+
+
+def test_keys_of_the_user_win() -> None:
+    table = expand(tasks={"sums": {**SUMS, "judge": "last_number", "prompts": "mine.jsonl"}})["tasks"]["sums"]
+    assert (table["judge"], table["prompts"]) == ("last_number", "mine.jsonl")
+    assert "judge_options" not in table
+
+
+def test_the_rest_of_the_file_stays_as_it_is() -> None:
+    plain = {"prompts": "a.jsonl", "judge": "math"}
+    assert expand(tasks={"plain": plain}, run="x") == {"tasks": {"plain": plain}, "run": "x"}
+
+
+def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task() -> None:
+    alone = expand(tasks={"sums": SUMS})["tasks"]["sums"]["prompts"]
+    both = expand(tasks={"sums": SUMS}, evaluations={"held_out": {"env": SUMS["env"]}})
+    assert len({alone, both["tasks"]["sums"]["prompts"], both["evaluations"]["held_out"]["prompts"]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"tasks": {"a": {"env": "chain_sum"}}}, 'tasks.a.env = "chain_sum": write a kind and a name'),
+        ({"tasks": {"a": {"env": "gym:x"}}}, "tasks.a.env: there is no kind 'gym': use "),
+        ({"tasks": {"a": {**SUMS, "env_options": {"rows": 0}}}}, "tasks.a.env_options.rows = 0: must be a whole"),
+        ({"tasks": {"a": {**SUMS, "env_options": {"size": 9}}}}, "tasks.a.env_options.size: write rows"),
+        ({"tasks": {"a": {**SUMS, "env_options": 3}}}, "tasks.a.env_options = 3: must be a table"),
+        ({"tasks": {"a": {"env_split": "test"}}}, "tasks.a.env_split: set env too"),
+        ({"tasks": {"a": {"env": "mcp:http://127.0.0.1:1/mcp"}}}, "has no prompts: set prompts"),
+        (
+            {"tasks": {"a": {**SUMS, "env_split": "test"}}, "evaluations": {"b": {"env": SUMS["env"]}}},
+            "tasks.a.env_split = 'test': an evaluation has the same rows",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_expanded_is_refused_with_its_place(tables: dict[str, Any], words: str) -> None:
+    assert words in problems_of(**tables)
+
+
+def test_shared_rows_may_be_wanted() -> None:
+    tables = {"tasks": {"a": {**SUMS, "env_split": "test", "env_shared": True}}}
+    assert problems_of(**tables, evaluations={"b": {"env": SUMS["env"]}}) == ""
+
+
+def test_a_file_with_wrong_environments_names_all_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "rollq.toml"
+    file.write_text(FILE + '\n[tasks.other]\nenv = "gym:x"\nbatch_groups = 1\n[tasks.third]\nenv_shared = true\n')
+    with pytest.raises(ConfigError) as error:
+        load_settings(file)
+    assert "tasks.other.env" in str(error.value)
+    assert "tasks.third.env_shared" in str(error.value)
+
+
+def test_a_file_of_rows_depends_on_all_that_the_rows_do() -> None:
+    def path(options: dict[str, Any], split: str = "train", rows: int = 9) -> Path:
+        return Environment("reasoning-gym:chain_sum", options, split, rows).file()
+
+    paths = [path({}), path({"seed": 1}), path({"max_terms": 2}), path({}, split="test"), path({}, rows=8)]
+    assert len(set(paths)) == 5
+    assert path({}) == path({})
+
+
+def test_other_packages_add_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "mine-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: mine\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[rollq.environments]\nmine = rollq.environments.mcp.kind:Mcp\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "mine" in kind_names()
+    assert type(kind_named("mine")).__name__ == "Mcp"
+
+
+def test_a_name_may_have_colons() -> None:
+    assert split_env("openenv:http://127.0.0.1:8000") == ("openenv", "http://127.0.0.1:8000")

@@ -1,0 +1,129 @@
+"""The judge of reasoning-gym: what it takes out of a text, and what it makes of graders that fail."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
+from rollq.environments.check import check
+from rollq.environments.expansion import Environment
+from rollq.environments.kinds import Level
+from rollq.environments.reasoning_gym.extraction import extracted
+from rollq.environments.rows import made_rows
+from rollq.workers.judging.judge import JudgeContext
+from rollq.workers.judging.judges import make_judge
+from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.judging.rewards import Verdict
+
+PATIENCE_S = 10.0
+"""Far more than a grader takes that works."""
+
+
+@cache
+def row_of(generator: str) -> Mapping[str, Any]:
+    return next(iter(islice(made_rows(Environment(f"reasoning-gym:{generator}", {}, "train", 1)), 1)))
+
+
+def prompt_of(generator: str, **changes: Any) -> Prompt:
+    row = {**row_of(generator), **changes}
+    return Prompt(row["prompt"], answer=row["answer"], metadata={"env": row["env"]})
+
+
+def judged(
+    generator: str, texts: list[str], prompt: Prompt | None = None, *, timeout_s: float = PATIENCE_S
+) -> list[Verdict]:
+    async def judge_all() -> list[Verdict]:
+        processes = JudgePool(1)
+        settings = Environment(f"reasoning-gym:{generator}", {}, "train", 1).open().settings()
+        judge = make_judge(settings["judge"], settings["judge_options"], JudgeContext(PATIENCE_S, processes))
+        try:
+            given = prompt or prompt_of(generator)
+            return [
+                await judge.verdict(given, Sample((), SampleStatus.COMPLETED, FinishReason.STOP, text=text))
+                for text in texts
+            ]
+        finally:
+            await processes.close()
+
+    return asyncio.run(judge_all())
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("The answer is 12.", "7", "12"),
+        ("so 3 + 4 = 7\n", "7", "7"),
+        ("I say <answer>8</answer>, no: <answer> 9 </answer>.", "7", "9"),
+        ("no number at all", "7", ""),
+        ("First\nYes", "No", "Yes"),
+        ("Here:\n1 0\n0 1", "0 0\n0 0", "1 0\n0 1"),
+        ("", "No", ""),
+    ],
+)
+def test_a_bare_answer_is_taken_out(text: str, answer: str, expected: str) -> None:
+    assert extracted(text, answer) == expected
+
+
+def test_answers_are_scored() -> None:
+    answer = row_of("chain_sum")["answer"]
+    verdicts = judged("chain_sum", [f"It is {answer}", "It is 123456789", ""])
+    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
+
+
+def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted() -> None:
+    row = row_of("countdown")
+    own, hanging = judged("countdown", [f"<answer>{row['answer']}</answer>", "9**9**9**9"])
+    assert own.reward == 1.0
+    assert (hanging.reward, hanging.error, hanging.facts["grader_errors"]) == (0.0, None, 1.0)
+    assert "took longer" in hanging.notes["grader_error"]
+
+
+def test_a_grader_that_runs_a_text_cannot_touch_a_file(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    (verdict,) = judged("polynomial_multiplication", [f"open('{canary}', 'w')"])
+    assert not canary.exists()
+    assert verdict.error is None
+
+
+def test_a_grader_that_fails_on_the_rows_own_answer_fails_the_sample() -> None:
+    (verdict,) = judged("boxnet", ["1e999"])
+    assert verdict.reward is None
+    assert "gives the row's own answer 0" in str(verdict.error)
+
+
+def test_a_row_that_its_seed_does_not_make_fails_the_sample() -> None:
+    other = prompt_of("chain_sum", prompt="How much is 1 + 1?", answer="2")
+    (verdict,) = judged("chain_sum", ["2"], other)
+    assert "the environment opened with" in str(verdict.error)
+    assert "its row has 'How much is 1 + 1?'" in str(verdict.error)
+
+
+def test_a_row_without_a_seed_fails_the_sample() -> None:
+    (verdict,) = judged("chain_sum", ["2"], Prompt("1 + 1", answer="2"))
+    assert "the row has no env.seed" in str(verdict.error)
+
+
+FINDINGS = {
+    "chain_sum": (),
+    "complex_arithmetic": ("error: rubbish scores 1 for all questions: 'nan'",),
+    "game_of_life_halting": ("error: rubbish scores 1 for all questions: ",),
+    "rush_hour": ("error: the own answers of 20 of 20 rows do not score 1",),
+    "prime_factorization": ("warning: the grader raises on 'nan'",),
+    "string_insertion": ("warning: the grader hangs on '9**9**9**9'", "warning: the grader runs an answer as code"),
+    "ransom_note": ("warning: rows differ under another hash seed",),
+}
+"""Generator -> all that its check finds, but for notes."""
+
+
+@pytest.mark.parametrize("generator", FINDINGS)
+def test_a_check_finds_what_is_wrong_and_nothing_else(generator: str) -> None:
+    found = check(Environment(f"reasoning-gym:{generator}", {}, "train", 20), 20)
+    texts = [f"{each.level}: {each.text}" for each in found if each.level is not Level.NOTE]
+    assert len(texts) == len(FINDINGS[generator]), texts
+    for text, begin in zip(sorted(texts), sorted(FINDINGS[generator]), strict=True):
+        assert text.startswith(begin)
