@@ -9,11 +9,15 @@ _TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE
 
 
 def extracted(text: str, answer: str) -> str:
-    """The last `<answer>` of a text; without one, its last number if the row's own `answer` is a number, otherwise as
-    many of its last lines as that answer has."""
+    """The last `<answer>` of a text; without one, its last number if the row's own `answer` is a plain one, otherwise
+    as many of its last lines as that answer has.
+
+    `1e5` and `0110` are not plain numbers: they may be digits of another base.
+    """
     if tagged := _TAGGED.findall(text):
         return str(tagged[-1]).strip()
-    if only_number(answer) is not None:
+    own = only_number(answer)
+    if own is not None and decimal_text(own) == answer.strip():
         number = last_number(text)
         return "" if number is None else decimal_text(number)
     lines = text.strip().splitlines()
