@@ -3,10 +3,13 @@
 An entry depends on its generator, the options and its seed alone: its place among others does not matter.
 """
 
+import random
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final
+
+import numpy as np
 
 from rollq.buffer.common import exact_json
 
@@ -63,7 +66,9 @@ def _new(name: str, options: str, seed: int) -> Any:
 
 
 def _made(name: str, options: str, seed: int) -> Mapping[str, Any]:
-    made: Mapping[str, Any] = _new(name, options, seed)[0]
+    generator = _new(name, options, seed)
+    _seed_shared_generators(seed)
+    made: Mapping[str, Any] = generator[0]
     return made
 
 
@@ -71,8 +76,16 @@ def _seeded(generator: Any, seed: int) -> Mapping[str, Any]:
     generator.seed = seed
     if hasattr(generator.config, "seed"):
         generator.config.seed = seed
+    _seed_shared_generators(seed)
     made: Mapping[str, Any] = generator[0]
     return made
+
+
+def _seed_shared_generators(seed: int) -> None:
+    """Seed the random numbers of the whole process, which `codeio` and `list_functions` draw beside those of their own
+    seed."""
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 @cache
