@@ -32,13 +32,21 @@ def check(name: str, options: str, rows: Sequence[Mapping[str, Any]]) -> Iterato
 
 async def _check(settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     processes = JudgePool(PROCESSES)
-    grader = Grader(settings, processes.sealed(ENTRIES), CALL_S)
     try:
-        own = await _own_answers(grader, rows)
-        rubbish = await _rubbish(grader, _different(rows))
-        return [*own, *rubbish, *await _code(settings, processes, rows[0])]
+        return await faults_of_grader(settings, rows, processes)
     finally:
         await processes.close()
+
+
+async def faults_of_grader(
+    settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]], processes: JudgePool
+) -> list[Finding]:
+    """The faults of one grader with these rows. Texts of ours run in `processes`, if it runs texts; others are
+    sealed."""
+    grader = Grader(settings, processes.sealed(ENTRIES), CALL_S)
+    own = await _own_answers(grader, rows)
+    rubbish = await _rubbish(grader, _different(rows))
+    return [*own, *rubbish, *await _code(settings, processes, rows[0])]
 
 
 def _different(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -108,6 +116,6 @@ async def _code(settings: GeneratorOptions, processes: JudgePool, row: Mapping[s
             with suppress(JudgeFailed, InvalidReward, TimeoutError):
                 await processes.call(calls.grade, *place, text, timeout_s=CALL_S, before=(calls.prepare, place[:-1]))
             if file.exists():
-                said = "the grader runs an answer as code; rollq seals it, and trust_graders = true would not"
+                said = "the grader runs an answer as code: rollq seals it, or needs trust_graders = true"
                 return [Finding(Level.WARNING, said, 0)]
     return []

@@ -1,4 +1,4 @@
-"""The judge of rows of reasoning-gym: its graders score the bare answer, in sealed processes.
+"""The judge of rows of reasoning-gym: its graders score the bare answer, in processes that are sealed where possible.
 
 Invariant: a text that upsets a grader is worth 0 only if the grader accepts the row's own answer; else the sample
 fails.
@@ -10,14 +10,14 @@ from typing import Any, Final
 from pydantic import Field
 
 from rollq.buffer.common import exact_json
-from rollq.buffer.common.sealing.probe import require_sealing
+from rollq.buffer.common.sealing.probe import require_sealing, sealing_available
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.environments.reasoning_gym import calls
 from rollq.environments.reasoning_gym.extraction import extracted
-from rollq.environments.reasoning_gym.package import INSTALL, installed
+from rollq.environments.reasoning_gym.package import INSTALL, RUN_TEXTS, WRONG, installed
 from rollq.workers.judging.builtin import BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
@@ -36,7 +36,8 @@ class GeneratorOptions(Settings):
     generator: str = Field(description="the generator")
     options: dict[str, Any] = Field(default_factory=dict, description="its options")
     trust_graders: bool = Field(
-        default=False, description="run graders that are not sealed where the system cannot seal processes"
+        default=False,
+        description="use a grader that is known to be wrong, or that runs texts as code where nothing seals it",
     )
 
 
@@ -90,15 +91,23 @@ class Grader:
         return {SCORE: float(answer[SCORE])}
 
 
+def check_trusted(generator: str) -> None:
+    """Raise `ConfigError` for a grader that is known to be wrong, or that runs texts as code which nothing seals."""
+    env, trust = f'env = "reasoning-gym:{generator}"', "set env_options.trust_graders = true"
+    if generator in WRONG:
+        raise ConfigError(f"{env}: its grader {WRONG[generator]}: choose another generator, or {trust}")
+    if generator in RUN_TEXTS:
+        require_sealing(f"{env} runs the model's texts as code", f"{trust} if nothing but your own models answer")
+
+
 def make_judge(settings: GeneratorOptions, context: JudgeContext) -> Judge:
-    """The judge of one generator. Raises `ConfigError` without the package, or where its graders cannot be sealed."""
+    """The judge of one generator. Raises `ConfigError` without the package, and for a grader that needs trust."""
     if not installed():
         raise ConfigError(f'env = "reasoning-gym:{settings.generator}" needs a package: {INSTALL}')
-    processes = context.processes
     if not settings.trust_graders:
-        remedy = "set env_options.trust_graders = true if nothing but your own models answer"
-        require_sealing(f'env = "reasoning-gym:{settings.generator}"', remedy)
-        processes = processes.sealed(ENTRIES)
+        check_trusted(settings.generator)
+    can_seal = not all(sealing_available().values())
+    processes = context.processes.sealed(ENTRIES) if can_seal else context.processes
     grader = Grader(settings, processes, context.timeout_s)
     return Judge("reasoning-gym", UserFunction.wrap(grader.judge, None, quick=False))
 

@@ -7,6 +7,24 @@ PACKAGE: Final = "reasoning-gym"
 INSTALL: Final = "pip install 'rollq[reasoning-gym]'"
 
 
+RUN_TEXTS: Final = frozenset({
+    "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
+    "simple_integration", "spiral_matrix", "string_insertion",
+})  # fmt: skip
+"""Generators whose graders run the model's text as code."""
+WRONG: Final = {
+    "boxnet": "gives its own answers 0",
+    "complex_arithmetic": 'gives "nan" the full reward',
+    "game_of_life_halting": "gives every text the full reward",
+    "graph_color": "gives its own answers 0",
+    "propositional_logic": "gives its own answers 0",
+    "rubiks_cube": "gives its own answers 0",
+    "rush_hour": "gives its own answers 0",
+}
+"""Generators whose graders teach nothing. `tests/with_environments/test_reasoning_gym.py` compares both lists with what
+checks find."""
+
+
 def installed() -> str:
     """Its version from its metadata, since it gives another one itself; empty without it."""
     try:
