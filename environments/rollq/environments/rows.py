@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -66,10 +66,13 @@ def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
     evaluated = {digest for other in environment.left_out for digest in _digests(write_missing_rows(other, folder))}
     seen: set[bytes] = set()
     lines: list[bytes] = []
+    first: list[dict[str, Any]] = []
     repeated = left_out = since_new = 0
     reported_s = time.monotonic()
     with closing(made_rows(environment)) as rows:
         for row in rows:
+            if len(first) < COMPARED:
+                first.append(row)
             digest = digest_of(row)
             if digest in seen:
                 repeated, since_new = repeated + 1, since_new + 1
@@ -95,7 +98,7 @@ def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
         atomic_file(path, b"".join(lines))
     except OSError as error:
         raise ConfigError(f'env = "{environment.env}": {path} cannot be written: {error.strerror}') from error
-    return Written(len(lines), repeated, left_out, unstable_rows(environment, min(COMPARED, len(lines))))
+    return Written(len(lines), repeated, left_out, unstable_rows(environment, COMPARED, first))
 
 
 def first_row(environment: Environment) -> dict[str, Any]:
@@ -106,10 +109,14 @@ def first_row(environment: Environment) -> dict[str, Any]:
     raise ConfigError(f'env = "{environment.env}": there are no rows')
 
 
-def unstable_rows(environment: Environment, most: int) -> int:
-    """Of the first rows, how many differ under another hash seed."""
-    with closing(made_rows(environment)) as first, closing(made_rows(environment, hash_seed=1)) as second:
-        return sum(one != other for one, other in zip(islice(first, most), islice(second, most), strict=False))
+def unstable_rows(environment: Environment, most: int, made: Sequence[Mapping[str, Any]] = ()) -> int:
+    """Of the first rows, how many differ under another hash seed. `made`: the first ones, if they are there already."""
+    first = made[:most]
+    if not first:
+        with closing(made_rows(environment)) as rows:
+            first = list(islice(rows, most))
+    with closing(made_rows(environment, hash_seed=1)) as second:
+        return sum(one != other for one, other in zip(first, islice(second, len(first)), strict=False))
 
 
 def digest_of(row: Mapping[str, Any]) -> bytes:
