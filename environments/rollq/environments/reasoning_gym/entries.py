@@ -82,8 +82,7 @@ def _seeded(generator: Any, seed: int) -> Mapping[str, Any]:
 
 
 def _seed_shared_generators(seed: int) -> None:
-    """Seed the random numbers of the whole process, which `codeio` and `list_functions` draw beside those of their own
-    seed."""
+    """Seed the random numbers of the whole process, from which `codeio` and `list_functions` draw too."""
     random.seed(seed)
     np.random.seed(seed)
 
