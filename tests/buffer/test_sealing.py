@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import re
 import resource
 import signal
 import socket
@@ -232,6 +233,27 @@ def test_a_sealed_process_still_computes_and_imports(means: Means) -> None:
         assert os.cpu_count()
 
     assert forked(compute, means) == "did it"
+
+
+def test_all_reasons_are_given_if_a_process_cannot_be_sealed() -> None:
+    """Linux stacks few Landlock rules, and lets a process under them mount nothing."""
+
+    def seal_too_often() -> None:
+        for _ in range(20):
+            hide_files()
+
+    if reason := sealing_available()[Means.LANDLOCK]:
+        pytest.skip(f"this kernel has no Landlock: {reason}")
+    said = forked(seal_too_often, None)
+    assert re.fullmatch(r"OSError: Landlock: .*landlock_restrict_self: .*; namespaces: .*Permission denied.*", said)
+
+
+def test_a_process_with_threads_gets_no_namespaces() -> None:
+    def with_a_thread() -> None:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        hide_files([Means.NAMESPACES])
+
+    assert "namespaces: has more than one thread" in forked(with_a_thread, None)
 
 
 def test_a_seal_that_the_kernel_does_not_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,15 +82,16 @@ def _in_a_fork(function: Callable[..., Answer], call: Call, memory: int, pipes: 
             os.close(pipe)
         _compute(function, call.args, memory, writing, parent)
     os.close(writing)
-    deadline_s = time.monotonic() + call.timeout_s
+    status = None
     try:
+        deadline_s = time.monotonic() + call.timeout_s
         answer = _read(reading, deadline_s)
         status = None if answer else _ended(child, deadline_s)
     except TimeoutError:
         return _failed(f"took longer than {call.timeout_s:g} s", late=True)
     finally:
         os.close(reading)
-        with suppress(ProcessLookupError, ChildProcessError):
+        if status is None:  # otherwise its id may be another process's by now
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     return answer if status is None else _failed(f"its process {how_it_ended(status)}")

@@ -61,7 +61,7 @@ def hide_files(means: Iterable[Means] = tuple(Means)) -> None:
             give_up_new_rights()
             _HIDE[one](folders)
         except OSError as error:
-            reasons.append(f"{one}: {error.strerror or error}")
+            reasons.append(f"{one}: {error}")
         else:
             give_up_capabilities()
             hide_memory()
