@@ -31,6 +31,7 @@ class ArchivedRollouts:
         self._live, self._open_pages = live, open_pages
         self._thread = OwnThread("archive", wait_s)
         self._found: ArchivePages | None = None
+        self._incarnation = ""
         self._listed_s = float("-inf")
 
     def tasks(self) -> list[str]:
@@ -112,8 +113,10 @@ class ArchivedRollouts:
     def _pages(self) -> ArchivePages | None:
         """The archive, with files that were there within the last `LISTED_S`; None while nothing is archived."""
         if time.monotonic() - self._listed_s > LISTED_S:
-            if self._found is None:
+            incarnation = self._live.incarnation()
+            if self._found is None or incarnation != self._incarnation:  # a run that was made again has another one
                 self._found = self._open_pages()
+                self._incarnation = incarnation
             else:
                 self._found.refresh()
             self._listed_s = time.monotonic()

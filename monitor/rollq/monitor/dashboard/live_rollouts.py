@@ -30,6 +30,10 @@ class LiveRollouts:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
+    def incarnation(self) -> str:
+        """The name of the run as it is: another one where it was deleted and made again."""
+        return self._reader.call(lambda buffer: buffer.incarnation)
+
     def tasks(self) -> list[str]:
         """Names of the tasks, sorted."""
         return self._reader.call(lambda buffer: buffer.tasks())
