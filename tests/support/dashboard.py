@@ -53,7 +53,9 @@ def serving(*arguments: str, token: str = "", name: str = "dashboard", files: in
             process.kill()
 
 
-def written(text: str, *, reward: float = 0.5, versions: Sequence[int] = (0,), talks: bool = False) -> Sample:
+def written(
+    text: str, *, reward: float = 0.5, versions: Sequence[int] = (0,), talks: bool = False, worker: str = "worker"
+) -> Sample:
     """A sample whose tokens are the bytes of `text`, in equal parts by `versions`; those in the middle are masked."""
     ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
     tokens, share = len(ids), len(ids) // len(versions)
@@ -73,7 +75,7 @@ def written(text: str, *, reward: float = 0.5, versions: Sequence[int] = (0,), t
         {"number": number, "parent": parent, "segment": segment, "tokens": 3, "left_out": why}
         for number, parent, segment, why in numbered
     ]
-    facts = {"worker": "gpu0-ab12", "judge": "exact_match", "judge_s": 0.25}
+    facts = {"worker": worker, "judge": "exact_match", "judge_s": 0.25}
     return Sample(
         (Segment(np.array([1, 2], np.int32), ids, logprobs, tuple(spans), mask),), SampleStatus.COMPLETED,
         FinishReason.STOP, reward, {"exact": reward, "format": 0.125}, text,

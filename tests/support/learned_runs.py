@@ -51,7 +51,7 @@ def answer(world: World, prompt: Prompt, *samples: Sample, task: str = "math") -
     world.buffer.admit(
         task, [(prompt, cursor + 1)], epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step
     )
-    (lease,) = world.lease(1, task)
+    (lease,) = world.lease(1, task, worker=LIVELY)
     world.buffer.put([GroupResult(lease, samples)])
     return lease.group_id
 
@@ -73,7 +73,9 @@ def learn(buffer: Buffer, folder: Path, *, steps: int, gain: float) -> LearnedRu
             buffer.checkpoint(run.world.held, step)
             archiver.finish(threading.Event())
     for task in TASKS:
-        run.world.admit(2, task)
+        clock, cursor = buffer.clock(task), int(buffer.counts(task).progress["cursor"])
+        waiting = [(_prompt(task, 2 * clock.step + at), cursor + at + 1) for at in range(2)]
+        buffer.admit(task, waiting, epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step)
         run.leases += run.world.lease(1, task, worker=LIVELY)
     return run
 
@@ -121,7 +123,7 @@ def _sample(task: str, step: int, place: int, chance: float) -> Sample:
         thinking += f"{LONG} " * 12
     number = 2 * step + place // 4
     last = f"def add(x): return x {'+-'[not is_right]} {number}" if task == "code" else f"#### {number + 7 * is_right}"
-    return written(thinking + last, reward=float(is_right), versions=(step - 1,))
+    return written(thinking + last, reward=float(is_right), versions=(step - 1,), worker=LIVELY)
 
 
 @contextmanager
