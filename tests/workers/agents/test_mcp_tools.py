@@ -17,7 +17,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.embedded_server import free_port
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, SampleStatus, Status
-from rollq.workers.agents.loops import is_resumable
+from rollq.workers.agents.loops import is_resumable, sessions
 from rollq.workers.agents.mcp.server import McpServer, McpSession
 from rollq.workers.agents.mcp.tool_lists import ToolList, ToolSchema
 from rollq.workers.agents.multi_turn import MultiTurn
@@ -234,16 +234,16 @@ def test_a_call_out_of_time_costs_its_sample_and_a_server_that_hangs_is_replaced
     async def scene(server: McpServer) -> None:
         one = await server.open()
         pid = await ask(one, "process")
-        with pytest.raises(ToolError, match=r"tool 'wait': took longer than 5 s"):
+        with pytest.raises(ToolError, match=r"tool 'wait': took longer than 10 s"):
             await ask(one, "wait")
         assert await ask(await server.open(), "process") == pid  # it answers others
-        with pytest.raises(ToolError, match=r"tool 'hang': took longer than 5 s"):
+        with pytest.raises(ToolError, match=r"tool 'hang': took longer than 10 s"):
             await ask(one, "hang")
         with pytest.raises(ToolLost):
             await ask(one, "count")
         assert await ask(await server.open(), "process") != pid
 
-    play(scene, command(), timeout_s=5)
+    play(scene, command(), timeout_s=10)
 
 
 def test_a_server_over_http_that_hangs_costs_the_samples_that_call_it_and_those_that_begin() -> None:
@@ -251,7 +251,7 @@ def test_a_server_over_http_that_hangs_costs_the_samples_that_call_it_and_those_
         one, other = await server.open(), await server.open()
         process = psutil.Process(int(await ask(one, "process")))
         process.suspend()
-        with pytest.raises(ToolError, match=r"tool 'count': took longer than 5 s"):
+        with pytest.raises(ToolError, match=r"tool 'count': took longer than 10 s"):
             await ask(one, "count")
         with pytest.raises(SampleFailed, match=r"it did not answer within 20 s"):
             await server.open()
@@ -260,7 +260,7 @@ def test_a_server_over_http_that_hangs_costs_the_samples_that_call_it_and_those_
         await asyncio.gather(one.close(), other.close())
 
     with listening() as url:
-        play(scene, url, timeout_s=5, start_timeout_s=20)
+        play(scene, url, timeout_s=10, start_timeout_s=20)
 
 
 def test_a_server_with_other_tools_than_at_the_start_is_refused(tmp_path: Path) -> None:
@@ -332,6 +332,14 @@ def test_an_interrupted_sample_continues_unless_a_server_has_its_state(
     loop = make_loop("tools", {"tools": {"desk": {"mcp": command(), **settings}, "lookup": {}}})
     assert isinstance(loop, MultiTurn)
     assert is_resumable(loop) == is_kept
+
+
+def test_a_worker_runs_no_more_processes_of_a_command_than_calls() -> None:
+    def most(**settings: Any) -> int | None:
+        return sessions(make_loop("tools", {"tools": {"desk": {"mcp": command(), "concurrent": 3, **settings}}}))
+
+    assert most(stateful=True) == 3
+    assert most() is None
 
 
 def test_a_session_over_http_has_state_unless_the_settings_say_otherwise() -> None:

@@ -137,6 +137,11 @@ class ToolOffer:
         """Whether a conversation can continue in another worker, since no server has state of it."""
         return not any(server.keeps_state for server in self.servers)
 
+    @property
+    def most_samples(self) -> int | None:
+        """How many samples one worker may run at a time, if each starts processes; None without a limit."""
+        return min((server.settings.concurrent for server in self.servers if server.has_processes), default=None)
+
 
 def tools_loop(**options: Any) -> MultiTurn:
     """The loop `tools` from its `agent_options`. Raises `ConfigError` for tools that cannot be loaded."""
@@ -149,4 +154,5 @@ def tools_loop(**options: Any) -> MultiTurn:
 
     limits, unfinished = Limits(settings.max_turns), settings.unfinished
     environments = Environments(make, limits, resumable=offer.is_resumable, give_rewards=False, unfinished=unfinished)
-    return MultiTurn(environments, chat_format, closing=tuple(server.close for server in offer.servers))
+    closing = tuple(server.close for server in offer.servers)
+    return MultiTurn(environments, chat_format, offer.most_samples, closing)

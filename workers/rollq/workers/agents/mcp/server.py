@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rollq.workers.agents.mcp.connection import Connection
 
-ALIVE_S: Final = 5.0
+ALIVE_S: Final = 10.0
 """How soon a server must answer that has let a call run out of time, or it hangs."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
@@ -69,6 +69,11 @@ class McpServer:
     def keeps_state(self) -> bool:
         """Whether samples have sessions, which another worker cannot continue."""
         return not self.settings.is_shared
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether each sample starts a process."""
+        return self.keeps_state and self.settings.mcp_url is None
 
     async def open(self) -> "McpSession":
         """A session for one sample. Raises `SampleFailed` if the server is not there or has other tools now."""
