@@ -85,7 +85,7 @@ max_staleness = 1
 {options}
 [worker]
 grace_s = 1.0
-samples_in_flight = {8 * batch_groups}
+samples_in_flight = {samples}
 
 [worker.options]
 model = "model"
@@ -144,7 +144,7 @@ def run(options: argparse.Namespace, loop: str, seed: int, root: Path) -> dict[s
     port = free_port("127.0.0.1")
     with EmbeddedServer(folder.server) as server:
         facts = {"seed": seed, "url": server.url, "loop": loop, "options": OPTIONS[loop], "port": port}
-        sizes = {"steps": options.steps, "batch_groups": options.batch_groups}
+        sizes = {"steps": options.steps, "batch_groups": options.batch_groups, "samples": 8 * options.batch_groups}
         folder.config.write_text(SETTINGS.format(**facts, **sizes), "utf-8")
         started_s = time.monotonic()
         _run_roles(options, folder, server, loop, f"http://127.0.0.1:{port}")
