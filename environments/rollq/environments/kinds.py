@@ -18,6 +18,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "mcp": "rollq.environments.mcp.kind.Mcp",
     "openenv": "rollq.environments.openenv.kind.OpenEnv",
     "reasoning-gym": "rollq.environments.reasoning_gym.kind.ReasoningGym",
+    "text": "rollq.environments.text.kind.Text",
 }
 """Kind -> the dotted path of its class, which is imported when the kind is used."""
 

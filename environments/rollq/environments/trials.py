@@ -42,7 +42,8 @@ async def try_rows(
 
 def prompt_of(row: Mapping[str, Any]) -> Prompt:
     """The prompt that a worker gets of a row."""
-    return Prompt(row["prompt"], metadata={ENV: row[ENV]})
+    content = row["prompt"] if "prompt" in row else tuple(row["messages"])
+    return Prompt(content, metadata={ENV: row[ENV]})
 
 
 async def _try(environments: Environments, slots: asyncio.Semaphore, row: Mapping[str, Any]) -> Trial:

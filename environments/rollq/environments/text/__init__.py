@@ -1,0 +1,1 @@
+"""The kind `text`: games and other environments in Python, in child processes."""

@@ -1,0 +1,170 @@
+"""Environments of several packages behind one interface: texts in, messages and rewards out.
+
+They are known by their methods, since none of their packages is imported: Gymnasium and GEM have `reset` and `step`,
+SkyRL-gym `init` and `step`, TextArena `reset`, `get_observation` and `step`. Imports only the standard library.
+"""
+
+import json
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+
+
+class Adapter(Protocol):
+    """One episode."""
+
+    def reset(self, seed: int) -> list[Message]:
+        """Begin; the messages of the opening."""
+        ...
+
+    def step(self, text: str) -> Message:
+        """Answer the model's text: `messages`, `reward`, `done`, `truncated` and `invalid`."""
+        ...
+
+    def close(self) -> None:
+        """Release what the environment has."""
+        ...
+
+
+class NotAnEnvironment(Exception):
+    """An object with other methods."""
+
+
+def adapt(make: Any, options: Message) -> Adapter:
+    """A new environment of a class or function, called with `options`. Raises `NotAnEnvironment`.
+
+    SkyRL's are made without the option `prompt`, which their `init` gets.
+    """
+    if callable(getattr(make, "init", None)) or (not isinstance(make, type) and "prompt" in options):
+        return SkyRl(make(**{name: value for name, value in options.items() if name != "prompt"}), options)
+    environment = make(**options)
+    if callable(getattr(environment, "get_observation", None)):
+        return TextArena(environment)
+    if callable(getattr(environment, "reset", None)) and callable(getattr(environment, "step", None)):
+        return Gymnasium(environment)
+    raise NotAnEnvironment(f"{type(environment).__name__} has neither reset and step nor init and step")
+
+
+class Gymnasium:
+    """An environment with `reset` and `step` of Gymnasium, as GEM's are. Actions are texts, or whole numbers where its
+    space of actions is discrete."""
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        space = getattr(environment, "action_space", None)
+        self._space = space if type(space).__name__ == "Discrete" else None
+
+    def reset(self, seed: int) -> list[Message]:
+        """See `Adapter.reset`."""
+        opened = self._environment.reset(seed=seed)
+        return said(opened[0] if isinstance(opened, tuple) else opened)
+
+    def step(self, text: str) -> Message:
+        """See `Adapter.step`."""
+        action: Any = text
+        if self._space is not None:
+            try:
+                action = int(text)
+            except ValueError:
+                return invalid("write a whole number")
+            if not self._space.contains(action):
+                return invalid(f"{action} is not an action, {self._space} has them")
+        observation, reward, terminated, truncated, *_ = self._environment.step(action)
+        return outcome(observation, reward, terminated, truncated)
+
+    def close(self) -> None:
+        """See `Adapter.close`."""
+        close(self._environment)
+
+
+class SkyRl:
+    """An environment of SkyRL-gym."""
+
+    def __init__(self, environment: Any, options: Message) -> None:
+        self._environment = environment
+        self._prompt = options.get("prompt", [])
+
+    def reset(self, seed: int) -> list[Message]:
+        """See `Adapter.reset`; the global generators have the seed."""
+        prompt, *_ = self._environment.init(self._prompt)
+        return said(prompt)
+
+    def step(self, text: str) -> Message:
+        """See `Adapter.step`."""
+        made = self._environment.step(text)
+        return outcome(made["observations"], made["reward"], made["done"])
+
+    def close(self) -> None:
+        """See `Adapter.close`."""
+        close(self._environment)
+
+
+class TextArena:
+    """A game of TextArena for one player. Its wrappers of actions are used; the messages are the game's own, since a
+    conversation has the earlier ones already."""
+
+    def __init__(self, game: Any) -> None:
+        self._game = game
+        while hasattr(game, "env"):
+            game = game.env
+        self._inner = game
+
+    def reset(self, seed: int) -> list[Message]:
+        """See `Adapter.reset`."""
+        self._game.reset(num_players=1, seed=seed)
+        return said(self._observed())
+
+    def step(self, text: str) -> Message:
+        """See `Adapter.step`."""
+        done, _ = self._game.step(action=text)
+        if not done:
+            return outcome(self._observed(), None, terminated=False)
+        rewards, info = self._inner.close()
+        player = self._inner.state.current_player_id
+        why = info.get(player, {}).get("reason") if isinstance(info, dict) else None
+        return outcome(why or "", None if rewards is None else rewards[player], terminated=True)
+
+    def close(self) -> None:
+        """Games hold nothing."""
+
+    def _observed(self) -> str:
+        player, messages = self._inner.get_observation()
+        if isinstance(messages, str):
+            return messages
+        return "\n".join(str(text) for sender, text, *_ in messages if sender != player)
+
+
+def outcome(observation: Any, reward: Any, terminated: Any, truncated: Any = False) -> Message:
+    """The fields of a step. A reward that is not a number is one: `float` raises for the rest."""
+    return {
+        "messages": said(observation) if observation not in ("", [], None) else [],
+        "reward": None if reward is None else float(reward),
+        "done": bool(terminated) or bool(truncated),
+        "truncated": bool(truncated),
+        "invalid": 0,
+    }
+
+
+def invalid(problem: str) -> Message:
+    """The fields of a step for a text that is not an action."""
+    return {**outcome(f"error: {problem}", None, terminated=False), "invalid": 1}
+
+
+def said(observation: Any) -> list[Message]:
+    """An observation as messages: it may be a text, messages, or any value that JSON or an array has."""
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    if isinstance(observation, list) and all(isinstance(each, dict) and "role" in each for each in observation):
+        return [{"role": each["role"], "content": str(each["content"])} for each in observation]
+    return [{"role": "user", "content": json.dumps(observation, default=plain)}]
+
+
+def plain(value: Any) -> Any:
+    """A value of numpy as JSON has it."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def close(environment: Any) -> None:
+    """Close an environment that can be closed."""
+    if callable(getattr(environment, "close", None)):
+        environment.close()

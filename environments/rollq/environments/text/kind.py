@@ -1,0 +1,165 @@
+"""The kind `text`, named by the dotted path of a class, or of a function that makes environments."""
+
+import asyncio
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, ValidationError
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.settings_errors import explanation
+from rollq.environments.episodes import ENV, OPENING, SEED, row_seed
+from rollq.environments.kinds import Finding, Level
+from rollq.environments.text.episode import ARGUMENTS, TextEpisode, is_text, opening_text
+from rollq.environments.text.processes import ChildFailed, end_children
+from rollq.environments.trials import AT_ONCE, try_rows
+
+EPISODE: Final = "rollq.environments.text.episode.TextEpisode"
+CONCURRENT: Final = 32
+"""Episodes of a worker at the same time, each with a process, unless the task says otherwise."""
+
+
+class TextOptions(Settings):
+    """`env_options`."""
+
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
+    episodes: str = Field(default="", description="file with one JSON object per row, more arguments of the class")
+    python: str = Field(default="", description="Python that has the packages; default: the worker's")
+    rows: int = Field(default=5000, gt=0, description="most rows; without episodes, their number")
+    seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
+
+
+class Text:
+    """Environments of Gymnasium, GEM, SkyRL-gym and TextArena, for one player."""
+
+    def open(self, name: str, options: Mapping[str, Any], split: str) -> "TextSource":
+        """The environment at a dotted path; nothing is imported."""
+        if not all(part.isidentifier() for part in name.split(".")) or "." not in name:
+            raise ConfigError(f'env = "text:{name}": write a dotted path, as text:games.Guess or text:gymnasium.make')
+        try:
+            return TextSource(name, TextOptions(**options), split)
+        except ValidationError as error:
+            raise ConfigError(f"env_options: {explanation(error, TextOptions)}") from error
+
+    def installed(self) -> str:
+        """No package is needed but the environment's."""
+        return "built in"
+
+    def install(self) -> str:
+        """How to install an environment."""
+        return "install the environment's package; env_options.python names another Python that has it"
+
+    def names(self) -> Iterable[str]:
+        """Only the user knows the classes."""
+        return ()
+
+
+class TextSource:
+    """One class of environments."""
+
+    def __init__(self, path: str, options: TextOptions, split: str) -> None:
+        self.path, self.options, self.split = path, options, split
+
+    def identity(self) -> dict[str, str]:
+        """The class, its package with its version, and what its rows depend on."""
+        package = self.path.partition(".")[0]
+        options = self.options.model_dump(exclude={"python"}, exclude_defaults=True)
+        return {
+            "kind": "text",
+            "environment": self.path,
+            "package": package,
+            "version": version_of(package, self.options.python),
+            "options": exact_json.dumps(options).decode(),
+            "split": self.split,
+        }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each seed, or for each line of `episodes`, with the opening of its episode as its prompt.
+
+        Not for a running event loop. Raises `ConfigError`.
+        """
+        places = self._places()
+        with asyncio.Runner() as runner:
+            try:
+                for start in range(0, len(places), AT_ONCE):
+                    yield from runner.run(self._opened(places[start : start + AT_ONCE]))
+            finally:
+                runner.run(end_children())
+
+    def settings(self) -> dict[str, Any]:
+        """The loop `environment` with an episode in a process, judged by the rewards of its steps."""
+        python = {"python": self.options.python} if self.options.python else {}
+        options = {"options": self.options.options} if self.options.options else {}
+        return {
+            "judge": "environment",
+            "agent_loop": "environment",
+            "agent_options": {
+                "environment": EPISODE,
+                "options": {"path": self.path, **python, **options},
+                "concurrent": CONCURRENT,
+            },
+        }
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        """Episodes open as their rows say, twice alike, 16 at once, and no process is left."""
+        with asyncio.Runner() as runner:
+            try:
+                yield from runner.run(try_rows(self._episode, rows))
+            finally:
+                runner.run(end_children())
+        if not version_of(self.path.partition(".")[0], self.options.python):
+            yield Finding(Level.NOTE, "the class is in no installed package: only other openings show that it changed")
+
+    def _episode(self) -> TextEpisode:
+        return TextEpisode(self.path, self.options.python, self.options.options)
+
+    def _places(self) -> list[dict[str, Any]]:
+        arguments = self._arguments()
+        count = self.options.rows if arguments is None else min(len(arguments), self.options.rows)
+        seeds = [{SEED: row_seed(self.options.seed, self.split, row)} for row in range(count)]
+        return seeds if arguments is None else [{**seed, ARGUMENTS: arguments[row]} for row, seed in enumerate(seeds)]
+
+    def _arguments(self) -> list[dict[str, Any]] | None:
+        if not self.options.episodes:
+            return None
+        try:
+            lines = Path(self.options.episodes).read_bytes().splitlines()
+            made = [exact_json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"env_options.episodes: {error}") from error
+        if wrong := next((row for row, each in enumerate(made, 1) if not isinstance(each, dict)), 0):
+            raise ConfigError(f"env_options.episodes: line {wrong} of {self.options.episodes} is not a JSON object")
+        return made
+
+    async def _opened(self, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        made = await asyncio.gather(*(self._row(place) for place in places), return_exceptions=True)
+        rows = []
+        for each in made:
+            if isinstance(each, ChildFailed):
+                raise ConfigError(f"{self.path}: {each}") from each
+            if isinstance(each, BaseException):
+                raise each
+            rows.append(each)
+        return rows
+
+    async def _row(self, place: Mapping[str, Any]) -> dict[str, Any]:
+        episode = self._episode()
+        try:
+            opened = await episode.open(place)
+        finally:
+            await episode.teardown()
+        opening = opening_text(opened)
+        prompt = {"prompt": opening} if is_text(opened) else {"messages": opened}
+        return {**prompt, ENV: {**place, OPENING: opening}}
+
+
+def version_of(package: str, python: str) -> str:
+    """The version of an installed package, in another Python's folders if there is one; empty without it."""
+    site = Path(python).parent.parent.glob("lib/python*/site-packages")
+    found = next(iter(distributions(name=package, path=list(map(str, site)) if python else sys.path)), None)
+    return "" if found is None else found.version
