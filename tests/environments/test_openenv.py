@@ -21,6 +21,7 @@ from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, call, chat_tokenizer, rollout
+from support.environment_rows import first_rows
 from support.played_openenv import PlayedOpenEnv
 from support.waiting import PATIENCE_S
 
@@ -71,7 +72,7 @@ def failure(server: PlayedOpenEnv, work: Callable[[], Awaitable[Any]]) -> Sample
 
 def test_rows_are_the_tasks_of_a_list() -> None:
     with PlayedOpenEnv().beside() as server:
-        rows = list(source(server, "test", prompt="{task.name}: {hint}", rows=20).rows())
+        rows = first_rows(source(server, "test", prompt="{task.name}: {hint}"), 20)
         assert len(rows) == 20
         seed = row_seed(0, "test", 19)
         opening = f"task 19: guess a number from 0 to 9 ({seed})"
@@ -79,14 +80,14 @@ def test_rows_are_the_tasks_of_a_list() -> None:
             "prompt": f"test 19: {opening}",
             "env": {"split": "test", "index": 19, "seed": seed, "opening": opening},
         }
-        assert rows == list(source(server, "test", prompt="{task.name}: {hint}", rows=20).rows())
+        assert rows == first_rows(source(server, "test", prompt="{task.name}: {hint}"), 20)
         with pytest.raises(ConfigError, match="no task in split 'dev'; it has train, test"):
             next(source(server, "dev").rows())
 
 
 def test_rows_of_a_server_without_a_list_are_seeds() -> None:
     with PlayedOpenEnv(tasks=None).beside() as server:
-        rows = list(source(server, rows=3, seed=5).rows())
+        rows = first_rows(source(server, seed=5), 3)
     assert [each["env"]["seed"] for each in rows] == [row_seed(5, "train", index) for index in range(3)]
     assert all(each["prompt"] == each["env"]["opening"] for each in rows)
 
@@ -100,7 +101,7 @@ def test_rows_need_a_server() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"rows": 0}, "rows"),
+        ({"seed": -1}, "seed"),
         ({"wrong": 1}, "wrong"),
         ({"action": "{text}"}, "action is a table"),
         ({"action": {"guess": 1}}, "action has {text}"),
@@ -165,7 +166,7 @@ def test_a_turn_may_be_the_action_as_json(tokenizer: HfTokenizer) -> None:
 def test_tools_are_called(tokenizer: HfTokenizer) -> None:
     server = PlayedOpenEnv(tasks=None, tools=True)
     with server.beside():
-        rows = list(source(server, tools=True, rows=1, prompt="Buy {metadata.wanted}.").rows())
+        rows = first_rows(source(server, tools=True, prompt="Buy {metadata.wanted}."), 1)
     assert rows[0]["prompt"] == "Buy two apples."
     loop = loop_of(source(server, tools=True), tool_parser="hermes")
     words = [
@@ -332,8 +333,8 @@ def test_a_row_without_an_episode_is_the_prompts_fault() -> None:
 
 def test_the_check_of_a_good_server_finds_nothing_wrong() -> None:
     with PlayedOpenEnv(places=20).beside() as server:
-        made = source(server, rows=20)
-        found = list(made.check(list(made.rows())))
+        made = source(server)
+        found = list(made.check(first_rows(made, 20)))
         assert {each.level for each in found} == {Level.NOTE}
         assert server.most == 16
         assert not server.sessions
@@ -341,13 +342,13 @@ def test_the_check_of_a_good_server_finds_nothing_wrong() -> None:
 
 def test_the_check_finds_what_is_wrong() -> None:
     with PlayedOpenEnv().beside() as server:
-        made = source(server, rows=2)
-        rows = list(made.rows())
+        made = source(server)
+        rows = first_rows(made, 2)
         server.opens = "another game"
         found = list(made.check(rows))
         assert [each.row for each in found if each.level is Level.ERROR and "opened with" in each.text] == [0, 1]
         server.opens = ""
-        wrong = source(server, rows=2, action={"gues": "{text}"})
+        wrong = source(server, action={"gues": "{text}"})
         texts = {each.text for each in wrong.check(rows) if each.level is Level.ERROR}
         assert texts == {"actions have no field 'gues'", "actions need the field 'guess'"}
     gone = [each.text for each in made.check(rows)]

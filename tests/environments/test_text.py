@@ -26,6 +26,7 @@ from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support import text_games
 from support.chat_engine import Model, chat_tokenizer, rollout
+from support.environment_rows import first_rows
 from support.waiting import PATIENCE_S, wait_until
 
 GAMES = text_games.__name__
@@ -65,8 +66,8 @@ def play(loop: AgentLoop, tokenizer: HfTokenizer, words: Sequence[str], prompt: 
 
 def failure(tokenizer: HfTokenizer, words: Sequence[str], **limits: float) -> str:
     """Why the sample of these words fails, while another one beside it ends well, and a later one too."""
-    made = source(rows=1)
-    [row] = made.rows()
+    made = source()
+    [row] = first_rows(made, 1)
     loop = loop_of(made, **limits)
 
     async def three() -> Any:
@@ -86,9 +87,9 @@ def failure(tokenizer: HfTokenizer, words: Sequence[str], **limits: float) -> st
 
 
 def test_rows_are_seeds_and_open_alike_in_every_process() -> None:
-    made = source(rows=20, seed=3, options={"most": 5})
-    rows = list(made.rows())
-    assert rows == list(made.rows())
+    made = source(seed=3, options={"most": 5})
+    rows = first_rows(made, 20)
+    assert rows == first_rows(made, 20)
     assert [row["env"]["seed"] for row in rows] == [row_seed(3, "train", index) for index in range(20)]
     assert len({row["prompt"] for row in rows}) > 10
     assert all(row["prompt"].endswith("guess a number from 0 to 5.") for row in rows)
@@ -96,8 +97,8 @@ def test_rows_are_seeds_and_open_alike_in_every_process() -> None:
 
 
 def test_a_game_is_played(tokenizer: HfTokenizer) -> None:
-    made = source(rows=1)
-    [row] = made.rows()
+    made = source()
+    [row] = first_rows(made, 1)
     words = [str(number) for number in range(4)]
     sample = run(lambda: play(loop_of(made), tokenizer, words, prompt_of(row)))
     right = 1.0 in sample.extra["turn_rewards"]
@@ -107,16 +108,16 @@ def test_a_game_is_played(tokenizer: HfTokenizer) -> None:
 
 
 def test_a_truncated_episode_is_judged(tokenizer: HfTokenizer) -> None:
-    made = source(rows=1, options={"most": 10**9})
-    [row] = made.rows()
+    made = source(options={"most": 10**9})
+    [row] = first_rows(made, 1)
     sample = run(lambda: play(loop_of(made), tokenizer, ["0", "1", "2", "3"], prompt_of(row)))
     assert sample.finish_reason is FinishReason.LENGTH
     assert sample.extra["turn_rewards"] == [0.0] * 4
 
 
 def test_numbers_are_actions_of_a_discrete_space(tokenizer: HfTokenizer) -> None:
-    made = source("Grid", rows=1)
-    [row] = made.rows()
+    made = source("Grid")
+    [row] = first_rows(made, 1)
     assert row["prompt"] == '{"place": 0}'
     sample = run(lambda: play(loop_of(made), tokenizer, ["go", "7", "2", "2"], prompt_of(row)))
     assert sample.extra["turn_rewards"] == [0.0, 0.0, 0.5, 0.5]
@@ -165,8 +166,8 @@ def test_a_process_that_hangs_is_killed(tokenizer: HfTokenizer) -> None:
 
 
 def test_a_process_that_dies_between_two_episodes_is_replaced(tokenizer: HfTokenizer) -> None:
-    made = source(rows=1)
-    [row] = made.rows()
+    made = source()
+    [row] = first_rows(made, 1)
     loop = loop_of(made)
 
     async def two() -> Sample:
@@ -179,8 +180,8 @@ def test_a_process_that_dies_between_two_episodes_is_replaced(tokenizer: HfToken
 
 @pytest.mark.parametrize("game", ["Guess", "Shared"])
 def test_sixteen_at_once_have_a_process_each_unless_they_are_isolated(tokenizer: HfTokenizer, game: str) -> None:
-    made = source(game, rows=16)
-    rows = list(made.rows())
+    made = source(game)
+    rows = first_rows(made, 16)
     loop = loop_of(made)
 
     async def play_all() -> list[Sample]:
@@ -193,7 +194,7 @@ def test_sixteen_at_once_have_a_process_each_unless_they_are_isolated(tokenizer:
 
 
 def test_processes_end_with_their_parent(tmp_path: Path) -> None:
-    row = next(source(rows=1).rows())
+    row = first_rows(source(), 1)[0]
     program = f"""
 import asyncio
 from rollq.environments.text.episode import TextEpisode
@@ -223,8 +224,8 @@ def has_ended(number: int) -> bool:
 
 
 def test_all_that_a_process_started_is_killed_with_it(tokenizer: HfTokenizer) -> None:
-    made = source(rows=1)
-    [row] = made.rows()
+    made = source()
+    [row] = first_rows(made, 1)
     loop = loop_of(made, step_timeout_s=3.0)
     model = Model(tokenizer, ["start", "hang"])
 
@@ -239,13 +240,13 @@ def test_all_that_a_process_started_is_killed_with_it(tokenizer: HfTokenizer) ->
 
 
 def test_the_check_of_a_good_game_finds_nothing_wrong() -> None:
-    made = source(rows=20)
-    assert levels(made.check(list(made.rows()))) == {Level.NOTE}
+    made = source()
+    assert levels(made.check(first_rows(made, 20))) == {Level.NOTE}
 
 
 def test_the_check_finds_openings_that_change() -> None:
-    made = source("Secret", rows=2)
-    found = list(made.check(list(made.rows())))
+    made = source("Secret")
+    found = list(made.check(first_rows(made, 2)))
     errors = [(each.row, each.text) for each in found if each.level is Level.ERROR]
     assert [row for row, _ in errors] == [0, 1]
     assert all(text.startswith("the environment opened with") for _, text in errors)

@@ -15,6 +15,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support import text_games
 from support.chat_engine import Model, chat_tokenizer, rollout
 from support.environment_pythons import ENVIRONMENTS
+from support.environment_rows import first_rows
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +24,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
 
 
 def arena(game: str, **options: Any) -> TextSource:
-    return Text().open(
-        "textarena.make", {"python": str(ENVIRONMENTS), "options": {"env_id": game}, "rows": 16, **options}, "train"
-    )
+    return Text().open("textarena.make", {"python": str(ENVIRONMENTS), "options": {"env_id": game}, **options}, "train")
 
 
 def play(made: TextSource, tokenizer: HfTokenizer, words: list[str], rows: list[dict[str, Any]]) -> list[Sample]:
@@ -53,15 +52,15 @@ def test_the_version_is_the_other_pythons() -> None:
 @pytest.mark.parametrize("game", ["GuessTheNumber-v0", "FrozenLake-v0-random", "LightsOut-v0", "Mastermind-v0"])
 def test_games_open_alike_sixteen_at_once(game: str) -> None:
     made = arena(game)
-    rows = list(made.rows())
+    rows = first_rows(made, 16)
     assert len(rows) == 16
     assert {each.level for each in made.check(rows)} == {Level.NOTE}
-    assert rows == list(made.rows())
+    assert rows == first_rows(made, 16)
 
 
 def test_a_game_is_won_sixteen_times_at_once(tokenizer: HfTokenizer) -> None:
     made = arena("GuessTheNumber-v0", options={"env_id": "GuessTheNumber-v0", "max_turns": 30})
-    rows = list(made.rows())
+    rows = first_rows(made, 16)
     words = [f"[{number}]" for number in range(1, 21)]
     samples = play(made, tokenizer, words, rows)
     assert [sample.extra["environment_reward"] for sample in samples] == [1.0] * 16
@@ -74,9 +73,9 @@ def test_a_game_is_won_sixteen_times_at_once(tokenizer: HfTokenizer) -> None:
 
 
 def test_a_class_of_ours_runs_in_another_python(tokenizer: HfTokenizer) -> None:
-    options = {"python": str(ENVIRONMENTS), "rows": 16}
+    options = {"python": str(ENVIRONMENTS)}
     made = Text().open(f"{text_games.__name__}.Guess", options, "train")
-    rows = list(made.rows())
-    assert rows == list(Text().open(made.path, {"rows": 16}, "train").rows())
+    rows = first_rows(made, 16)
+    assert rows == first_rows(Text().open(made.path, {}, "train"), 16)
     samples = play(made, tokenizer, ["0", "1", "2", "3"], rows)
     assert {len(sample.extra["turn_rewards"]) for sample in samples} <= {1, 2, 3, 4}

@@ -49,7 +49,7 @@ class OpenEnvSource:
 
     def identity(self) -> dict[str, str]:
         """The server, and what its rows depend on."""
-        names = {"observation", "prompt", "reset", "rows", "seed", "tools"}
+        names = {"observation", "prompt", "reset", "seed", "tools"}
         options = self.options.model_dump(include=names, exclude_defaults=True)
         return {
             "kind": "openenv",
@@ -59,7 +59,8 @@ class OpenEnvSource:
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each task of the split, or for each seed, with the first observation as its prompt.
+        """A row for each task of the split, with the first observation as its prompt; without a list of tasks, a row
+        for each seed, without an end.
 
         The server must run. Not for a running event loop.
         """

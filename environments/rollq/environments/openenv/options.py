@@ -39,7 +39,6 @@ class OpenEnvOptions(EpisodeOptions):
     prompt: str = Field(
         default="", description="prompt of a row, with fields of its {task} and first observation; default: observation"
     )
-    rows: int = Field(default=5000, gt=0, description="most rows; without a list of tasks, their number")
     seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
 
     def for_episodes(self) -> dict[str, Any]:

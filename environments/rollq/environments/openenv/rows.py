@@ -1,6 +1,7 @@
 """The rows of an OpenEnv server: its tasks by their list, or seeds, each with the opening of its episode."""
 
 import asyncio
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,11 +22,11 @@ AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TaskList:
-    """The tasks of one split; `route`: the environment's name in routes, empty without a list."""
+    """The tasks of one split; `route`: the environment's name in routes, empty without a list; then there is no end."""
 
     route: str
     split: str
-    count: int
+    count: float
 
     async def places(self, server: Server, start: int, stop: int, seed: int) -> list[tuple[dict[str, Any], Any]]:
         """The episodes of the rows from `start` to `stop`, each with its task."""
@@ -50,21 +51,23 @@ class TaskList:
         return tasks
 
 
-async def list_tasks(server: Server, split: str, most: int) -> TaskList:
-    """The list of a split's tasks, or `most` seeds where the server has no list. Raises `ConfigError` for a split that
-    does not exist, and `SessionLost`."""
+async def list_tasks(server: Server, split: str) -> TaskList:
+    """The list of a split's tasks, or seeds without an end where the server has no list.
+
+    Raises `ConfigError` for a split that does not exist, and `SessionLost`.
+    """
     try:
         [name] = await server.get("list_environments")
         count = (await server.post(f"{name}/num_tasks", {"split": split}))["num_tasks"]
     except (NoRoute, ValueError):
-        return TaskList("", split, most)
+        return TaskList("", split, math.inf)
     try:
         splits = [each["name"] for each in await server.get(f"{name}/splits")]
     except NoRoute:
         splits = [split]
     if split not in splits or not count:
         raise ConfigError(f"{server.url}: there is no task in split {split!r}; it has {', '.join(splits)}")
-    return TaskList(name, split, min(count, most))
+    return TaskList(name, split, count)
 
 
 def make_rows(url: str, options: OpenEnvOptions, split: str) -> Iterator[dict[str, Any]]:
@@ -72,9 +75,11 @@ def make_rows(url: str, options: OpenEnvOptions, split: str) -> Iterator[dict[st
     with asyncio.Runner() as runner:
         try:
             server, tasks = runner.run(_begin(url, options, split))
-            for start in range(0, tasks.count, AT_ONCE):
-                stop = min(start + AT_ONCE, tasks.count)
+            start = 0
+            while start < tasks.count:
+                stop = int(min(start + AT_ONCE, tasks.count))
                 yield from runner.run(_opened(server, options, tasks, start, stop))
+                start = stop
         except (SessionLost, Refused, Unreadable, NoRoute, NoSuchField) as error:
             raise ConfigError(f"{url}: {error}") from error
 
@@ -88,7 +93,7 @@ async def _begin(url: str, options: OpenEnvOptions, split: str) -> tuple[Server,
     server = server_at(url)
     if options.action is None and not options.tools:
         only_field(await server.action_schema())
-    return server, await list_tasks(server, split, options.rows)
+    return server, await list_tasks(server, split)
 
 
 async def _opened(

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import distributions
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,6 @@ class TextOptions(Settings):
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
     episodes: str = Field(default="", description="file with one JSON object per row, more arguments of the class")
     python: str = Field(default="", description="Python that has the packages; default: the worker's")
-    rows: int = Field(default=5000, gt=0, description="most rows; without episodes, their number")
     seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
 
 
@@ -79,15 +79,16 @@ class TextSource:
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each seed, or for each line of `episodes`, with the opening of its episode as its prompt.
+        """A row for each line of `episodes`, with the opening of its episode as its prompt; without them, a row for
+        each seed, without an end.
 
         Not for a running event loop. Raises `ConfigError`.
         """
         places = self._places()
         with asyncio.Runner() as runner:
             try:
-                for start in range(0, len(places), AT_ONCE):
-                    yield from runner.run(self._opened(places[start : start + AT_ONCE]))
+                while batch := list(islice(places, AT_ONCE)):
+                    yield from runner.run(self._opened(batch))
             finally:
                 runner.run(end_children())
 
@@ -118,11 +119,12 @@ class TextSource:
     def _episode(self) -> TextEpisode:
         return TextEpisode(self.path, self.options.python, self.options.options)
 
-    def _places(self) -> list[dict[str, Any]]:
+    def _places(self) -> Iterator[dict[str, Any]]:
+        seeds = ({SEED: row_seed(self.options.seed, self.split, row)} for row in count())
         arguments = self._arguments()
-        count = self.options.rows if arguments is None else min(len(arguments), self.options.rows)
-        seeds = [{SEED: row_seed(self.options.seed, self.split, row)} for row in range(count)]
-        return seeds if arguments is None else [{**seed, ARGUMENTS: arguments[row]} for row, seed in enumerate(seeds)]
+        if arguments is None:
+            return seeds
+        return ({**place, ARGUMENTS: given} for given, place in zip(arguments, seeds, strict=False))
 
     def _arguments(self) -> list[dict[str, Any]] | None:
         if not self.options.episodes:
