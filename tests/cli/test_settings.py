@@ -298,6 +298,16 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
         ),
         (
             'prompts = "code.jsonl"',
+            'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudging.group_judge = "a.b"',
+            "judging.group_judge: an evaluation is never trained, leave this out",
+        ),
+        (
+            'prompts = "code.jsonl"',
+            'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudge = "none"',
+            'judge = "none" gives no reward',
+        ),
+        (
+            'prompts = "code.jsonl"',
             'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudging.scorers = ["teacher"]\nfilters = ["overlong"]',
             "filters, judging.scorers: an evaluation is never trained, leave this out",
         ),

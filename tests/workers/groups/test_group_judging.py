@@ -284,6 +284,36 @@ def test_a_group_that_is_stopped_while_it_is_judged_is_judged_again_and_not_made
     world.world.check()
 
 
+@pytest.mark.parametrize("judge", ["none", "support.worker_run.cold_judge"])
+def test_the_group_of_a_worker_that_counts_as_dead_is_judged_once_more_and_its_own_result_refused(
+    buffer: Buffer, server_url: str, judge: str
+) -> None:
+    rules = asks("held", judge=judge, max_tokens=2000, partial_rollout=True, spread="never")
+    world = WorkerWorld(buffer, server_url, rules)
+    scripts: list[Script] = []
+
+    async def scene(world: WorkerWorld, workers: Sequence[Worker], script: Script) -> None:
+        scripts.append(script)
+        script.gate.set()
+        world.admit(1)
+        await world.until(lambda: len(ASKED) == 1)
+        await world.until(lambda: int(buffer.inspect("math", 1).get("parts", 0)) >= 4)
+        world.world.run_out_ids("math", [1])
+        assert buffer.reap("math").requeued == 1
+        world.tickets(1)
+        await world.until(lambda: len(ASKED) == 2)
+        HELD["judge"] = False
+        await world.until_count(Status.COMPLETED, 1)
+        await world.until(lambda: sum(worker.runner.totals.refused for worker in workers) == 1)
+
+    HELD["judge"] = True
+    play(world, scene, {}, {})
+    assert ASKED[0] == ASKED[1]
+    assert len(scripts[0].requests) == 4, "nothing was made again"
+    assert [sample.reward for sample in only_group(world)] == [0.0, 1.0, 2.0, 3.0]
+    world.world.check()
+
+
 def test_a_group_that_ends_with_its_batch_is_judged_by_what_it_has(buffer: Buffer, server_url: str) -> None:
     rules = asks("rank", group_size=3, min_valid_samples=2, partial_rollout=True)
     world = WorkerWorld(buffer, server_url, rules)

@@ -204,7 +204,7 @@ class SampleMaker:
             samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # for a stop while it is judged
         samples[index] = await self._judged_sample(recipe, held, prompt, index, made)
         held.expected_tokens = expected_tokens(lease, samples)
-        await self._keep_made(held, salvage, samples[index])
+        await self._keep_made(recipe, held, salvage, samples[index])
         return False
 
     async def _generated_sample(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample | None:
@@ -273,7 +273,7 @@ class SampleMaker:
         self._generate_s += monotonic() - started_s
         return made
 
-    async def _keep_made(self, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
+    async def _keep_made(self, recipe: Recipe, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
         """Keep a finished sample in the buffer, for the worker that has its lease, or until its group is finished."""
         if salvage is None:
             return
@@ -281,7 +281,7 @@ class SampleMaker:
         if held.lease.borrowed:
             if not await salvage.hand_over(kept):
                 self._table.stop(held, StopReason.UNKEPT)
-        elif held.looping and made.status is SampleStatus.COMPLETED:
+        elif (held.looping or recipe.group_judge) and made.status is SampleStatus.COMPLETED:
             salvage.keep_whole(kept)
 
     def _note_generated(self, held: HeldLease, index: int) -> None:
