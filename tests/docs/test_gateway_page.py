@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,8 @@ def test_the_request_of_the_page_gets_a_session(
         server = Server(gateway)
         await server.start()
         loop = make_loop("outside", {**task.agent_options, "tool_parser": ""}, gateway)
-        making = asyncio.ensure_future(loop.run(rollout(Model(tokenizer, ["Hello"]), Prompt("Say hello"))))
+        made = replace(rollout(Model(tokenizer, ["Hello"]), Prompt("Say hello")), task="sums")
+        making = asyncio.ensure_future(loop.run(made))
         command = OUTSIDE.replace("http://127.0.0.1:8100", gateway.url)
         answer = b""
         while b'"prompt"' not in answer:

@@ -11,7 +11,7 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
-from rollq.workers.gateway.harnesses.process import HarnessFolder
+from rollq.workers.gateway.harnesses.process import HarnessFolder, sessions_folder
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.groups.agent_loops import make_loop
@@ -34,6 +34,11 @@ from support.gateway_calls import run
         ),
         ({"command": [sys.executable], "tool_parser": "nothing"}, "agent_options.tool_parser 'nothing' "),
         ({"command": [sys.executable], "turns": 3}, "turns"),
+        ({"command": [sys.executable], "writable": ["nowhere"]}, "agent_options.writable: 'nowhere' is not a folder"),
+        (
+            {"command": [sys.executable], "max_processes": 300},
+            "max_processes = 300: must be greater",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_the_start(options: dict[str, Any], words: str) -> None:
@@ -58,11 +63,11 @@ def test_a_folder_that_is_made_while_its_sample_is_stopped_is_removed(
         go.wait()
         return make(template, name)
 
-    monkeypatch.setattr(HarnessFolder, "make", late)
     ends: list[Callable[[], object]] = []
 
     async def work() -> None:
         loop = make_loop("harness", {"command": [sys.executable], "tool_parser": ""})
+        monkeypatch.setattr(HarnessFolder, "make", late)
         given = rollout(Model(chat_tokenizer(tmp_path / "model"), []), Prompt("Hi"))
         running = asyncio.ensure_future(loop.run(replace(given, at_end=ends.append)))
         await asyncio.to_thread(begun.wait)
@@ -75,7 +80,7 @@ def test_a_folder_that_is_made_while_its_sample_is_stopped_is_removed(
     run(work)
     for end in ends:
         end()
-    assert list((tmp_path / "sessions").iterdir()) == []
+    assert list(sessions_folder().iterdir()) == []
 
 
 DONE = """

@@ -99,7 +99,7 @@ class Scene:
         self.fuse = Fuse(self.notes, set(self.places), self.breaks)
         assert self.server.port is not None
         self.proxy = self.stack.enter_context(Proxy(self.server.port, self.fuse))
-        options = {"env": {"SEEN": str(self.seen)}, "concurrent": 1}
+        options = {"env": {"SEEN": str(self.seen)}, "concurrent": 1, "writable": [str(self.seen)]}
         task = {**rules(sys.executable, str(self.agent), **options), **self.rules}
         self.world = WorkerWorld(self.buffer, self.server.url, task)
         self.world.url = self.proxy.url  # of its workers

@@ -14,7 +14,12 @@ import pytest
 
 from rollq.buffer.common.child_processes import bare_python
 from rollq.workers.gateway.harnesses import launcher
-from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
+from rollq.workers.gateway.harnesses.process import (
+    HarnessFolder,
+    HarnessProcess,
+    remove_left_folders,
+    sessions_folder,
+)
 from support.gateway_calls import run
 from support.waiting import wait_until
 
@@ -216,7 +221,7 @@ def test_a_folder_has_the_path_of_the_attempt_before_unless_that_is_in_use(
     ) as worker:
         assert worker.stdout is not None
         first = Path(worker.stdout.readline().strip())
-        assert first == tmp_path / "rollq-session-sums-1-0"
+        assert first == sessions_folder() / "sums-1-0"
         (first / "workspace" / "half done").touch()
         beside = HarnessFolder.make(None, "sums-1-0")
         assert beside.root != first
@@ -226,7 +231,7 @@ def test_a_folder_has_the_path_of_the_attempt_before_unless_that_is_in_use(
     assert list(again.workspace.iterdir()) == []
     for folder in (beside, again):
         folder.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert list(sessions_folder().iterdir()) == []
 
 
 def test_a_folder_that_was_made_anew_while_a_left_one_was_looked_at_stays(
@@ -268,7 +273,7 @@ def test_a_command_whose_worker_has_died_before_does_not_start_and_its_folder_go
     folder = HarnessFolder.make(None)
     command = ["touch", str(tmp_path / "started")]
     nobody = str(2**22 + 1)  # beyond the largest process id
-    done = subprocess.run(bare_python(launcher.__name__, nobody, folder.root, 1, *command))
+    done = subprocess.run(bare_python(launcher.__name__, nobody, folder.root, 1, "", *command))
     assert done.returncode == 1
     assert not folder.root.exists()
     assert not (tmp_path / "started").exists()

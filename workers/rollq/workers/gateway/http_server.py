@@ -147,7 +147,7 @@ class Server:
             return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
 
     async def _offer(self, request: web.Request) -> web.StreamResponse:
-        """Give a session to a program elsewhere. One whose client has left meanwhile is offered again."""
+        """Give a session to a program elsewhere. One whose client has left is offered again."""
         identify(None)
         self._gateway.check_key(_bearer(request))
         identify(KEY_VARIABLE)

@@ -51,7 +51,7 @@ class Wanted(NamedTuple):
 
 def wanted(body: Mapping[str, Any], known: Set[str]) -> Wanted:
     """The request for a session in this JSON body. `known`: the tasks whose sessions are offered here, if that is
-    known. Raises `CallRefused`, also if none of the tasks is known."""
+    known. Raises `CallRefused`, including for tasks that are all unknown."""
     tasks, wait_s = body.get("tasks"), body.get("wait_s", 0)
     if tasks is not None and not (isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)):
         raise CallRefused("tasks is a list of names of tasks")

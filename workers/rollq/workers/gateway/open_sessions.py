@@ -30,8 +30,8 @@ KEY_VARIABLE: Final = "ROLLQ_GATEWAY_KEY"
 
 
 class Gateway:
-    """The sessions of one worker. A server makes them reachable at `url`; those of `tasks` are offered to programs
-    elsewhere."""
+    """The sessions of one worker. A server makes them reachable at `url`; sessions of `tasks` are offered to
+    programs elsewhere."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings

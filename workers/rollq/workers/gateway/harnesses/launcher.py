@@ -1,7 +1,8 @@
 """Runs one command, and ends it with all that it started: when it exits, when this process gets SIGTERM, and when the
 process that started this one dies. Then it removes the command's folder as well, since nobody else would.
 
-Run as a program, `launcher PARENT FOLDER MAX_FILE_BYTES COMMAND...`; imports only stdlib.
+Run as a program, `launcher PARENT FOLDER MAX_FILE_BYTES ENCLOSURE COMMAND...`; imports only stdlib. ENCLOSURE is empty,
+or the JSON of what the command is enclosed in.
 
 On Linux, descendants that leave the command's process group are ended too: orphans become children of this process.
 """
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from rollq.buffer.common.child_processes import adopt_orphans, die_with_parent
+from rollq.workers.gateway.harnesses import enclosure
 
 NOT_FOUND = 127
 PARENT_DIED = signal.SIGHUP
@@ -25,7 +27,7 @@ parent's id says nothing: it stays the same while another of its threads is dyin
 AWAITED = {signal.SIGTERM, PARENT_DIED, signal.SIGCHLD}
 
 
-def main(parent: int, folder: str, max_file_bytes: int, command: list[str]) -> int:
+def main(parent: int, folder: str, max_file_bytes: int, enclosed: str, command: list[str]) -> int:
     """Run the command; returns its exit code, or 128 and the number of the signal that ended it."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)  # a handler might run only after the next system call
@@ -35,25 +37,65 @@ def main(parent: int, folder: str, max_file_bytes: int, command: list[str]) -> i
         shutil.rmtree(folder, ignore_errors=True)
         return 1
     limit_files(max_file_bytes)
-    try:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=partial(prepare_command, os.getpid()))
-    except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+    child = start_enclosed(enclosed, command) if enclosed else start(command)
+    if child is None:
         return NOT_FOUND
     ended = wait_for(child)
-    end_descendants(child.pid)
+    end_descendants(child)
     if ended == -PARENT_DIED or PARENT_DIED in signal.sigpending():
         shutil.rmtree(folder, ignore_errors=True)
     return ended if ended >= 0 else 128 - ended
 
 
-def wait_for(child: "subprocess.Popen[bytes]") -> int:
+def start(command: list[str]) -> int | None:
+    """Start the command; returns its process id. None, and a message, if it cannot be started."""
+    try:
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=partial(prepare_command, os.getpid()))
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return None
+    child.returncode = 0  # its end is awaited by its process id
+    return child.pid
+
+
+def start_enclosed(text: str, command: list[str]) -> int:
+    """Start a process that runs the command in namespaces; returns its process id."""
+    launcher = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        if os.getppid() == launcher:
+            os._exit(enclosure.enclosed(enclosure.Enclosure.of_text(text), partial(run, command)))
+    except OSError as error:
+        print(f"the command cannot be enclosed: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(enclosure.CANNOT)
+
+
+def run(command: list[str]) -> int:
+    """Run the command as a child of the first process of its namespaces; returns its exit code, or 128 and the signal
+    that ended it."""
+    child = start(command)
+    if child is None:
+        return NOT_FOUND
+    while True:
+        ended, status = os.waitpid(-1, 0)  # orphans are this process's children
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def wait_for(child: int) -> int:
     """Wait until the command ends, or this process gets a signal; returns the exit code, or the signal as -number."""
-    while (code := child.poll()) is None:
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
         number = signal.sigwait(AWAITED)
         if number != signal.SIGCHLD:
             return -number
-    return code
 
 
 def limit_files(most_bytes: int) -> None:
@@ -64,7 +106,10 @@ def limit_files(most_bytes: int) -> None:
 
 
 def prepare_command(launcher: int) -> None:
-    """Let the command die with the launcher, even if that is killed. Runs in the command's process."""
+    """Let the command die with the launcher, even if that is killed, and before others where memory runs out. Runs in
+    the command's process."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
     die_with_parent(signal.SIGKILL, launcher)
 
@@ -94,4 +139,4 @@ def children() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]))

@@ -5,7 +5,9 @@ variables that the clients of OpenAI and Anthropic read.
 """
 
 import asyncio
+import logging
 import math
+import os
 import shutil
 import signal
 from collections.abc import Mapping
@@ -17,7 +19,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rollq.buffer.common import exact_json
+from rollq.buffer.common.child_processes import INHERITED
 from rollq.buffer.common.plugins import load_plugin
+from rollq.buffer.common.process_environment import hide_environment
+from rollq.buffer.common.sealing.kernel import hide_memory
 from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
@@ -25,11 +30,14 @@ from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.gateway.harnesses.enclosure import LEAST_PROCESSES, Enclosure, problem
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
 from rollq.workers.gateway.open_sessions import Gateway, new_token
 from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.gateway.sessions.finished_sample import Chooser
 from rollq.workers.gateway.sessions.session import SETTLE_S, Session
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 """How soon a stopped group is noticed."""
@@ -55,6 +63,12 @@ class HarnessSettings(SessionSettings):
     program_rewards: bool = Field(
         default=False, description="whether the command, and all that the model runs in it, may set its reward"
     )
+    max_processes: int = Field(
+        default=1000, ge=LEAST_PROCESSES, description="processes and threads of a command at the same time"
+    )
+    writable: tuple[Path, ...] = Field(
+        default=(), description="folders that commands may write to, beside their own and temporary ones"
+    )
     concurrent: int = Field(default=16, gt=0, description="commands at the same time, in one worker")
 
     @property
@@ -72,6 +86,7 @@ class Harness:
     gateway: Gateway
     chat_format: ChatFormat
     chosen: Chooser | None
+    is_enclosed: bool
     resumable: ClassVar[bool] = True
     records: ClassVar[bool] = True
 
@@ -110,7 +125,12 @@ class Harness:
         prompt = prompt_bytes(rollout.prompt)
         variables = {**session_variables(self.gateway, token), **self.settings.env}
         process = await HarnessProcess.start(
-            self.settings.command, folder, variables, prompt, max_file_bytes=self.settings.max_file_bytes
+            self.settings.command,
+            folder,
+            variables,
+            prompt,
+            max_file_bytes=self.settings.max_file_bytes,
+            enclosure=make_enclosure(self.settings, folder.root) if self.is_enclosed else None,
         )
         try:
             exit_code = await self._until_ended(process, session, rollout)
@@ -216,14 +236,51 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
         raise ConfigError(f"agent_options.command: {program!r} is not on the PATH of this worker")
     if workspace is not None and not workspace.is_dir():
         raise ConfigError(f"agent_options.workspace: {str(workspace)!r} is not a folder")
+    for place in settings.writable:
+        if not place.is_dir():
+            raise ConfigError(f"agent_options.writable: {str(place)!r} is not a folder")
     gateway.want()
     remove_left_folders()
+    hide_environment(INHERITED)
     return Harness(
         settings=settings,
         gateway=gateway,
         chat_format=make_format(settings.tool_parser, settings.reasoning_parser),
         chosen=make_chooser(settings.calls),
+        is_enclosed=can_enclose(settings),
     )
+
+
+def make_enclosure(settings: HarnessSettings, root: Path) -> Enclosure:
+    """The enclosure of the command of the session in the folder `root`. Files that hold secrets of the worker's are
+    hidden."""
+    secret = [value for name, value in os.environ.items() if name.startswith("ROLLQ_") and name.endswith("_FILE")]
+    return Enclosure(
+        root=str(root),
+        writable=tuple(str(path.absolute()) for path in settings.writable),
+        hidden=tuple(os.path.abspath(path) for path in secret if path),
+        most_processes=settings.max_processes,
+        most_bytes=settings.max_file_bytes,
+    )
+
+
+def can_enclose(settings: HarnessSettings) -> bool:
+    """Whether commands can be enclosed here; if not, a warning says why, and other processes are kept from the memory
+    of this one."""
+    folder = HarnessFolder.make(None)
+    try:
+        found = problem(make_enclosure(settings, folder.root))
+    finally:
+        folder.remove()
+    if found:
+        log.warning(
+            "commands of agents are not separated from each other on this system: they can change each other's files, "
+            "and files of this worker's user (%s); see Agents on the page Security of the guide",
+            found,
+        )
+        with suppress(OSError):  # needs Linux
+            hide_memory()
+    return not found
 
 
 def make_chooser(path: str) -> Chooser | None:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +17,9 @@ from typing import Final
 from rollq.buffer.common.child_processes import INHERITED, bare_python
 from rollq.workers.engines.vllm import watchdog
 from rollq.workers.gateway.harnesses import launcher
+from rollq.workers.gateway.harnesses.enclosure import Enclosure
 
-PREFIX: Final = "rollq-session-"
-NEW_PREFIX: Final = "rollq-new-"
+NEW_PREFIX: Final = ".new-"
 OUTPUT: Final = "output.log"
 TAIL_BYTES: Final = 2000
 END_S: Final = 5.0
@@ -44,7 +45,7 @@ class HarnessFolder:
         The path has the `name`, so the next attempt at a sample gets the same path, which agents write into their
         requests. If a folder with this name is in use, the path is another one.
         """
-        new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX))  # gets its name once it is locked
+        new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=sessions_folder()))  # gets its name once it is locked
         lock = os.open(new, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_SH)
         (new / "tmp").mkdir()
@@ -116,7 +117,8 @@ class HarnessFolder:
 
 def _named(new: Path, name: str) -> Path:
     """The path of a new folder, which is not empty, after it gets its name."""
-    wanted, other = new.with_name(PREFIX + name), new.with_name(new.name.replace(NEW_PREFIX, PREFIX))
+    other = new.with_name(new.name.removeprefix(NEW_PREFIX))
+    wanted = new.with_name(name or other.name)
     for _ in range(2 if name else 0):
         try:
             return new.rename(wanted)
@@ -125,9 +127,19 @@ def _named(new: Path, name: str) -> Path:
     return new.rename(other)
 
 
+def sessions_folder() -> Path:
+    """The folder of this user's sessions, which is made if it does not exist. Raises `OSError`, including for a
+    folder of another user."""
+    folder = Path(tempfile.gettempdir()) / f"rollq-sessions-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not stat.S_ISDIR(folder.lstat().st_mode) or folder.lstat().st_uid != os.getuid():
+        raise OSError(f"{folder} is not a folder of this user: remove it, or set TMPDIR to another place")
+    return folder
+
+
 def remove_left_folders() -> None:
     """Remove the folders of workers that were killed, and end the processes that are left of their harnesses."""
-    for root in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for root in sessions_folder().glob("[!.]*"):
         _remove_if_left(root)
 
 
@@ -164,14 +176,16 @@ class HarnessProcess:
         prompt: bytes,
         *,
         max_file_bytes: int,
+        enclosure: Enclosure | None = None,
     ) -> "HarnessProcess":
         """Start a command in the workspace of a folder, with the prompt as its standard input. Files that it writes,
-        including its output, are at most `max_file_bytes` long."""
+        including its output, are at most `max_file_bytes` long. It runs in the `enclosure`, if there is one."""
+        enclosed = "" if enclosure is None else enclosure.as_text()
         prompt_file = folder.root / "prompt"
         prompt_file.write_bytes(prompt)
         with prompt_file.open("rb") as stdin, folder.output.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *bare_python(launcher.__name__, os.getpid(), folder.root, max_file_bytes, *command),
+                *bare_python(launcher.__name__, os.getpid(), folder.root, max_file_bytes, enclosed, *command),
                 stdin=stdin,
                 stdout=output,
                 stderr=output,

@@ -1,0 +1,29 @@
+"""The environment of this process as other processes of its user see it."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Collection
+
+_START, _END = 50 - 3, 51 - 3
+"""Places of `env_start` and `env_end` in /proc/PID/stat, counted from the state; see proc_pid_stat(5)."""
+
+
+def hide_environment(shown: Collection[str]) -> None:
+    """On Linux, remove all variables but those that are `shown` from /proc/PID/environ. This process, and those that it
+    starts, keep them: they are copied to other memory, which only a debugger reads."""
+    if sys.platform != "linux":
+        return
+    for name, value in os.environb.items():
+        os.environb[name] = value  # to memory of the C library
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    with open("/proc/self/environ", "rb") as file:
+        variables = file.read()
+    place, end = int(fields[_START]), int(fields[_END])
+    if not place or place + len(variables) > end:
+        return
+    for variable in variables.split(b"\0")[:-1]:
+        if os.fsdecode(variable.partition(b"=")[0]) not in shown:
+            ctypes.memset(place, 0, len(variable))
+        place += len(variable) + 1

@@ -1,0 +1,132 @@
+"""An agent whose shell is hostile: it gains no reward, and breaks no other sample."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.workers.gateway.harnesses.local import HarnessSettings, can_enclose
+from rollq.workers.gateway.harnesses.process import sessions_folder
+from rollq.workers.gateway.http_server import Server
+from rollq.workers.gateway.open_sessions import Gateway
+from rollq.workers.groups.agent_loops import make_loop
+from rollq.workers.settings import GatewaySettings
+from support.chat_engine import Model, chat_tokenizer, rollout
+from support.gateway_calls import run
+from support.waiting import PATIENCE_S
+
+HOSTILE = Path(__file__).parents[2] / "support" / "hostile_agent.sh"
+VICTIM = """
+echo good > file
+while [ ! -e go ]; do sleep 0.1; done
+cat file
+cat "$SHARED"
+curl -s -H "Authorization: Bearer $OPENAI_API_KEY" "$OPENAI_BASE_URL/chat/completions" \
+  --data '{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}' > /dev/null
+"""
+
+
+@pytest.fixture
+def can_be_enclosed() -> None:
+    if not can_enclose(HarnessSettings(command=("sh",))):
+        pytest.skip("this system has no namespaces for commands")
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+def test_a_hostile_shell_gains_no_reward_and_breaks_no_other_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("password", "shared"):
+        (tmp_path / name).write_text(f"the {name}")
+    agent = tmp_path / "agent.sh"
+    agent.write_text(VICTIM)
+    monkeypatch.setenv("ROLLQ_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    victim_folder = sessions_folder() / f"hostile{os.getpid()}-1-1"
+    variables = {
+        "VICTIM": str(victim_folder),
+        "AGENT": str(agent),
+        "WORKER": str(os.getpid()),
+        "SHARED": str(tmp_path / "shared"),
+        "PASSWORD_FILE": str(tmp_path / "password"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    ends: list[Callable[[], object]] = []
+
+    async def work() -> None:
+        gateway = Gateway(GatewaySettings())
+        server = Server(gateway)
+        await server.start()
+        model = Model(chat_tokenizer(tmp_path / "model"), ["Trained", "Fine"])
+
+        async def sample(name: str, script: Path) -> "asyncio.Task[Sample]":
+            options = {"command": ["sh", str(script)], "env": variables, "tool_parser": "", "max_processes": 400}
+            loop = make_loop("harness", options, gateway)
+            given = replace(
+                rollout(model, Prompt("Hi")), session=f"hostile{os.getpid()}/1/{name}/1", at_end=ends.append
+            )
+            return asyncio.ensure_future(loop.run(given))
+
+        try:
+            victim = await sample("1", agent)
+            while not (victim_folder / "workspace" / "file").exists():
+                assert not victim.done(), victim.result()
+                await asyncio.sleep(0.05)
+            hostile = await asyncio.wait_for(await sample("0", HOSTILE), PATIENCE_S)
+            (victim_folder / "workspace" / "go").touch()
+            other = await asyncio.wait_for(victim, PATIENCE_S)
+        finally:
+            await server.close()
+        output = hostile.extra["harness"]["output"]
+        assert output.splitlines() == [
+            "call: 200",
+            "reward: 401",
+            "reward without a path: 401",
+            "fail: 401",
+            "session: 401",
+            "other tokens: 0",
+            "the worker: hidden",
+            "other folders: 0",
+            "other workspace: refused",
+            "other program: exit 1",  # in a layer that nobody else sees
+            "the system: refused",
+            "temporary file: bad",
+            "password: ",
+            "settings: refused",
+            "uncovered: no",
+            "uncovered as root: no",
+            "forks: refused",
+            "still here",
+        ]
+        assert (hostile.reward, hostile.extra["refused_outcomes"], hostile.text) == (None, 3, "Trained")
+        assert (other.reward, other.text, other.extra["harness"]["exit_code"]) == (None, "Fine", 0)
+        assert other.extra["harness"]["output"] == "good\nthe shared"
+        assert "refused_outcomes" not in other.extra
+        assert agent.read_text() == VICTIM
+
+    try:
+        run(work)
+    finally:
+        for end in ends:
+            end()
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+def test_a_command_writes_where_the_task_lets_it(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("shared", "closed")]
+    for place in places:
+        place.mkdir()
+    script = f"for place in {places[0]} {places[1]}; do touch $place/file; echo $?; done; touch /dev/shm/x; echo $?"
+
+    async def work() -> str:
+        options = {"command": ["sh", "-c", script], "writable": [str(places[0])], "tool_parser": ""}
+        loop = make_loop("harness", options)
+        sample = await loop.run(rollout(Model(chat_tokenizer(tmp_path / "model"), []), Prompt("Hi")))
+        return str(sample.extra["harness"]["output"])
+
+    assert run(work).split() == ["0", "0", "0"]  # /tmp, where this test is, may be written to, by this command alone
+    assert [list(place.iterdir()) for place in places] == [[places[0] / "file"], []]

@@ -1,0 +1,217 @@
+"""Encloses a command with namespaces of Linux: it sees no process but its own, no other session's folder, and writes
+only to its own folder and to temporary ones. Imports only stdlib.
+
+`enclosed` runs a function as the first process of the namespaces. When it returns, or is killed, the system ends all
+processes in them. `problem` says why this system offers none.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import resource
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from rollq.buffer.common.child_processes import bare_python
+from rollq.buffer.common.sealing.kernel import c_call
+
+LEAST_PROCESSES: Final = 301
+"""The least that Linux takes as the largest process id of a namespace."""
+OWN_LIMIT_SINCE: Final = (6, 14)
+"""The version of Linux from which on each namespace has its own largest process id."""
+CANNOT: Final = 125
+"""The exit code where the enclosure cannot be made."""
+PROBE_S: Final = 60.0
+
+_NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x00020000, 0x08000000, 0x10000000, 0x20000000
+_READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_EXECUTION = 1, 2, 4, 8
+_BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
+_MOUNT_SETATTR: Final = 442
+_HERE: Final = -100
+_ALL_BELOW: Final = 0x8000
+_DIE_WITH_PARENT, _DROP_CAPABILITY = 1, 24
+_KEPT_CAPABILITIES: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
+"""The rest of root: files of all owners, other users, low ports, chroot; no mounts and no devices."""
+_KERNEL_FILES: Final = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+"""Settings of the machine in /proc, which root could change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enclosure:
+    """The folder of a session, `root`, in the folder of all sessions. Beside it, `writable` folders may be changed.
+    `hidden` files appear empty. `most_processes`, threads among them, may run at the same time; what is written to /tmp
+    and to shared memory has at most `most_bytes` each."""
+
+    root: str
+    writable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    most_processes: int = 1000
+    most_bytes: int = 256_000_000
+
+    def as_text(self) -> str:
+        """The enclosure as JSON, for `of_text`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> "Enclosure":
+        """The enclosure of `as_text`."""
+        fields = json.loads(text)
+        return cls(**{**fields, "writable": tuple(fields["writable"]), "hidden": tuple(fields["hidden"])})
+
+
+def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
+    """Run `work` as the first process in new namespaces; returns the exit code, or 128 and the signal that ended it.
+
+    Must run in a process with one thread that has nothing else to do: it stays outside, in the namespace of mounts.
+    Raises `OSError`.
+    """
+    parent = os.getppid()
+    _unshare()
+    c_call("prctl", _DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(CANNOT)
+    alive, is_alive = os.pipe()
+    first = os.fork()
+    if not first:
+        code = CANNOT
+        try:
+            os.close(is_alive)
+            c_call("prctl", _DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+            if select.select([alive], [], [], 0)[0]:  # the other end is closed: the parent died before
+                os._exit(CANNOT)
+            _build(enclosure)
+            code = work()
+        except OSError as error:
+            print(f"the command cannot be enclosed: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(first, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def problem(enclosure: Enclosure) -> str:
+    """Why this enclosure cannot be made; empty if it can."""
+    if sys.platform != "linux":
+        return "needs Linux"
+    command = bare_python(__name__, enclosure.as_text())
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if not done.returncode else done.stderr.strip()[-500:] or f"exit code {done.returncode}"
+
+
+def limit_processes(most: int) -> None:
+    """Let at most `most` processes and threads run in this namespace of processes, where the system can: root needs
+    Linux 6.14, others have a limit for each user within the namespace of users."""
+    if _version() >= OWN_LIMIT_SINCE:  # before, it is the limit of the whole machine
+        with open("/proc/sys/kernel/pid_max", "w") as file:
+            file.write(str(max(most, LEAST_PROCESSES)))
+    if os.geteuid():
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+
+
+def _unshare() -> None:
+    """Enter new namespaces. Root, if it may, needs none of users; others do, and stay who they are."""
+    kinds = _NEW_MOUNTS | _NEW_PROCESSES | _NEW_IPC
+    with contextlib.suppress(PermissionError):
+        c_call("unshare", kinds)
+        return
+    user, group = os.geteuid(), os.getegid()
+    c_call("unshare", kinds | _NEW_USER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _build(enclosure: Enclosure) -> None:
+    """Make the enclosure from within, as the first process of its namespaces. Raises `OSError`."""
+    place, sessions = os.getcwd(), os.path.dirname(enclosure.root)
+    kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (*enclosure.writable, enclosure.root)}
+    _mount(None, "/", None, _RECURSIVE | _PRIVATE)
+    _set_read_only("/", True)
+    _cover_temporary(sessions, f"size={enclosure.most_bytes},mode=1777")
+    _mount("tmpfs", sessions, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
+    os.mkdir(enclosure.root)
+    for path, file in kept.items():  # as they were before anything covered them
+        _mount(f"/proc/self/fd/{file}", path, None, _BIND | _RECURSIVE)
+        _set_read_only(path, False)
+        os.close(file)
+    for path in filter(os.path.exists, (*enclosure.hidden, *_disks())):
+        _mount("/dev/null", path, None, _BIND)
+    _mount("proc", "/proc", "proc", _NO_SETUID | _NO_DEVICES | _NO_EXECUTION)
+    limit_processes(enclosure.most_processes)
+    for path in filter(os.path.exists, _KERNEL_FILES):
+        _mount(path, path, None, _BIND)
+        _set_read_only(path, True)
+    os.chdir(place)
+    for capability in range(64):
+        if capability not in _KEPT_CAPABILITIES:
+            with contextlib.suppress(OSError):  # beyond the last one
+                c_call("prctl", _DROP_CAPABILITY, capability, 0, 0, 0)
+
+
+def _cover_temporary(free: str, options: str) -> None:
+    """Let programs write to /tmp, which keeps what it has, and to shared memory, without anybody else seeing it. `free`
+    is a folder that is covered later."""
+    if os.path.isdir("/dev/shm"):
+        _mount("tmpfs", "/dev/shm", "tmpfs", _NO_SETUID | _NO_DEVICES, options)
+    _mount("tmpfs", free, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
+    changed, work = f"{free}/changed", f"{free}/work"
+    for path in (changed, work):
+        os.mkdir(path)
+        os.chmod(path, 0o1777)
+    layers = f"lowerdir=/tmp,upperdir={changed},workdir={work}"
+    _mount("overlay", "/tmp", "overlay", _NO_SETUID | _NO_DEVICES, layers)
+
+
+def _disks() -> list[str]:
+    """Devices with file systems, which root could read and write."""
+    with os.scandir("/dev") as entries:
+        return [entry.path for entry in entries if stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode)]
+
+
+def _set_read_only(path: str, value: bool) -> None:
+    """Make a mount, and with `value` all below, read-only or not. Needs Linux 5.12."""
+    attributes = (ctypes.c_uint64 * 4)(*((1, 0) if value else (0, 1)), 0, 0)
+    flags = _ALL_BELOW if value else 0
+    c_call("syscall", _MOUNT_SETATTR, _HERE, path.encode(), flags, ctypes.byref(attributes), ctypes.sizeof(attributes))
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    try:
+        c_call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
+    except OSError as error:
+        raise OSError(error.errno, f"mount {target}: {os.strerror(error.errno or 0)}") from None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try to make an enclosure; the exit code says whether it works."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        os._exit(enclosed(Enclosure.of_text(arguments[0]), lambda: 0))
+    except OSError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(CANNOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
