@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.gateway.harnesses.process import HarnessFolder, sessions_folder
 from rollq.workers.gateway.http_server import Server
@@ -34,6 +36,7 @@ from support.gateway_calls import run
         ),
         ({"command": [sys.executable], "tool_parser": "nothing"}, "agent_options.tool_parser 'nothing' "),
         ({"command": [sys.executable], "turns": 3}, "turns"),
+        ({"command": [sys.executable], "workspace_field": "folder"}, "agent_options.workspace, which is missing"),
         ({"command": [sys.executable], "writable": ["nowhere"]}, "agent_options.writable: 'nowhere' is not a folder"),
         (
             {"command": [sys.executable], "max_processes": 300},
@@ -143,3 +146,51 @@ def test_a_command_that_writes_too_much_is_told_so(command: list[str], words: st
     error = run(work)
     assert error is not None
     assert words in error
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    for name in ("folders/a", "folders/b/c", "outside"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text(name)
+    (tmp_path / "folders" / "link").symlink_to(tmp_path / "outside")
+    return tmp_path / "folders"
+
+
+def sample_of_row(metadata: dict[str, Any], folders: Path) -> Sample:
+    """The sample of a command that shows its workspace and the metadata of its row."""
+    show = 'cat file; echo; cat "$ROLLQ_SESSION_METADATA"'
+    options = {"command": ["sh", "-c", show], "tool_parser": "", "workspace": folders, "workspace_field": "folder"}
+    prompt = Prompt("Hi", answer="secret", metadata=metadata)
+    model = Model(chat_tokenizer(folders.parent / "model"), [])
+    return run(lambda: make_loop("harness", options).run(rollout(model, prompt)))
+
+
+@pytest.mark.parametrize("name", ["a", "b/c", "./b/../a"])
+def test_a_row_names_its_workspace_and_the_command_gets_its_metadata(name: str, folders: Path) -> None:
+    metadata = {"folder": name, "id": 2**70, "level": [1, None]}
+    sample = sample_of_row(metadata, folders)
+    shown, given = sample.extra["harness"]["output"].splitlines()
+    assert shown == ("folders/b/c" if name == "b/c" else "folders/a")
+    assert exact_json.loads(given) == metadata
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({}, "is None, not the name of a folder"),
+        ({"folder": ""}, "is '', not the name of a folder"),
+        ({"folder": 3}, "is 3, not the name of a folder"),
+        ({"folder": "a\0"}, "not the name of a folder"),
+        ({"folder": "."}, "'.', leaves "),
+        ({"folder": "../outside"}, "'../outside', leaves "),
+        ({"folder": "link"}, "'link', leaves "),
+        ({"folder": "/etc"}, "'/etc', leaves "),
+        ({"folder": "none"}, "none is not a folder"),
+    ],
+)
+def test_a_row_names_no_folder_outside(metadata: dict[str, Any], words: str, folders: Path) -> None:
+    with pytest.raises(SampleFailed) as failed:
+        sample_of_row(metadata, folders)
+    assert failed.value.kind is FailureKind.PROMPT
+    assert words in str(failed.value)

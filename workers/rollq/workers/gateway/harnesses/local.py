@@ -32,6 +32,7 @@ from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.harnesses.enclosure import LEAST_PROCESSES, Enclosure, problem
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
+from rollq.workers.gateway.harnesses.row_workspace import row_workspace
 from rollq.workers.gateway.open_sessions import Gateway, new_token
 from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.gateway.sessions.finished_sample import Chooser
@@ -52,6 +53,10 @@ class HarnessSettings(SessionSettings):
     )
     workspace: Path | None = Field(
         default=None, description="folder that is copied for each sample, where the command runs; default: empty"
+    )
+    workspace_field: str = Field(
+        default="",
+        description="name in the rows' metadata of the folder in workspace to copy; default: all of it",
     )
     timeout_s: float = Field(default=600, gt=0, description="longest run of a command, in seconds")
     max_file_mb: float = Field(
@@ -110,9 +115,15 @@ class Harness:
             return await self._run(rollout, session, folder, token)
 
     async def _make_folder(self, rollout: Rollout) -> HarnessFolder:
-        """A new folder. It is removed even if this call is cancelled, because its thread still makes the folder."""
+        """A new folder. It is removed even if this call is cancelled, because its thread still makes the folder.
+
+        Raises `SampleFailed` for a row that names no workspace.
+        """
+        template, field = self.settings.workspace, self.settings.workspace_field
+        if field and template is not None:
+            template = row_workspace(template, field, rollout.prompt.metadata)
         sample = "-".join(rollout.session.split("/")[:-1])  # the same in each attempt
-        making = asyncio.ensure_future(asyncio.to_thread(HarnessFolder.make, self.settings.workspace, sample))
+        making = asyncio.ensure_future(asyncio.to_thread(HarnessFolder.make, template, sample))
         try:
             return await asyncio.shield(making)
         finally:
@@ -123,7 +134,9 @@ class Harness:
     async def _run(self, rollout: Rollout, session: Session, folder: HarnessFolder, token: str) -> Sample:
         """Run the command until it exits, its session is closed, or its time is up."""
         prompt = prompt_bytes(rollout.prompt)
-        variables = {**session_variables(self.gateway, token), **self.settings.env}
+        folder.metadata.write_bytes(exact_json.dumps(dict(rollout.prompt.metadata)))
+        facts = {"ROLLQ_SESSION_METADATA": str(folder.metadata)}
+        variables = {**session_variables(self.gateway, token), **facts, **self.settings.env}
         process = await HarnessProcess.start(
             self.settings.command,
             folder,
@@ -236,6 +249,8 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
         raise ConfigError(f"agent_options.command: {program!r} is not on the PATH of this worker")
     if workspace is not None and not workspace.is_dir():
         raise ConfigError(f"agent_options.workspace: {str(workspace)!r} is not a folder")
+    if settings.workspace_field and workspace is None:
+        raise ConfigError("agent_options.workspace_field names folders in agent_options.workspace, which is missing")
     for place in settings.writable:
         if not place.is_dir():
             raise ConfigError(f"agent_options.writable: {str(place)!r} is not a folder")

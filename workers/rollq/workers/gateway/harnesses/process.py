@@ -66,6 +66,10 @@ class HarnessFolder:
         return self.root / "workspace"
 
     @property
+    def metadata(self) -> Path:
+        return self.root / "metadata.json"
+
+    @property
     def output(self) -> Path:
         return self.root / OUTPUT
 
