@@ -19,9 +19,9 @@ TOOL = {
 }
 
 
-def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(url: str, body: dict[str, Any], key: str = os.environ.get("OPENAI_API_KEY", "")) -> dict[str, Any]:
     """The JSON answer to a JSON request."""
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as response:
         answer: dict[str, Any] = json.load(response)
@@ -45,7 +45,9 @@ def main() -> None:
             left, right = json.loads(call["function"]["arguments"])["expression"].split("*")
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(int(left) * int(right))})
     if sys.argv[1:]:
-        post(os.environ["ROLLQ_SESSION_URL"] + "/reward", {"reward": 0.5, "parts": {"style": 0.25}})
+        reward = {"reward": 0.5, "parts": {"style": 0.25}}
+        key = os.environ.get("REWARD_TOKEN", os.environ["OPENAI_API_KEY"])
+        post(os.environ["ROLLQ_SESSION_URL"] + "/reward", reward, key)
 
 
 if __name__ == "__main__":

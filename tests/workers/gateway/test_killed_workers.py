@@ -47,7 +47,7 @@ def test_a_worker_that_stops_leaves_its_open_sessions_to_the_next(
         worker = workers.start(ENGINE, model=tmp_path / "model", notes=notes, silent=3)
         outside = take_session(buffer, agent) if place == "outside" else None
         workers.until(lambda: has_made(notes, 3))
-        assert len(list(temporary.glob("rollq-session-*"))) == (1 if place == "harness" else 0)
+        assert len(list(temporary.glob("rollq-sessions-*/*"))) == (1 if place == "harness" else 0)
         worker.terminate()
         worker.join(PATIENCE_S)
         assert worker.exitcode == 0
@@ -55,7 +55,7 @@ def test_a_worker_that_stops_leaves_its_open_sessions_to_the_next(
         if outside is not None:
             assert outside.wait() == 1
         workers.until(lambda: workers.world.count(Status.ABORTED) == 1)
-        assert list(temporary.glob("rollq-*")) == []
+        assert list(temporary.glob("rollq-*/*")) == []
         workers.world.recycle(1)  # as the producer does
         workers.start(ENGINE, model=tmp_path / "model", notes=notes)
         if place == "outside":
@@ -79,9 +79,11 @@ def take_session(buffer: Buffer, agent: Path, *arguments: str) -> "subprocess.Po
         return False
 
     wait_until(is_given)
+    assert (given["task"], given["row"], given["sample"], given["evaluation"]) == ("math", None, 0, False)
     variables = {
         "OPENAI_BASE_URL": given["openai_base_url"],
         "OPENAI_API_KEY": given["token"],
+        "REWARD_TOKEN": given["reward_token"],
         "ROLLQ_SESSION_URL": given["session_url"],
     }
     command = [sys.executable, str(agent), *arguments]
@@ -111,7 +113,7 @@ def test_an_agent_whose_records_do_not_fit_fails_with_the_limit_and_the_remedy(
 def test_an_agent_gives_its_own_reward(buffer: Buffer, server_url: str, tmp_path: Path) -> None:
     chat_tokenizer(tmp_path / "model")
     with ExitStack() as stack:
-        task = rules(sys.executable, plain_agent.__file__, "own")
+        task = rules(sys.executable, plain_agent.__file__, "own", program_rewards=True)
         workers = Workers(WorkerWorld(buffer, server_url, task), stack, tmp_path)
         workers.world.admit(1)
         workers.start(ENGINE, model=tmp_path / "model", notes=tmp_path / "notes")
