@@ -13,6 +13,7 @@ from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
+from rollq.workers.gateway.harnesses import local
 from rollq.workers.gateway.harnesses.process import HarnessFolder, sessions_folder
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
@@ -194,3 +195,17 @@ def test_a_row_names_no_folder_outside(metadata: dict[str, Any], words: str, fol
         sample_of_row(metadata, folders)
     assert failed.value.kind is FailureKind.PROMPT
     assert words in str(failed.value)
+
+
+def test_a_system_without_namespaces_is_named_and_commands_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hidden: list[bool] = []
+    monkeypatch.setattr(local, "problem", lambda _: "unshare: not permitted")
+    monkeypatch.setattr(local, "hide_memory", lambda: hidden.append(True))
+    loop = make_loop("harness", {"command": ["sh", "-c", "ls /proc | wc -l"], "tool_parser": ""})
+    sample = run(lambda: loop.run(rollout(Model(chat_tokenizer(tmp_path), []), Prompt("Hi"))))
+    assert sample.extra["harness"]["exit_code"] == 0
+    (line,) = [line for line in caplog.messages if "not separated" in line]
+    assert "(unshare: not permitted)" in line
+    assert hidden == [True]

@@ -18,8 +18,11 @@ def hide_environment(shown: Collection[str]) -> None:
         os.environb[name] = value  # to memory of the C library
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
-    with open("/proc/self/environ", "rb") as file:
-        variables = file.read()
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            variables = file.read()
+    except PermissionError:  # the memory of this process is hidden, and so is its environment
+        return
     place, end = int(fields[_START]), int(fields[_END])
     if not place or place + len(variables) > end:
         return
