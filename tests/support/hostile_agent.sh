@@ -20,6 +20,11 @@ say password "$(cat "$PASSWORD_FILE")"
 say settings "$( (echo 1 > /proc/sys/vm/drop_caches) 2>/dev/null && echo written || echo refused)"
 say uncovered "$(umount "$(dirname "$(dirname "$HOME")")" 2>/dev/null && echo yes || echo no)"
 say "uncovered as root" "$(unshare -Urm umount "$(dirname "$(dirname "$HOME")")" 2>/dev/null && echo yes || echo no)"
+ln -s "$VICTIM/workspace/file" stolen
+ln -s "$VICTIM/workspace" "stolen folder"
+ln -s /etc/hostname "its own"
+ln -s / ../up && ln -s "../up${VICTIM#/}/workspace/file" "stolen over two links"
+ln -s "../up/${VICTIM#/}/workspace/file" "stolen over two links as well"
 say forks "$(python3 -c '
 import os, time
 made = 0

@@ -102,6 +102,12 @@ def test_a_hostile_shell_gains_no_reward_and_breaks_no_other_sample(
             "forks: refused",
             "still here",
         ]
+        workspace = Path(hostile.extra["harness"]["workspace"])
+        assert (hostile.extra["harness"]["removed_links"], [path.name for path in workspace.glob("st*")]) == (
+            3,
+            ["stolen over two links"],  # which leads nowhere
+        )
+        assert (workspace / "its own").is_symlink()
         assert (hostile.reward, hostile.extra["refused_outcomes"], hostile.text) == (None, 3, "Trained")
         assert (other.reward, other.text, other.extra["harness"]["exit_code"]) == (None, "Fine", 0)
         assert other.extra["harness"]["output"] == "good\nthe shared"

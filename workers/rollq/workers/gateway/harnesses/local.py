@@ -158,7 +158,8 @@ class Harness:
             raise session.answering.failure
         if rollout.is_stopped():
             return session.so_far()
-        return self._sample(session, folder, exit_code, is_closed)
+        links = await asyncio.to_thread(folder.remove_foreign_links)
+        return self._sample(session, folder, {"removed_links": links} if links else {}, exit_code, is_closed)
 
     async def _until_ended(self, process: HarnessProcess, session: Session, rollout: Rollout) -> int | None:
         """The command's exit code; None if it is still running: its session is closed, or its time is up."""
@@ -180,9 +181,16 @@ class Harness:
                 with suppress(asyncio.CancelledError):
                     await waiting
 
-    def _sample(self, session: Session, folder: HarnessFolder, exit_code: int | None, is_closed: bool) -> Sample:
+    def _sample(
+        self,
+        session: Session,
+        folder: HarnessFolder,
+        counts: Mapping[str, int],
+        exit_code: int | None,
+        is_closed: bool,
+    ) -> Sample:
         tail = folder.tail()
-        facts = {"exit_code": exit_code, "output": tail, "workspace": str(folder.workspace)}
+        facts = {"exit_code": exit_code, "output": tail, "workspace": str(folder.workspace), **counts}
         if exit_code and not is_closed:
             made = session.sample(extra={"harness": facts})
             problem = f"the command ended with exit code {exit_code}{self._too_large(folder, exit_code)}"

@@ -96,6 +96,23 @@ class HarnessFolder:
                     pids.append(pid)
         return pids
 
+    def remove_foreign_links(self) -> int:
+        """Remove links in the workspace that lead to another session's folder, where a judge would find work that is
+        not this command's; returns how many."""
+        sessions, removed = os.path.realpath(self.root.parent), 0
+        own = f"{sessions}/{self.root.name}/"
+        if self.workspace.is_symlink():
+            self.workspace.unlink()
+            self.workspace.mkdir()
+            removed += 1
+        for folder, folders, files in os.walk(self.workspace):
+            for path in (os.path.join(folder, name) for name in (*folders, *files)):
+                target = f"{os.path.realpath(path)}/" if os.path.islink(path) else own
+                if target.startswith(f"{sessions}/") and not target.startswith(own):
+                    os.unlink(path)
+                    removed += 1
+        return removed
+
     def tail(self) -> str:
         """The end of the command's output. Empty if the command has replaced the output file by something else."""
         try:
