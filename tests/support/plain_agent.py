@@ -37,7 +37,7 @@ def main() -> None:
         message = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]
         messages.append({name: value for name, value in message.items() if value is not None})
         if "SEEN" in os.environ:
-            with open(f"{os.environ['SEEN']}/{os.getpid()}", "a") as seen:
+            with open(f"{os.environ['SEEN']}/{os.environ['OPENAI_API_KEY']}", "a") as seen:
                 seen.write(json.dumps(messages[-1]) + "\n")
         if not message.get("tool_calls"):
             break

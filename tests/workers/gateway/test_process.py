@@ -14,6 +14,7 @@ import pytest
 
 from rollq.buffer.common.child_processes import bare_python
 from rollq.workers.gateway.harnesses import launcher
+from rollq.workers.gateway.harnesses.enclosure import Enclosure, problem
 from rollq.workers.gateway.harnesses.process import (
     HarnessFolder,
     HarnessProcess,
@@ -103,6 +104,33 @@ def test_all_of_it_ends_with_a_worker_that_is_killed_and_its_folder_goes() -> No
         pid = escaped(folder)
         worker.kill()
     wait_until(lambda: not runs(pid) and not folder.root.exists())
+
+
+ENCLOSED = WORKER.replace('{}, b"", ', '{}, b"", enclosure=Enclosure(str(folder.root)), ').replace(
+    "from pathlib", "from rollq.workers.gateway.harnesses.enclosure import Enclosure\nfrom pathlib"
+)
+
+
+@pytest.mark.parametrize("killed", ["worker", "launcher", "what makes the namespaces"])
+def test_all_of_an_enclosed_command_ends_when_one_of_its_keepers_is_killed(killed: str) -> None:
+    mine = HarnessFolder.make(None)
+    found = problem(Enclosure(str(mine.root)))
+    mine.remove()
+    if found:
+        pytest.skip(found)
+    program = ESCAPES.format(then="time.sleep(600)")
+    with subprocess.Popen([sys.executable, "-c", ENCLOSED, program], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        folder = HarnessFolder(Path(worker.stdout.readline().strip()))
+        escaped(folder)
+        (launcher,) = psutil.Process(worker.pid).children()
+        (maker,) = launcher.children()
+        everybody = [launcher, *launcher.children(recursive=True)]
+        assert len(everybody) == 5  # with the first process of the namespaces, the command, and one that has escaped
+        os.kill({"worker": worker.pid, "launcher": launcher.pid}.get(killed, maker.pid), signal.SIGKILL)
+        left = folder.root if killed == "worker" else Path("/nowhere")
+        wait_until(lambda: not any(runs(process.pid) for process in everybody) and not left.exists())
+        worker.kill()
 
 
 LAST_THREAD = WORKER.replace(
