@@ -34,12 +34,10 @@ def prompt_of(generator: str, **changes: Any) -> Prompt:
     return Prompt(row["prompt"], answer=row["answer"], metadata={"env": row["env"]})
 
 
-def judged(
-    generator: str, texts: list[str], prompt: Prompt | None = None, *, timeout_s: float = PATIENCE_S
-) -> list[Verdict]:
+def judged(generator: str, texts: list[str], prompt: Prompt | None = None, **options: Any) -> list[Verdict]:
     async def judge_all() -> list[Verdict]:
         processes = JudgePool(1)
-        settings = Environment(f"reasoning-gym:{generator}", {}, "train", 1).open().settings()
+        settings = Environment(f"reasoning-gym:{generator}", options, "train", 1).open().settings()
         judge = make_judge(settings["judge"], settings["judge_options"], JudgeContext(PATIENCE_S, processes))
         try:
             given = prompt or prompt_of(generator)
@@ -91,7 +89,7 @@ def test_a_grader_that_runs_a_text_cannot_touch_a_file(tmp_path: Path) -> None:
 
 
 def test_a_grader_that_fails_on_the_rows_own_answer_fails_the_sample() -> None:
-    (verdict,) = judged("boxnet", ["1e999"])
+    (verdict,) = judged("boxnet", ["1e999"], trust_graders=True)
     assert verdict.reward is None
     assert "gives the row's own answer 0" in str(verdict.error)
 

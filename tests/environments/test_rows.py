@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -15,7 +16,7 @@ from rollq.environments.expansion import Environment
 from rollq.environments.rows import digest_of, made_rows, unstable_rows, write_missing_rows, write_rows
 from support.waiting import wait_until
 
-SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+SMALL: dict[str, Any] = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 WRITE = """
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ write_missing_rows(Environment("reasoning-gym:chain_sum", {}, "train", int(sys.a
 """
 
 
-def sums(split: str = "train", rows: int = 50, **options: int) -> Environment:
+def sums(split: str = "train", *, rows: int = 50, **options: Any) -> Environment:
     return Environment("reasoning-gym:chain_sum", options, split, rows)
 
 

@@ -18,7 +18,7 @@ MANY: Final = 0.5
 def check(environment: Environment, rows: int) -> Iterator[Finding]:
     """Yield what is found in the first `rows` rows. Raises `ConfigError` for an environment that cannot be opened."""
     source = environment.open()
-    if not getattr(source, "makes_rows", True):
+    if not environment.makes_rows:
         yield from source.check([])
         return
     with closing(made_rows(environment)) as making:

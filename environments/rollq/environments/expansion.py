@@ -43,6 +43,11 @@ class Environment:
         """The source of its rows. Raises `ConfigError`."""
         return self.kind.open(split_env(self.env)[1], self.options, self.split)
 
+    @property
+    def makes_rows(self) -> bool:
+        """Whether it has rows; otherwise prompts are the user's."""
+        return bool(getattr(self.open(), "makes_rows", True))
+
     def identity(self) -> str:
         """The package with its version, and the options, which rows, grader and episodes depend on, as one text."""
         return f"{self.env} ({', '.join(f'{name} {value}' for name, value in self.open().identity().items())})"
@@ -128,11 +133,11 @@ def _environment(table: Mapping[str, Any], rows: int, place: str) -> Environment
 def _expanded(place: str, table: Any, environment: Environment | None, problems: list[str]) -> Any:
     if environment is None:
         if isinstance(table, dict) and "env" not in table:
-            problems += [f"{place}.{key}: set env too" for key in NEED_ENV if key in table]
+            problems += [f"{place}.{key}: set env too" for key in NEED_ENV if table.get(key)]
         return table
     source = environment.open()
     given = dict(source.settings())
-    if getattr(source, "makes_rows", True):
+    if environment.makes_rows:
         given["prompts"] = str(environment.file())
     elif "prompts" not in table:
         problems.append(f'{place}: env = "{environment.env}" has no prompts: set prompts')

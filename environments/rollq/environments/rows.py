@@ -120,8 +120,8 @@ def unstable_rows(environment: Environment, most: int, made: Sequence[Mapping[st
 
 
 def digest_of(row: Mapping[str, Any]) -> bytes:
-    """The digest of a row's prompt, and of its episode where the prompt is not all of it: rows with the same one are the
-    same task."""
+    """The digest of a row: of its prompt, and of its episode where the prompt is not all of it. Rows with the same
+    digest are the same task."""
     episode = row["env"] if "opening" in row.get("env", {}) else None
     return hashlib.sha256(exact_json.dumps([row.get("messages", row.get("prompt")), episode])).digest()
 

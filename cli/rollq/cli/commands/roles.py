@@ -41,7 +41,7 @@ def produce(file: Path) -> None:
     settings = load_settings(file)
     tasks = settings.produced_tasks()
     _check_sampled("produce", bool(tasks or settings.evaluations), file)
-    environments = identities(settings)
+    environments = identities(settings, with_rows=True)
     write_missing_prompts(settings, file)
     sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()

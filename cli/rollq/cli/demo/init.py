@@ -60,8 +60,9 @@ def _check_environment(env: str) -> None:
 
     environment = Environment(env, {}, "train", 1)
     environment.installed_identity()
-    if getattr(environment.open(), "makes_rows", True):
-        first_row(environment)
+    if not environment.makes_rows:
+        raise ConfigError(f'--env "{env}" has no prompts: run `rollq init` without it, and set env in rollq.toml')
+    first_row(environment)
 
 
 def _run_name(folder: Path) -> str:

@@ -10,13 +10,17 @@ from rollq.cli.settings.task_tables import place_of
 from rollq.environments.rows import write_missing_rows
 
 
-def identities(settings: RollqSettings) -> dict[str, str]:
+def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str, str]:
     """By table, as in `tasks.sums`: the package of each environment with its version, and its options, as one text.
+    `with_rows`: only of environments that have rows.
 
     Raises `ConfigError` without the package.
     """
-    known = settings.environments().items()
-    return {f"{root}.{name}": environment.installed_identity() for (root, name), environment in known}
+    return {
+        f"{root}.{name}": environment.installed_identity()
+        for (root, name), environment in settings.environments().items()
+        if environment.makes_rows or not with_rows
+    }
 
 
 def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
@@ -24,7 +28,7 @@ def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
     folder = file.absolute().parent
     for (root, name), environment in settings.environments().items():
         table = settings.tasks[name] if root == "tasks" else settings.evaluations[name]
-        if table.prompts == folder / environment.file():
+        if environment.makes_rows and table.prompts == folder / environment.file():
             write_missing_rows(environment, folder)
 
 

@@ -1,0 +1,89 @@
+"""`rollq env`: what it lists, shows, writes and finds."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from rollq.cli.main import main
+
+CHAIN_SUM = "reasoning-gym:chain_sum"
+FILE = """\
+run = "sums"
+
+[tasks.sums]
+env = "reasoning-gym:chain_sum"
+sampling.top_p = 0.9
+batch_groups = 2
+"""
+
+
+def env(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["env", *map(str, arguments)])
+
+
+def test_kinds_are_listed_with_versions() -> None:
+    lines = env("list").output.splitlines()
+    assert [line.split()[0] for line in lines] == ["mcp", "openenv", "reasoning-gym", "text"]
+    assert "0.1.25" in lines[2]
+
+
+def test_names_of_a_kind_are_listed() -> None:
+    names = env("list", "reasoning-gym").output.split()
+    assert len(names) == 106
+    assert "chain_sum" in names
+
+
+def test_a_kind_without_a_list_says_so() -> None:
+    assert "mcp has no list: give a name that you know, as mcp:NAME" in env("list", "mcp").output
+
+
+def test_the_keys_that_env_sets_are_shown_as_toml(tmp_path: Path) -> None:
+    file = tmp_path / "rollq.toml"
+    file.write_text(FILE)
+    shown = env("show", file, "sums")
+    assert shown.exit_code == 0, shown.output
+    assert 'judge = "rollq.environments.reasoning_gym.judge.JUDGE"' in shown.output
+    assert "sampling.top_p = 0.9" in shown.output
+    plain = tmp_path / "plain.toml"
+    plain.write_text('run = "sums"\n' + shown.output)
+    assert "judge_options = " in shown.output
+    from rollq.cli.settings.file import load_settings
+
+    assert load_settings(plain).tasks["sums"].judge == load_settings(file).tasks["sums"].judge
+
+
+def test_rows_are_written_once(tmp_path: Path) -> None:
+    file = tmp_path / "sums.jsonl"
+    written = env("export", CHAIN_SUM, file, "--rows", 7, "-o", "max_terms=2")
+    assert written.output.startswith(f"wrote 7 rows to {file}")
+    assert {"prompt", "answer", "env"} == set(orjson.loads(file.read_bytes().splitlines()[0]))
+    again = env("export", CHAIN_SUM, file)
+    assert again.exit_code != 0
+    assert "exists already" in again.output
+
+
+def test_a_check_says_what_it_finds_and_fails_for_errors() -> None:
+    good = env("check", CHAIN_SUM, "--rows", 20, "--json")
+    assert good.exit_code == 0
+    assert {each["level"] for each in orjson.loads(good.output)["findings"]} == {"note"}
+    bad = env("check", "reasoning-gym:game_of_life_halting", "--rows", 10)
+    assert bad.exit_code == 1
+    assert "rubbish scores 1 for all questions" in bad.output
+    assert "1 error: do not train on it as it is" in bad.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("check", "chain_sum"), "write a kind and a name"),
+        (("check", "reasoning-gym:no_such"), "has no generator 'no_such'"),
+        (("check", CHAIN_SUM, "-o", "max_terms"), "--option 'max_terms': write KEY=VALUE"),
+        (("list", "gym"), "there is no kind 'gym'"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_error(arguments: tuple[str, ...], words: str) -> None:
+    result = env(*arguments)
+    assert result.exit_code != 0
+    assert words in result.output
