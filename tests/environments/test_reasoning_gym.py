@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -71,6 +72,16 @@ def test_answers_are_scored() -> None:
     answer = row_of("chain_sum")["answer"]
     verdicts = judged("chain_sum", [f"It is {answer}", "It is 123456789", ""])
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("form", ["chat", "after a solved row"])
+def test_a_question_may_be_a_message_or_have_words_around_it(form: str) -> None:
+    row, prompt = row_of("chain_sum"), prompt_of("chain_sum")
+    system = {"role": "system", "content": "Be brief."}
+    messages = (system, {"role": "user", "content": row["prompt"]})
+    content = messages if form == "chat" else f"1 + 1 = 2\n\n{row['prompt']}"
+    (verdict,) = judged("chain_sum", [f"It is {row['answer']}"], replace(prompt, content=content))
+    assert (verdict.reward, verdict.error) == (1.0, None)
 
 
 def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted() -> None:

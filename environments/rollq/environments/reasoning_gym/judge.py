@@ -79,7 +79,7 @@ class Grader:
             )
         place = (self._name, self._options, row["seed"])
         return await self._processes.call(
-            calls.grade, *place, prompt.content, answer, timeout_s=self._timeout_s, before=(calls.prepare, place)
+            calls.grade, *place, asked(prompt), answer, timeout_s=self._timeout_s, before=(calls.prepare, place)
         )
 
     @staticmethod
@@ -89,6 +89,14 @@ class Grader:
         if problem := answer.get("problem"):
             raise SampleFailed(FailureKind.GRADER, str(problem))
         return {SCORE: float(answer[SCORE])}
+
+
+def asked(prompt: Prompt) -> str:
+    """The text that asks the row's question: the prompt, or its last message of a user."""
+    if isinstance(prompt.content, str):
+        return prompt.content
+    users = [message for message in prompt.content if message.get("role") == "user"]
+    return str(users[-1].get("content", "")) if users else ""
 
 
 def check_trusted(generator: str) -> None:
