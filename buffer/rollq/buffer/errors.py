@@ -4,6 +4,7 @@ RollqError
  |- ConfigError          a setting, file or argument is invalid; names it and the values that are allowed
  |   |- QueryError           a query is malformed; names the field, operator or value
  |- InvalidPrompt        a prompt is malformed; names the file and line
+ |   |- AllExcluded         all usable rows of a task are excluded
  |- InvalidGroup         a result cannot be trained on; names the field and the sample
  |- CorruptFrame         bytes from Redis fail their checksum or have an unknown schema version
  |   |- CorruptGroup        a claimed group contains such bytes, so its batch cannot be read
@@ -48,6 +49,9 @@ RollqError
  |- RecordsFull          the buffer has no room for another call of a group by an agent over HTTP
  |- JudgeFailed          a judge in a separate process ended without a reward
  |- CallsHang            all calls of a user's function that may run at the same time hang
+ |- GroupNotJudged       a judge of whole groups ended without rewards
+ |- ConnectionLost       a connection to an MCP server is lost, with the state that the server kept for it
+ |   |- ServerNotThere      an MCP server does not answer, or cannot be started
  |- FilterError          a filter failed; names it and the reason
  |- ToolError            a tool failed; names it and the reason
  |- CallError            the model called a tool incorrectly; the message answers the model
@@ -55,7 +59,8 @@ RollqError
  |- NothingLearned       a demo has trained all its steps, and its model answers no better than before
 
 `TooLate`, `WeightsRejected`, `WeightsLate` and the errors from `EngineDead` to `CallError` are defined in
-`rollq.workers`, `RoleFailed` and `NothingLearned` in `rollq.cli`; all others are defined here.
+`rollq.workers`, `AllExcluded` in `rollq.producer`, `RoleFailed` and `NothingLearned` in `rollq.cli`; all others are defined
+here.
 """
 
 
