@@ -59,8 +59,8 @@ RollqError
  |- NothingLearned       a demo has trained all its steps, and its model answers no better than before
 
 `TooLate`, `WeightsRejected`, `WeightsLate` and the errors from `EngineDead` to `CallError` are defined in
-`rollq.workers`, `AllExcluded` in `rollq.producer`, `RoleFailed` and `NothingLearned` in `rollq.cli`; all others are defined
-here.
+`rollq.workers`, `AllExcluded` in `rollq.producer`, `RoleFailed` and `NothingLearned` in `rollq.cli`; all others are
+defined here.
 """
 
 
