@@ -29,6 +29,8 @@ from rollq.buffer.wire.prompts import decode_prompt
 log = logging.getLogger(__name__)
 
 UNDER_WAY = (Status.PENDING, Status.RUNNING)
+PAYLOAD = 14
+"""The place of the payload's name in the fields of a lease, from 0."""
 
 
 class Leasing(BufferCore):
@@ -77,8 +79,7 @@ class Leasing(BufferCore):
             if reply[0] == 1:
                 self._drained_for = task
                 return Leased(tuple(leased), drain=True)
-            named = {group_id: payload.decode() for group_id, *_, payload, _ in reply[1:] if payload}
-            payloads = self.read_payloads(task, named)
+            payloads = self.read_payloads(task, named_payloads(reply[1:]))
             leases = [decode_lease(task, nonce, fields, payloads.get(fields[0])) for fields in reply[1:]]
             leased += leases
             suspects_held += sum(lease.suspect for lease in leases)
@@ -272,6 +273,11 @@ class Leasing(BufferCore):
     def forget_worker(self, worker: str) -> None:
         """Remove the report of a worker that stops."""
         self.call("forget_worker", self.keys.info, self.incarnation, worker)
+
+
+def named_payloads(described: Sequence[list[Any]]) -> dict[int, str]:
+    """The names of payloads in leases that the function `lease` or `borrow` has described, by group."""
+    return {fields[0]: fields[PAYLOAD].decode() for fields in described if fields[PAYLOAD]}
 
 
 def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:

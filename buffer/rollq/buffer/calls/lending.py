@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from rollq.buffer.calls.core import pairs
-from rollq.buffer.calls.leasing import Leasing, decode_lease, fences, leases_by_task
+from rollq.buffer.calls.leasing import Leasing, decode_lease, fences, leases_by_task, named_payloads
 from rollq.buffer.calls.replies import Offer, Offered
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE, Lease, Sample, SampleStatus
@@ -42,7 +42,7 @@ class Lending(Leasing):
         """
         nonce, loans = secrets.token_hex(8), list[Lease]()
         reply = self.call_task("borrow", task, worker, nonce, epoch, version, n, share)
-        payloads = self.read_payloads(task, {fields[0]: fields[-3].decode() for fields in reply if fields[-3]})
+        payloads = self.read_payloads(task, named_payloads(reply))
         for *fields, borrowed in reply:
             lease = decode_lease(task, nonce, fields, payloads.get(fields[0]))
             # parts are counted for each loan alone
