@@ -77,7 +77,7 @@ COMMON: Final[Mapping[str, str]] = {
     "[payloads]": "url",
     "[archive]": "url",
     "[tasks.NAME.rows]": "prompt_field answer_field chat system_prompt max_prompt_tokens max_bad_rows",
-    "[tasks.NAME.judging]": "group_judge isolate_judge answer_text on_judge_error scorers",
+    "[tasks.NAME.judging]": "group_judge isolate_judge on_judge_error",
     "[tasks.NAME.sampling]": "top_p top_k stop",
     "[tasks.NAME.staleness]": "sync_weights_interval stragglers partial_rollout",
     "[tasks.NAME.batches]": "weight schedule max_uses",
@@ -87,9 +87,9 @@ COMMON: Final[Mapping[str, str]] = {
     "[tasks.NAME.judge_options], judge http": "url",
     "[tasks.NAME.judge_options], judge weighted": "parts",
     "[tasks.NAME.judge_options.parts.PART]": "judge weight",
-    "[tasks.NAME.agent_options], loop tools": "tools max_turns unfinished",
+    "[tasks.NAME.agent_options], loop tools": "tools max_turns",
     "[tasks.NAME.agent_options.tools.TOOL]": "function",
-    "[tasks.NAME.agent_options], loop environment": "environment max_turns unfinished",
+    "[tasks.NAME.agent_options], loop environment": "environment max_turns",
     "[tasks.NAME.agent_options], loop harness": "command workspace",
     "[tasks.NAME.agent_options], loop outside": "",
     "[batch]": "groups",
@@ -115,7 +115,9 @@ COMMON: Final[Mapping[str, str]] = {
     "[worker.options], engine openai": "urls served_model push_model",
     "[worker.options], engine sglang": "urls push_model",
 }
-"""Table -> its keys that most runs set or should know; all of `[tasks.NAME]` are. Others are advanced."""
+"""Table -> its keys that most runs set or should know. Others are advanced."""
+RARE_OF_TASKS: Final = frozenset({"env_split", "env_shared"})
+"""Keys of `[tasks.NAME]` that are advanced; all others are common."""
 EXPERIMENTAL: Final = {"[trainer.nccl]": "", "[trainer]": "colocated replay_experts"}
 """Table -> its keys for what no GPU has run yet; all of a table without keys."""
 UNITS: Final = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tokens": "tokens", "_steps": "train steps"}
@@ -214,13 +216,13 @@ def _about_evaluations() -> str:
 
 
 def _settings(table: str, fields: Mapping[str, FieldInfo]) -> Iterator[Setting]:
-    common = None if table == TASK else COMMON.get(table, "").split()
+    common = fields.keys() - RARE_OF_TASKS if table == TASK else COMMON.get(table, "").split()
     experimental = EXPERIMENTAL[table].split() or list(fields) if table in EXPERIMENTAL else []
     for key, field in fields.items():
         unit = next((f", {unit}" for end, unit in UNITS.items() if key.endswith(end)), "")
         kind = f"{_kind(field.annotation)}{_bounds(field.metadata)}{unit}"
         meaning = f"{'experimental: ' if key in experimental else ''}{field.description or ''}"
-        yield Setting(table, key, kind, _default(field), meaning, common is None or key in common)
+        yield Setting(table, key, kind, _default(field), meaning, key in common)
 
 
 def _kind(annotation: Any) -> str:
