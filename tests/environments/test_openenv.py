@@ -359,6 +359,7 @@ def test_the_check_finds_what_is_wrong() -> None:
 def test_a_files_settings_name_the_kinds_loop(tmp_path: Path) -> None:
     made = source(PlayedOpenEnv(), tools=True, reset={"level": 2})
     assert made.settings() == {
+        "answer_field": "",
         "judge": "environment",
         "agent_loop": "environment",
         "agent_options": {

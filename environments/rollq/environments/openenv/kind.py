@@ -72,6 +72,7 @@ class OpenEnvSource:
         """The loop `environment` with an episode of this server, judged by the rewards of its steps."""
         episode = "ToolEpisode" if self.options.tools else "Episode"
         return {
+            "answer_field": "",
             "judge": "environment",
             "agent_loop": "environment",
             "agent_options": {

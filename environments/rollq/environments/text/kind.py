@@ -97,6 +97,7 @@ class TextSource:
         python = {"python": self.options.python} if self.options.python else {}
         options = {"options": self.options.options} if self.options.options else {}
         return {
+            "answer_field": "",
             "judge": "environment",
             "agent_loop": "environment",
             "agent_options": {
