@@ -11,8 +11,8 @@ from typing import Any, Final
 from rollq.buffer.store.redis_url import mask_url
 
 MAIN: Final = (
-    "env", "env_options", "env_split", "env_shared", "prompts", "judge", "judge_options", "agent_loop", "agent_options",
-    "batch_groups", "group_size", "profile", "max_staleness", "max_tokens", "temperature", "filters", "offline",
+    "prompts", "judge", "judge_options", "agent_loop", "agent_options", "batch_groups", "group_size", "profile",
+    "max_staleness", "max_tokens", "temperature", "filters", "offline", "env", "env_options", "env_split", "env_shared",
 )  # fmt: skip
 """The keys of `[tasks.NAME]` and `[evaluations.NAME]`."""
 
