@@ -1,5 +1,8 @@
 """`rollq env`: what it lists, shows, writes and finds."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -87,3 +90,37 @@ def test_wrong_arguments_are_one_clear_error(arguments: tuple[str, ...], words: 
     result = env(*arguments)
     assert result.exit_code != 0
     assert words in result.output
+
+
+GAMES = """\
+class Guess:
+    def reset(self, seed=None):
+        return f"Guess {seed}.", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+"""
+OWN_CLASS = """\
+run = "games"
+
+[tasks.guess]
+env = "text:own_games.Guess"
+env_options = { rows = 3 }
+batch_groups = 1
+"""
+
+
+def test_a_class_beside_the_settings_file_is_found_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "own_games.py").write_text(GAMES)
+    file = tmp_path / "rollq.toml"
+    file.write_text(OWN_CLASS)
+    command = [sys.executable, "-c", "from rollq.cli.main import main; main()"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for folder, arguments in (
+        (elsewhere, ("try", str(file))),
+        (tmp_path, ("env", "check", "text:own_games.Guess", "--rows", "4")),
+    ):
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+        done = subprocess.run([*command, *arguments], cwd=folder, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

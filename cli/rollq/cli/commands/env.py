@@ -1,6 +1,7 @@
 """`rollq env`: lists environments, shows the keys that one sets, writes its rows, and checks and tries it."""
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -188,6 +189,7 @@ def try_environment(
 def _environment(env: str, options: Sequence[str], split: str, rows: int) -> "Environment":
     from rollq.environments.expansion import Environment
 
+    sys.path.append(str(Path.cwd()))  # classes beside the settings file
     environment = Environment(env, _options(options), split, rows)
     environment.installed_identity()
     return environment

@@ -41,9 +41,9 @@ def produce(file: Path) -> None:
     settings = load_settings(file)
     tasks = settings.produced_tasks()
     _check_sampled("produce", bool(tasks or settings.evaluations), file)
+    sys.path.append(str(file.absolute().parent))
     environments = identities(settings, with_rows=True)
     write_missing_prompts(settings, file)
-    sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
     with (
         open_prompts(tasks, settings.evaluations, settings.answer_readers()) as prompts,

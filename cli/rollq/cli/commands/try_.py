@@ -65,8 +65,8 @@ def try_rows(
 
     settings = load_settings(file)
     task, table = _table(settings, task)
-    write_missing_prompts(settings, file)
     sys.path.append(str(file.absolute().parent))
+    write_missing_prompts(settings, file)
     if answers is not None and table.judge == "none":
         raise ConfigError(f"--answers: samples of task {task!r} are only judged together; use --sample or --model")
     given = None if answers is None else read_answers(answers)
