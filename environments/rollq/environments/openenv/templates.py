@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rollq.buffer.common import exact_json
+from rollq.environments.tags import last_tagged
 
 Action = Mapping[str, Any] | str
 """The template of an action: a table, or the text "{json}"."""
 
 FIELD: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*(?:\.\w+)*)\}")
-ANSWER: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 JSON: Final = "{json}"
 NAMES: Final = ("text", "answer", "json")
 """Parts of the model's turn that an action may contain."""
@@ -88,8 +88,8 @@ def _filled(template: Any, text: str) -> Any:
 
 def answer_in(text: str) -> str:
     """The last text within `<answer>` and `</answer>`; without any, all of it. Without surrounding whitespace."""
-    found = ANSWER.findall(text)
-    return (found[-1] if found else text).strip()
+    tagged = last_tagged(text)
+    return text.strip() if tagged is None else tagged
 
 
 def _object_in(text: str) -> Any:

@@ -1,11 +1,7 @@
 """Takes a bare answer out of a model's text, since the graders of reasoning-gym want nothing around it. Pure."""
 
-import re
-from typing import Final
-
+from rollq.environments.tags import last_tagged
 from rollq.workers.judging.numbers import decimal_text, last_number, only_number
-
-_TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 
 
 def extracted(text: str, answer: str) -> str:
@@ -14,8 +10,8 @@ def extracted(text: str, answer: str) -> str:
 
     `1e5` and `0110` are not plain numbers: they may be digits of another base.
     """
-    if tagged := _TAGGED.findall(text):
-        return str(tagged[-1]).strip()
+    if (tagged := last_tagged(text)) is not None:
+        return tagged
     own = only_number(answer)
     if own is not None and decimal_text(own) == answer.strip():
         number = last_number(text)
