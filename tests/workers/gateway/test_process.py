@@ -239,6 +239,35 @@ def test_a_folder_whose_worker_is_gone_is_removed_at_the_next_start_and_no_other
     assert not mine.root.exists()
 
 
+def test_a_folder_is_cleaned_and_removed_however_deep_and_linked_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other, mine = HarnessFolder.make(None), HarnessFolder.make(None)
+    monkeypatch.chdir(mine.workspace)
+    for number in range(2_000):
+        os.symlink(f"link{number + 1}", f"link{number}")
+    os.symlink(other.workspace, "link2000")
+    for _ in range(1_500):
+        os.mkdir("d")
+        os.chdir("d")
+    os.symlink(other.workspace, "deep")
+    for _ in range(1_500):  # beyond the longest path
+        os.mkdir("d")
+        os.chdir("d")
+    Path("file").touch()
+    os.chdir(mine.workspace)
+    Path("locked/inner").mkdir(parents=True)
+    Path("locked").chmod(0)
+    assert mine.remove_foreign_links() >= 2
+    assert not os.path.lexists("link2000")
+    monkeypatch.chdir(tmp_path)
+    mine.remove()
+    assert list(sessions_folder().iterdir()) == [other.root]
+    other.remove()
+    assert list(sessions_folder().iterdir()) == []
+
+
 def test_a_folder_has_the_path_of_the_attempt_before_unless_that_is_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

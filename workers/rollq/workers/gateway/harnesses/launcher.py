@@ -10,7 +10,6 @@ On Linux, descendants that leave the command's process group are ended too: orph
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from rollq.buffer.common.child_processes import adopt_orphans, die_with_parent
+from rollq.buffer.common.removing import remove_folder
 from rollq.workers.gateway.harnesses import enclosure
 
 NOT_FOUND = 127
@@ -34,7 +34,7 @@ def main(parent: int, folder: str, max_file_bytes: int, enclosed: str, command: 
     adopt_orphans()
     die_with_parent(PARENT_DIED, parent)
     if PARENT_DIED in signal.sigpending():
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         return 1
     limit_files(max_file_bytes)
     child = start_enclosed(enclosed, command) if enclosed else start(command)
@@ -43,7 +43,7 @@ def main(parent: int, folder: str, max_file_bytes: int, enclosed: str, command: 
     ended = wait_for(child)
     end_descendants(child)
     if ended == -PARENT_DIED or PARENT_DIED in signal.sigpending():
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
     return ended if ended >= 0 else 128 - ended
 
 

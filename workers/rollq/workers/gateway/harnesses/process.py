@@ -7,7 +7,7 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Final
 
 from rollq.buffer.common.child_processes import INHERITED, bare_python
+from rollq.buffer.common.removing import remove_folder
 from rollq.workers.engines.vllm import watchdog
 from rollq.workers.gateway.harnesses import launcher
 from rollq.workers.gateway.harnesses.enclosure import Enclosure
@@ -105,12 +106,14 @@ class HarnessFolder:
             self.workspace.unlink()
             self.workspace.mkdir()
             removed += 1
-        for folder, folders, files in os.walk(self.workspace):
-            for path in (os.path.join(folder, name) for name in (*folders, *files)):
-                target = f"{os.path.realpath(path)}/" if os.path.islink(path) else own
-                if target.startswith(f"{sessions}/") and not target.startswith(own):
-                    os.unlink(path)
-                    removed += 1
+        for path in _links_below(str(self.workspace)):
+            try:
+                target = f"{os.path.realpath(path)}/"
+            except RecursionError:  # more links in a row than the system follows; each is looked at
+                continue
+            if target.startswith(f"{sessions}/") and not target.startswith(own):
+                os.unlink(path)
+                removed += 1
         return removed
 
     def tail(self) -> str:
@@ -131,9 +134,21 @@ class HarnessFolder:
 
     def remove(self) -> None:
         """Remove everything."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_folder(self.root)
         if self.lock is not None:
             os.close(self.lock)
+
+
+def _links_below(folder: str) -> Iterator[str]:
+    """The links in a folder and in all below it that a path can name, however deep."""
+    waiting = [folder]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    yield entry.path
+                elif entry.is_dir():
+                    waiting.append(entry.path)
 
 
 def _named(new: Path, name: str) -> Path:

@@ -1,0 +1,45 @@
+"""Removes folders that programs of others have filled, however deep they are. Stdlib only."""
+
+import os
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+
+def remove_folder(folder: Path | str) -> None:
+    """Remove a folder with all that is in it, as far as this user may. Nothing in it may run any more.
+
+    Folders far below are moved to the top before they are emptied, so that no call nests and no path becomes long.
+    """
+    top, number = str(folder), count()
+    mark = f"{top}/.{os.urandom(8).hex()}"
+    waiting = [top]
+    while waiting:
+        here = waiting.pop()
+        for path, is_folder in _entries(here):
+            with suppress(OSError):
+                if not is_folder:
+                    os.unlink(path)
+                    continue
+                os.chmod(path, 0o700)
+                if here != top:
+                    moved = f"{mark}-{next(number)}"
+                    os.rename(path, moved)
+                    path = moved
+                waiting.append(path)
+        if here != top:
+            with suppress(OSError):
+                os.rmdir(here)
+    with suppress(OSError):
+        os.rmdir(top)
+
+
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """The paths in a folder, and whether they are folders; empty for one that cannot be read, or is a link."""
+    if os.path.islink(folder):
+        return []
+    try:
+        with os.scandir(folder) as entries:
+            return [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except OSError:
+        return []
