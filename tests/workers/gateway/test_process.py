@@ -259,6 +259,7 @@ def test_a_folder_is_cleaned_and_removed_however_deep_and_linked_it_is(
     os.chdir(mine.workspace)
     Path("locked/inner").mkdir(parents=True)
     Path("locked").chmod(0)
+    mine.root.chmod(0o500)
     assert mine.remove_foreign_links() >= 2
     assert not os.path.lexists("link2000")
     monkeypatch.chdir(tmp_path)

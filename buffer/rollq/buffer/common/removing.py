@@ -14,6 +14,9 @@ def remove_folder(folder: Path | str) -> None:
     top, number = str(folder), count()
     mark = f"{top}/.{os.urandom(8).hex()}"
     waiting = [top]
+    if not os.path.islink(top):
+        with suppress(OSError):
+            os.chmod(top, 0o700)
     while waiting:
         here = waiting.pop()
         for path, is_folder in _entries(here):
