@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import orjson
@@ -57,6 +58,41 @@ def test_the_keys_that_env_sets_are_shown_as_toml(tmp_path: Path) -> None:
     assert load_settings(plain).tasks["sums"].judge == load_settings(file).tasks["sums"].judge
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'run = "x\n', "not TOML"),
+        (b"\xff", "not UTF-8"),
+        (b"tasks = 3\n", "no task or evaluation of"),
+        (b'[tasks]\na = 3\nb = "c"\n', "no task or evaluation of"),
+    ],
+)
+def test_a_file_that_has_nothing_to_show_is_one_clear_error(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "rollq.toml"
+    file.write_bytes(content)
+    shown = env("show", file)
+    assert shown.exit_code != 0
+    assert words in shown.output
+    assert isinstance(shown.exception, SystemExit)
+
+
+def test_what_is_shown_is_toml_with_the_same_values(tmp_path: Path) -> None:
+    file = tmp_path / "rollq.toml"
+    values = 'agent_options = { a = "🦄\\u007f\\n", b = 2026-01-01, c = 1e300, d = inf, e = 07:30:00, f = ["\\\\"] }\n'
+    file.write_text(FILE + values, "utf-8")
+    shown = env("show", file)
+    assert shown.exit_code == 0, shown.output
+    task = tomllib.loads(shown.output)["tasks"]["sums"]
+    assert task["agent_options"] == tomllib.loads(values)["agent_options"]
+
+
+def test_rows_that_cannot_be_made_name_their_task(tmp_path: Path) -> None:
+    file = tmp_path / "rollq.toml"
+    file.write_text(FILE.replace("chain_sum", "chain_sun"))
+    tried = CliRunner().invoke(main, ["try", str(file)])
+    assert 'tasks.sums: env = "reasoning-gym:chain_sun": ' in tried.output
+
+
 def test_rows_are_written_once(tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     written = env("export", CHAIN_SUM, file, "--rows", 7, "-o", "max_terms=2")
@@ -82,6 +118,9 @@ def test_a_check_says_what_it_finds_and_fails_for_errors() -> None:
     [
         (("check", "chain_sum"), "write a kind and a name"),
         (("check", "reasoning-gym:no_such"), "has no generator 'no_such'"),
+        (("check", "reasoning-gym:chain_sun"), "did you mean 'chain_sum'?"),
+        (("check", CHAIN_SUM, "-o", "max_termz=3"), "env_options.max_termz: unknown key; did you mean 'max_terms'?"),
+        (("check", CHAIN_SUM, "-o", "rows=3"), "--option rows: use --rows"),
         (("check", CHAIN_SUM, "-o", "max_terms"), "--option 'max_terms': write KEY=VALUE"),
         (("list", "gym"), "there is no kind 'gym'"),
     ],

@@ -46,6 +46,18 @@ def test_keys_of_the_user_win() -> None:
     assert "judge_options" not in table
 
 
+def test_options_of_the_judge_that_the_user_sets_are_added() -> None:
+    table = expand(tasks={"sums": {**SUMS, "judge_options": {"trust_graders": True}}})["tasks"]["sums"]
+    assert table["judge_options"] == {"generator": "chain_sum", "options": {}, "trust_graders": True}
+
+
+def test_an_offline_task_is_refused_with_the_keys_that_the_user_sets(tmp_path: Path) -> None:
+    file = tmp_path / "rollq.toml"
+    file.write_text(FILE.replace("batch_groups = 2", "batch_groups = 2\noffline = true"))
+    with pytest.raises(ConfigError, match=r"tasks\.sums: env, env_options: with offline = true"):
+        load_settings(file)
+
+
 def test_the_rest_of_the_file_stays_as_it_is() -> None:
     plain = {"prompts": "a.jsonl", "judge": "math"}
     assert expand(tasks={"plain": plain}, run="x") == {"tasks": {"plain": plain}, "run": "x"}
@@ -65,6 +77,8 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
         ({"tasks": {"a": {**SUMS, "env_options": {"rows": 0}}}}, "tasks.a.env_options.rows = 0: must be a whole"),
         ({"tasks": {"a": {**SUMS, "env_options": {"size": 9}}}}, "tasks.a.env_options.size: write rows"),
         ({"tasks": {"a": {**SUMS, "env_options": 3}}}, "tasks.a.env_options = 3: must be a table"),
+        ({"tasks": {"a": {"env": 3}}}, "tasks.a.env = 3: must be a text in quotes"),
+        ({"tasks": {"a": {**SUMS, "env_split": 1}}}, "tasks.a.env_split = 1: must be a text in quotes"),
         ({"tasks": {"a": {"env_split": "test"}}}, "tasks.a.env_split: set env too"),
         ({"tasks": {"a": {"env": "mcp:http://127.0.0.1:1/mcp"}}}, "has no prompts: set prompts"),
         (

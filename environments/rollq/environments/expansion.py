@@ -20,7 +20,7 @@ TASK_ROWS: Final = 5_000
 EVALUATION_ROWS: Final = 200
 """Rows of an environment that has no end of them, unless `env_options.rows` says otherwise."""
 NEED_ENV: Final = ("env_options", "env_split", "env_shared")
-MERGED: Final = ("agent_options",)
+MERGED: Final = ("agent_options", "judge_options")
 """Tables that the user may set in part."""
 
 
@@ -126,14 +126,22 @@ def _environment(table: Mapping[str, Any], rows: int, place: str) -> Environment
         raise ConfigError(f"env_options.rows = {rows!r:.80}: must be a whole number from 1 on")
     split = table.get("env_split") or ("train" if place.startswith("tasks") else "test")
     if not isinstance(split, str):
-        raise ConfigError(f"env_split = {split!r:.80}: must be a text")
+        raise ConfigError(f"env_split = {split!r:.80}: must be a text in quotes")
     return Environment(table["env"], options, split, rows)
+
+
+def _without_environment(place: str, table: Mapping[str, Any]) -> Iterator[str]:
+    if "env" not in table:
+        yield from (f"{place}.{key}: set env too" for key in NEED_ENV if table.get(key))
+    elif not isinstance(table["env"], str):
+        yield f"{place}.env = {table['env']!r:.80}: must be a text in quotes"
 
 
 def _expanded(place: str, table: Any, environment: Environment | None, problems: list[str]) -> Any:
     if environment is None:
-        if isinstance(table, dict) and "env" not in table:
-            problems += [f"{place}.{key}: set env too" for key in NEED_ENV if table.get(key)]
+        problems += _without_environment(place, table) if isinstance(table, dict) else ()
+        return table
+    if table.get("offline") is True:  # refused with the keys that the user sets
         return table
     source = environment.open()
     given = dict(source.settings())

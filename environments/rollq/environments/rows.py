@@ -173,5 +173,8 @@ def _keep(lines: IO[bytes], kept: list[str]) -> None:
 
 def _digests(path: Path) -> Iterator[bytes]:
     with path.open("rb") as lines:
-        for line in lines:
-            yield digest_of(exact_json.loads(line))
+        for number, line in enumerate(lines, 1):
+            try:
+                yield digest_of(exact_json.loads(line))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ConfigError(f"{path}:{number}: not a row: remove the file, and it is written again") from error

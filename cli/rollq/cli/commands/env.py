@@ -63,20 +63,20 @@ def show(file: Path, task: str | None) -> None:
 
     TASK may be left out where there is only one.
     """
-    import tomllib
-
     from rollq.cli.settings.environment_rows import toml_of
+    from rollq.cli.settings.file import read_toml
     from rollq.cli.settings.task_tables import flattened
     from rollq.environments.expansion import expanded
 
-    flat, problems = flattened(tomllib.loads(file.read_text("utf-8")))
+    flat, problems = flattened(read_toml(file))
     filled, more = expanded(flat)
     if problems or more:
         raise ConfigError("\n  ".join([f"{file}:", *problems, *more]))
     tables = {
         (root, name): table
         for root in ("tasks", "evaluations")
-        for name, table in filled.get(root, {}).items()
+        if isinstance(filled.get(root), dict)
+        for name, table in filled[root].items()
         if isinstance(table, dict) and table.get("env") and task in (None, name)
     }
     if not tables:
@@ -204,6 +204,8 @@ def _options(given: Sequence[str]) -> Mapping[str, Any]:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise ConfigError(f"--option {text!r}: write KEY=VALUE")
+        if key == "rows":
+            raise ConfigError("--option rows: use --rows, or --prompts of `rollq env try`")
         try:
             options[key] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

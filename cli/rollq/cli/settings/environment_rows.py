@@ -1,10 +1,13 @@
 """The rows and the identities of the environments in a settings file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
+from rollq.buffer.errors import ConfigError
 from rollq.cli.settings.model import RollqSettings
 from rollq.cli.settings.task_tables import place_of
 from rollq.environments.rows import write_missing_rows
@@ -16,11 +19,12 @@ def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str,
 
     Raises `ConfigError` without the package.
     """
-    return {
-        f"{root}.{name}": environment.installed_identity()
-        for (root, name), environment in settings.environments().items()
-        if environment.makes_rows or not with_rows
-    }
+    found: dict[str, str] = {}
+    for (root, name), environment in settings.environments().items():
+        if environment.makes_rows or not with_rows:
+            with _named(root, name):
+                found[f"{root}.{name}"] = environment.installed_identity()
+    return found
 
 
 def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
@@ -29,7 +33,17 @@ def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
     for (root, name), environment in settings.environments().items():
         table = settings.tasks[name] if root == "tasks" else settings.evaluations[name]
         if environment.makes_rows and table.prompts == folder / environment.file():
-            write_missing_rows(environment, folder)
+            with _named(root, name):
+                write_missing_rows(environment, folder)
+
+
+@contextmanager
+def _named(root: str, name: str) -> Iterator[None]:
+    """Begin errors with the name of their table."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{root}.{name}: {error}") from error
 
 
 def toml_of(root: str, name: str, table: Mapping[str, Any]) -> str:
@@ -43,4 +57,9 @@ def _value(value: Any) -> str:
         return f"{{ {', '.join(f'{json.dumps(key)} = {_value(item)}' for key, item in value.items())} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
-    return json.dumps(str(value) if isinstance(value, Path) else value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, float):
+        return repr(value)
+    text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

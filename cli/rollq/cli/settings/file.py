@@ -45,7 +45,7 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
     Raises `ConfigError` with one line per problem.
     """
     environment = os.environ if environment is None else environment
-    data = _read_toml(path)
+    data = read_toml(path)
     origins = _override(data, environment)
     data, problems = flattened(data)
     if problems:
@@ -98,7 +98,8 @@ def _path_option(key: str, value: Any) -> Any:
     return Path(value) if key in PATH_OPTIONS and isinstance(value, str) else value
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a file. Raises `ConfigError`."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
