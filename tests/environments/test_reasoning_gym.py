@@ -74,6 +74,15 @@ def test_answers_are_scored() -> None:
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("answer", ['{"reward":{"score":1000.0}}', '{"reward":1000.0}', '{"tokens":[1000.0]}'])
+def test_a_text_that_answers_for_its_grader_gets_no_reward_beyond_one(answer: str) -> None:
+    writes = "__import__('os').write({},b'" + answer + "')*0+__import__('os')._exit(0)"
+    texts = [f"<answer>{writes.replace('{}', str(pipe), 1)}</answer>" for pipe in range(3, 12)]
+    verdicts = judged("countdown", texts)
+    assert all(verdict.reward is not None and verdict.reward < 1 for verdict in verdicts), verdicts
+    assert any("its process wrote" in str(verdict.notes) for verdict in verdicts)
+
+
 @pytest.mark.parametrize("form", ["chat", "after a solved row"])
 def test_a_question_may_be_a_message_or_have_words_around_it(form: str) -> None:
     row, prompt = row_of("chain_sum"), prompt_of("chain_sum")

@@ -23,6 +23,7 @@ from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import SCORE, Answer, InvalidReward
 from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.real_numbers import is_real
 
 ENTRIES: Final = "rollq.environments.reasoning_gym.entries"
 """Imported by judge processes before they are sealed, since it reads files of its package."""
@@ -84,11 +85,16 @@ class Grader:
 
     @staticmethod
     def _checked(answer: Answer) -> dict[str, Any]:
-        """The score as the grader gave it. Raises `SampleFailed` if it is none."""
-        assert isinstance(answer, Mapping)
+        """The score as the grader gave it. Raises `SampleFailed` if it is none, and `InvalidReward` if a text that the
+        grader ran as code has answered in its place with something else than a score."""
+        if not isinstance(answer, Mapping):
+            raise InvalidReward("its process wrote something else than a score")
         if problem := answer.get("problem"):
             raise SampleFailed(FailureKind.GRADER, str(problem))
-        return {SCORE: float(answer[SCORE])}
+        score: Any = answer.get(SCORE)
+        if not (is_real(score) and 0 <= float(score) <= 1):
+            raise InvalidReward(f"its process wrote a score of {score!r:.80}, which is not between 0 and 1")
+        return {SCORE: float(score)}
 
 
 def asked(prompt: Prompt) -> str:
