@@ -12,6 +12,7 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
 from support.buffer_run import World, make_sample, set_clock
 
@@ -443,7 +444,12 @@ def test_without_partial_rollout_interrupted_samples_start_again(world: World) -
 def test_a_sample_that_failed_keeps_its_error_in_the_group(world: World) -> None:
     world.start().admit(1)
     (lease,) = world.lease(1)
-    failed = Sample(segments=(), status=SampleStatus.FAILED, error="judge 'math' raised ZeroDivisionError")
+    failed = Sample(
+        segments=(),
+        status=SampleStatus.FAILED,
+        failure=FailureKind.GRADER,
+        error="judge 'math' raised ZeroDivisionError",
+    )
     assert world.buffer.put([GroupResult(lease, (make_sample(0), failed))]) == [PutOutcome.FAILED]
     assert world.buffer.inspect("math", 1)["error"] == "judge 'math' raised ZeroDivisionError"
 

@@ -9,6 +9,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder
 from rollq.buffer.calls.replies import Control, Offer, Offered, PutOutcome, SalvageOutcome
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, GroupResult, Lease, SamplePart, SampleStatus
 from support.buffer_run import World, make_sample
 
@@ -217,7 +218,7 @@ def test_samples_that_failed_are_given_back_as_such(lent: World) -> None:
     (lease,) = lent.lease(1)
     offer(lent.buffer, lease, 0, 1)
     (loan,) = borrow(lent)
-    failed = replace(EMPTY_SAMPLE, status=SampleStatus.FAILED, error="the tool broke")
+    failed = replace(EMPTY_SAMPLE, status=SampleStatus.FAILED, failure=FailureKind.GRADER, error="the tool broke")
     assert lent.buffer.salvage([SamplePart(loan, 0, 1, 0, failed)]) == [KEPT]
     lent.buffer.end_loans([loan])
     kept = list(lent.buffer.kept(lease, range(4)).values())

@@ -11,6 +11,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PutOutcome, SalvageOutcome
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     MOST_PART_BYTES,
@@ -183,7 +184,7 @@ def keys_of_parts(world: World, lease: Lease) -> tuple[bool, set[str]]:
 def test_a_group_that_fails_or_is_dropped_leaves_no_part(salvaging: World) -> None:
     (lease,) = salvaging.lease(1)
     salvaging.buffer.salvage([part(lease, 0, a_sample(128))])
-    failed = Sample((), SampleStatus.FAILED, error="no")
+    failed = Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="no")
     assert salvaging.buffer.put([GroupResult(lease, (failed, failed))]) == [PutOutcome.FAILED]
     salvaging.check()
     assert keys_of_parts(salvaging, lease)[1] == set()

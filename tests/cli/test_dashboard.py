@@ -18,6 +18,7 @@ from rollq.buffer.calls.replies import Control
 from rollq.buffer.query.pages import MOST_READ
 from rollq.buffer.query.selection import MOST_ROWS
 from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.cli.commands.dashboard import token_texts
 from rollq.cli.main import main
@@ -135,7 +136,7 @@ def test_ten_thousand_groups_are_read_by_the_page(buffer: Buffer, server_url: st
     world = World(buffer).start(math={"max_staleness": 4}, code={"max_staleness": 4})
     fill(world, MANY)
     fill(world, 5, "code")
-    failed = put(world, *[Sample((), SampleStatus.FAILED, error=HOSTILE)] * 2)
+    failed = put(world, *[Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error=HOSTILE)] * 2)
     world.claim(1, math=2, code=2)
     with serving("--url", server_url, "--run", buffer.run) as address:
         groups = f"{address}/api/groups"
@@ -163,7 +164,7 @@ def test_groups_are_filtered_and_sorted_by_their_samples(buffer: Buffer, server_
     put(world, written("right", reward=1.0), written("wrong" * 30, reward=0.0))
     put(world, written("wrong" * 50, reward=0.0), written("no", reward=0.25))
     put(world, written("right" * 70, reward=1.0), written("x", reward=1.0), task="code")
-    put(world, *[Sample((), SampleStatus.FAILED, error="no memory")] * 2)
+    put(world, *[Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="no memory")] * 2)
     with serving("--url", server_url, "--run", buffer.run) as address:
         groups = f"{address}/api/groups"
 

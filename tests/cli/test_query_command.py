@@ -13,6 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.query.language import FIELDS
 from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
 from rollq.buffer.wire.sample_outcomes import SampleOutcome
 from rollq.cli.main import main
@@ -33,7 +34,10 @@ def ask(server_url: str, run_name: str, buffer: Buffer) -> Ask:
     world.complete(2, "math")
     world.admit(2, "math")
     broken = Sample(
-        segments=(), status=SampleStatus.FAILED, error="judge:\nno number in the answer " + 9 * "and so on "
+        segments=(),
+        status=SampleStatus.FAILED,
+        failure=FailureKind.GRADER,
+        error="judge:\nno number in the answer " + 9 * "and so on ",
     )
     buffer.put([GroupResult(world.lease(1, "math")[0], (broken, broken))])
     return lambda *words: run(*words, "--url", server_url, "--run", run_name)

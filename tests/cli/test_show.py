@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     GroupResult,
     ImageRef,
@@ -102,7 +103,7 @@ def make_every_status(world: World) -> dict[Status, int]:
     """A group in each status: status -> number."""
     world.start(math={"max_uses": 2, "max_staleness": 4, "reuse_cooldown_steps": 2, "archive": True})
     buffer, made = world.buffer, make_sample(0)
-    broken = Sample((), SampleStatus.FAILED, error="judge: no number")
+    broken = Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="judge: no number")
     world.complete(6)
     world.train(1)
     buffer.checkpoint(world.held, 1)
@@ -227,10 +228,16 @@ def test_what_a_model_wrote_cannot_control_the_terminal(world: World, show: Show
     world.start()
     segments = make_sample(0).segments
     messages = [{"role": "assistant\x1b", "content": hostile, "name": hostile}]
-    bad = Sample(segments, SampleStatus.FAILED, text=hostile, error=hostile, reward_parts={hostile: 1.0})
-    spoken = Sample(
-        segments, SampleStatus.FAILED, extra={"messages": messages, "worker": hostile, "judge": hostile}, error="x"
+    bad = Sample(
+        segments,
+        SampleStatus.FAILED,
+        failure=FailureKind.TOOL,
+        text=hostile,
+        error=hostile,
+        reward_parts={hostile: 1.0},
     )
+    extra = {"messages": messages, "worker": hostile, "judge": hostile}
+    spoken = Sample(segments, SampleStatus.FAILED, failure=FailureKind.TOOL, extra=extra, error="x")
     prompt = Prompt(hostile, answer=hostile)
     world.buffer.admit("math", [(prompt, 1)], epoch=1, cursor=0, target=10, step=1)
     (lease,) = world.lease(1, worker=hostile)

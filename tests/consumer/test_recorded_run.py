@@ -13,6 +13,7 @@ from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArchiveError, InvalidGroup
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.prompts import encode_prompt
@@ -38,7 +39,7 @@ TASKS: Any = {
 def made(rng: np.random.Generator, epoch: int, version: int, failed: bool) -> Sample:
     """A sample of two segments, whose tokens are of all versions so far."""
     if failed:
-        return Sample((), SampleStatus.FAILED, error="the judge raised")
+        return Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="the judge raised")
     segments = []
     for _ in range(2):
         counts = [(epoch, made_by, int(rng.integers(1, 4))) for made_by in range(max(0, version - 2), version + 1)]

@@ -17,7 +17,7 @@ from rollq.buffer.calls.replies import PutOutcome, Shortfall
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, RollqError, UnknownBatch
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
-from rollq.buffer.values.rollouts import GroupResult, Lease, Prompt, Sample, SampleStatus
+from rollq.buffer.values.rollouts import FinishReason, GroupResult, Lease, Prompt, Sample, SampleStatus
 from rollq.consumer.batches.batch import Batch
 from rollq.producer.batches import BatchResult, OverRollout, Stage
 from rollq.producer.coordinator import BatchCoordinator
@@ -316,7 +316,7 @@ def test_tc09_over_rollout_leaves_the_slowest_to_the_pool(world: World, queue: Q
     assert world.buffer.recycle("math", epoch=1, target=9, limit=9) == 1
 
 
-CUT_SAMPLE = Sample(segments=(), status=SampleStatus.FAILED, error="its batch was cut off")
+CUT_SAMPLE = Sample((), SampleStatus.FAILED, FinishReason.ABORT, error="its batch was cut off")
 
 
 def wait_for_cut_off(world: World, leases: Sequence[Lease]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Group, Prompt, Sample, SampleStatus
 from rollq.producer.pipeline import (
     Operator,
@@ -20,7 +21,7 @@ from rollq.producer.pipeline import (
 )
 from support.buffer_run import make_sample
 
-FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="no")
+FAILED = Sample(segments=(), status=SampleStatus.FAILED, failure=FailureKind.GRADER, error="no")
 
 
 def piped(operators: Sequence[Operator], groups: Sequence[Group]) -> list[ScoredGroup]:

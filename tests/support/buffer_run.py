@@ -13,6 +13,7 @@ from rollq.buffer.calls.replies import Claimed, PutOutcome, TrainerEpoch
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     FinishReason,
     GroupResult,
@@ -67,6 +68,7 @@ def make_sample(
         finish_reason=FinishReason.STOP if status == "c" else FinishReason.ABORT,
         reward=reward if status == "c" else None,
         text=text,
+        failure=FailureKind.GRADER if status == "f" else None,
     )
 
 

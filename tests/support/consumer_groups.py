@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
 
 EPOCH = 1
@@ -37,6 +38,7 @@ def make_sample(*segments: Segment, reward: float | None = 1.0, temperature: flo
         status=SampleStatus.COMPLETED if reward is not None else SampleStatus.FAILED,
         finish_reason=FinishReason.STOP,
         reward=reward,
+        failure=FailureKind.GRADER if reward is None else None,
         sampling={"temperature": temperature},
         extra={"worker": worker},
     )

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
 
 PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)
@@ -50,6 +51,7 @@ SAMPLES = st.builds(
     reward_parts=st.dictionaries(st.text("ab", max_size=2), st.floats(allow_nan=False, allow_infinity=False)),
     text=st.text(st.characters(exclude_categories=["Cs"])),
     error=st.none() | st.text("ab\n", max_size=3),
+    failure=st.none() | st.sampled_from(FailureKind),
     sampling=JSON_OBJECTS,
     extra=JSON_OBJECTS,
     session_id=st.none() | st.text("ab/", max_size=3),

@@ -13,6 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import LiveModel
 from rollq.buffer.errors import StaleWorker
 from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     FinishReason,
     GroupResult,
@@ -126,5 +127,7 @@ class StepwiseWorker(HandWorker):
         for lease in leases:
             samples = [self._sample(lease.group_id, index) for index in range(4)]
             if lease.group_id % 2:
-                samples[0] = replace(samples[0], status=SampleStatus.FAILED, reward=None, error="for the test")
+                why = "for the test"
+                failed = replace(samples[0], status=SampleStatus.FAILED, error=why, failure=FailureKind.GRADER)
+                samples[0] = replace(failed, reward=None)
             self.buffer.put([GroupResult(lease, tuple(samples))])

@@ -13,6 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Claimed, TrainerEpoch
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     FinishReason,
     GroupResult,
@@ -124,7 +125,8 @@ def put(
         )
         reason = FinishReason.ABORT if status is SampleStatus.ABORTED else FinishReason.STOP
         judged = reward if status is SampleStatus.COMPLETED else None
-        results.append(GroupResult(item, (Sample((segment,), status, reason, judged),), **changes))
+        failure = FailureKind.GRADER if status is SampleStatus.FAILED else None
+        results.append(GroupResult(item, (Sample((segment,), status, reason, judged, failure=failure),), **changes))
     buffer.put(results)
 
 

@@ -40,8 +40,11 @@ RollqError
  |   |- TooLate             a weight broadcast started without this worker
  |   |- WeightsRejected     an engine has loaded weights, and gives other logprobs with them than it should
  |   |   |- WeightsLate     servers that others load weights into do not serve the published ones yet
+ |- SampleFailed         one sample has failed, at a part that has a kind
+ |   |- ContextFull         a prompt and its prefix leave no room for a token
+ |   |- RequestRefused      the engine refuses a request, which can never work
+ |   |- ToolError           a tool failed; names it and the reason
  |- EngineDead           the inference engine died; the worker restarts it or exits
- |- ContextFull          a prompt and its prefix leave no room for a token
  |- TransientError       an inference server failed for a reason that may pass
  |   |- Unanswered          a server did not answer in time
  |   |- WrongWeights        a server gives other logprobs than its weights should
@@ -53,7 +56,6 @@ RollqError
  |- ConnectionLost       a connection to an MCP server is lost, with the state that the server kept for it
  |   |- ServerNotThere      an MCP server does not answer, or cannot be started
  |- FilterError          a filter failed; names it and the reason
- |- ToolError            a tool failed; names it and the reason
  |- CallError            the model called a tool incorrectly; the message answers the model
  |- RoleFailed           a role of the demo died more often than it is restarted
  |- NothingLearned       a demo has trained all its steps, and its model answers no better than before

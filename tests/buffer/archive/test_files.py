@@ -23,6 +23,7 @@ from rollq.buffer.errors import ArchiveError
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.library import library_source
 from rollq.buffer.store.scores import NO_TOKENS
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     WHOLE,
     ArrayRef,
@@ -80,7 +81,7 @@ AGENT = Sample(
     tools=({"type": "function"},),
     tool_choice={"name": "add"},
 )
-FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="the judge raised")
+FAILED = Sample(segments=(), status=SampleStatus.FAILED, failure=FailureKind.GRADER, error="the judge raised")
 PROMPT = Prompt(
     ({"role": "user", "content": "1 + 1"},),
     answer={"value": 2},

@@ -18,6 +18,7 @@ from rollq.buffer.query.language import parse_sample
 from rollq.buffer.query.pages import MOST_READ
 from rollq.buffer.query.ranking import Sort
 from rollq.buffer.query.selection import Selection
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.monitor.groups.view import view_of
 from support.buffer_run import World
@@ -40,7 +41,7 @@ def archived(world: World, folder: Path) -> Path:
         fill(world, 3)
         fill(world, 3, "code")
         world.train(step, math=3, code=3)
-    put(world, *[Sample((), SampleStatus.FAILED, error="no memory")] * 2)
+    put(world, *[Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="no memory")] * 2)
     dropped = put(world, written("by hand"), written("by hand"))
     world.buffer.order_group("math", dropped, GroupOrder.DROP)
     world.buffer.checkpoint(world.held, 4)

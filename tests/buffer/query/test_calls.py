@@ -20,6 +20,7 @@ from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.store.connection import connect, open_client
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SamplePart, SampleStatus, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
@@ -32,7 +33,7 @@ PROFILE = settings(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # the world is only looked at
 )
-BROKEN = Sample(segments=(), status=SampleStatus.FAILED, error="no reward")
+BROKEN = Sample(segments=(), status=SampleStatus.FAILED, failure=FailureKind.GRADER, error="no reward")
 EMPTY = Sample(segments=(), status=SampleStatus.ABORTED)
 
 
@@ -132,7 +133,10 @@ def sampled(world: World) -> None:
         (make_sample(0, reward=0.0, tokens=5), make_sample(0, reward=1.0, tokens=90)),
         (make_sample(0, reward=0.0, tokens=40), make_sample(0, reward=0.5, tokens=7)),
         (make_sample(0, reward=0.0, tokens=30), make_sample(0, reward=0.0, tokens=60)),
-        (make_sample(0, reward=1.0, tokens=2), Sample((), SampleStatus.FAILED, error="judge.py:8 no number")),
+        (
+            make_sample(0, reward=1.0, tokens=2),
+            Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="judge.py:8 no number"),
+        ),
     ]
     world.buffer.put([GroupResult(lease, pair) for lease, pair in zip(world.lease(4), made, strict=True)])
 

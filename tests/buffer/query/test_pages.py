@@ -8,6 +8,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query import pages
 from rollq.buffer.query.selection import SEARCHED_PER_TRIP, Page, Selection
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Status
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
@@ -27,7 +28,13 @@ def world(any_server: AnyServer, run_name: str) -> Iterator[World]:
             *done, broken = world.lease(5, task)
             sample = make_sample(1, text=f"Answers of {task}")
             buffer.put([GroupResult(lease, (sample, sample)) for lease in done])
-            buffer.put([GroupResult(broken, (Sample((), SampleStatus.FAILED, error="no reward"),) * 2)])
+            buffer.put(
+                [
+                    GroupResult(
+                        broken, (Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="no reward"),) * 2
+                    )
+                ]
+            )
         yield world
 
 

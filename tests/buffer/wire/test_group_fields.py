@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
 from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.group_fields import decode_group, decode_kept, encode_payload, encode_whole
 from support.made_samples import a_sample, a_segment, assert_same_sample
 
 PAIR = (a_sample(text="one"), a_sample(text="two", reward=-1.0))
-FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="broken")
+FAILED = Sample(segments=(), status=SampleStatus.FAILED, failure=FailureKind.GRADER, error="broken")
 ODD = {"empty": np.zeros((0, 3)), "one": np.ones(()), "turned": np.arange(6).reshape(2, 3).T, "flags": np.ones(3, bool)}
 ABORTED = replace(PAIR[0], status=SampleStatus.ABORTED, reward=None)
 

@@ -133,7 +133,15 @@ def test_siblings_do_not_share_what_can_be_changed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tools", None), ("text", None), ("sampling", []), ("extra", None), ("reward_parts", 1), ("error", 1)],
+    [
+        ("tools", None),
+        ("text", None),
+        ("sampling", []),
+        ("extra", None),
+        ("reward_parts", 1),
+        ("error", 1),
+        ("failure", ""),
+    ],
 )
 def test_details_of_another_type_are_corrupt_before_anything_is_trained(name: str, value: object) -> None:
     header, blob = open_frame(encode_samples([a_sample(), a_sample()]))
@@ -143,6 +151,18 @@ def test_details_of_another_type_are_corrupt_before_anything_is_trained(name: st
     text = orjson.dumps(details)
     header["details"] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [len(blob), len(blob) + len(text)]}
     with pytest.raises(CorruptFrame, match=f"content is not samples: ValueError: {name} of 2 samples is"):
+        decode_samples(sealed(header, blob + text))
+
+
+@pytest.mark.parametrize("value", ["judge", 1, ["grader"], {"grader": 1}])
+def test_an_unknown_kind_of_failure_is_corrupt(value: object) -> None:
+    header, blob = open_frame(encode_samples([a_sample(), a_sample()]))
+    begin, end = header["details"]["data_offsets"]
+    details = orjson.loads(blob[begin:end])
+    del details["shared"]["failure"]
+    text = orjson.dumps(details | {"each": {"failure": [None, value]}})
+    header["details"] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [len(blob), len(blob) + len(text)]}
+    with pytest.raises(CorruptFrame, match=r"content is not samples: ValueError: .* is not a valid FailureKind"):
         decode_samples(sealed(header, blob + text))
 
 
@@ -259,8 +279,8 @@ def test_a_corrupt_frame_says_what_is_wrong() -> None:
     frame = encode_samples([a_sample()])
     with pytest.raises(CorruptFrame, match=r"begins with b'RIFF'"):
         decode_sample(b"RIFF" + frame[4:])
-    with pytest.raises(CorruptFrame, match="schema version 3, this rollq reads 2"):
-        decode_sample(frame[:4] + b"\3\0\0\0" + frame[8:])
+    with pytest.raises(CorruptFrame, match="schema version 4, this rollq reads 3"):
+        decode_sample(frame[:4] + b"\4\0\0\0" + frame[8:])
     with pytest.raises(CorruptFrame, match=f"frame of {len(frame)} bytes has xxh3_64"):
         decode_sample(frame[:-1] + b"\0")
     with pytest.raises(CorruptFrame, match="claims a header of 999999 bytes"):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.buffer.errors import CorruptFrame
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.values.sample_numbers import means, sample_numbers, together
@@ -29,7 +30,8 @@ def segment(prompt: int, spans: list[tuple[int, int, int]], mask: list[bool] | N
 
 
 def sample(*segments: Segment, reward: float | None = 1.0, failed: bool = False) -> Sample:
-    return Sample(segments, SampleStatus.FAILED if failed else SampleStatus.COMPLETED, reward=reward)
+    status, failure = (SampleStatus.FAILED, FailureKind.TOOL) if failed else (SampleStatus.COMPLETED, None)
+    return Sample(segments, status, reward=reward, failure=failure)
 
 
 MIXED = [

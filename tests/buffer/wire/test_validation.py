@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.values.failures import FailureKind
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.validation import check_group
 
 VOCAB_SIZE = 100
@@ -46,7 +47,9 @@ def test_a_group_of_every_kind_of_sample_is_accepted() -> None:
     agent = a_sample(a_segment(5, loss_mask=np.array([True, False, True, True, True])), a_segment(0), a_segment(2))
     two_versions = a_segment(versions=(VersionSpan(0, 3, 1), VersionSpan(1, 4, 3)))
     partial = a_sample(two_versions, status=SampleStatus.ABORTED, reward=None)
-    broken = Sample(segments=(), status=SampleStatus.FAILED, error="the judge raised ValueError")
+    broken = Sample(
+        segments=(), status=SampleStatus.FAILED, failure=FailureKind.GRADER, error="the judge raised ValueError"
+    )
     check(a_sample(), agent, partial, broken, EMPTY_SAMPLE, a_sample(reward=-3, reward_parts={"format": 0.0}))
 
 
@@ -112,8 +115,9 @@ def test_a_bad_segment_is_refused_by_field(changes: dict[str, Any], problem: str
 @pytest.mark.parametrize("status", SampleStatus)
 def test_bad_values_are_refused_in_samples_of_every_status(status: SampleStatus) -> None:
     bad = a_segment(logprobs=with_entry(LOGPROBS, 2, np.nan))
+    sample = a_sample(bad, status=status, failure=FailureKind.TOOL if status is SampleStatus.FAILED else None)
     with pytest.raises(InvalidGroup, match=r"sample 0: logprobs\[2\] is nan"):
-        check(a_sample(bad, status=status))
+        check(sample)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,9 @@ def test_bad_values_are_refused_in_samples_of_every_status(status: SampleStatus)
         ({"reward": -1e39}, r"reward is -1e\+39, a finite number of 32 bits is needed"),
         ({"reward_parts": {"exact": 1.0, "format": float("nan")}}, r"reward_parts\['format'\] is nan"),
         ({"reward_parts": {"exact": None}}, r"reward_parts\['exact'\] is None"),
+        ({"failure": FailureKind.TOOL}, "failure is 'tool', but its status is completed"),
+        ({"status": SampleStatus.FAILED}, "failure is missing in a failed sample: one of prompt, provider, context"),
+        ({"status": SampleStatus.FAILED, "failure": "tool"}, "failure is 'tool', a FailureKind is needed"),
         ({"segments": ()}, "response_ids is empty in a completed sample"),
         ({"segments": (a_segment(0), a_segment(0))}, "response_ids is empty in a completed sample"),
     ],
@@ -138,13 +145,18 @@ def test_a_bad_sample_is_refused_by_field(changes: dict[str, Any], problem: str)
 
 
 def test_a_sample_that_is_not_completed_needs_neither_reward_nor_tokens() -> None:
-    for status in (SampleStatus.PENDING, SampleStatus.ABORTED, SampleStatus.FAILED):
+    for status in (SampleStatus.PENDING, SampleStatus.ABORTED):
         check(a_sample(status=status, reward=None, segments=()))
+    check(a_sample(status=SampleStatus.FAILED, failure=FailureKind.TOOL, reward=None, segments=()))
+
+
+def test_a_sample_that_was_left_out_needs_no_kind_of_failure() -> None:
+    check(a_sample(status=SampleStatus.FAILED, finish_reason=FinishReason.ABORT, reward=None, segments=()))
 
 
 def test_a_reward_that_is_not_finite_is_refused_even_in_a_failed_sample() -> None:
     with pytest.raises(InvalidGroup, match="sample 0: reward is nan"):
-        check(a_sample(status=SampleStatus.FAILED, reward=float("nan")))
+        check(a_sample(status=SampleStatus.FAILED, failure=FailureKind.TOOL, reward=float("nan")))
 
 
 def test_every_position_of_a_bad_value_is_found() -> None:

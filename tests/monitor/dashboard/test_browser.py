@@ -12,6 +12,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.query.pages import MOST_READ
 from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Sample, SampleStatus, Status
 from support.browsed_pages import Clicks, inspected, opened
 from support.buffer_run import World
@@ -52,7 +53,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         buffer.change_rules("alone", {"batch_groups": 0}, batch_step=1)
         trained = put(world, written("first", reward=0.25), written("second"))
         fill(world, MANY)
-        put(world, *[Sample((), SampleStatus.FAILED, error=HOSTILE)] * 2)
+        put(world, *[Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error=HOSTILE)] * 2)
         long = put(world, *[written("ten chars " * (LONG // 10))] * 4, task="words")
         hostile = put(world, written(HOSTILE, talks=True), written(HOSTILE, reward=0.25))
         (folder / "archive").mkdir()

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus
 from support.browsed_pages import Clicks, opened
 from support.buffer_run import World
@@ -58,7 +59,12 @@ def stepped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stepped]:
             if step == CHECKPOINT:
                 buffer.checkpoint(world.held, step)
                 Archiver(buffer, str(archive), wait_s=0).finish(threading.Event())
-        answers(world, 7, written("half", reward=0.5), Sample((), SampleStatus.FAILED, error="no answer"))
+        answers(
+            world,
+            7,
+            written("half", reward=0.5),
+            Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error="no answer"),
+        )
         fill(world, 60)
         (folder / "rollq.toml").write_text(
             f'run = "sums"\n[redis]\nbuffer_url = "{server.url}"\n'

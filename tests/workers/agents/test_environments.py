@@ -266,7 +266,7 @@ def test_an_environment_that_fails_costs_its_sample_and_is_torn_down(
     tokenizer: HfTokenizer, seen: Seen, call: str
 ) -> None:
     seen.fail = call
-    with pytest.raises(RuntimeError, match=f"{call} is out of order"):
+    with pytest.raises(SampleFailed, match=f"RuntimeError: {call} is out of order"):
         converse(guessing(), Model(tokenizer, ["9"]))
     assert seen.calls[-1] == "teardown"
 
@@ -470,7 +470,7 @@ def test_an_environment_whose_own_work_was_cancelled_costs_its_sample(world: Wor
     seen.lose = "step"
     world.admit(1)
     world.play(scene, answer="9")
-    assert world.error(1).startswith("agent loop: RuntimeError: it was cancelled from within (tests/workers/agents")
+    assert world.error(1).startswith("a step of the environment: RuntimeError: it was cancelled from within (tests/")
     assert seen.calls.count("teardown") == 2
 
 

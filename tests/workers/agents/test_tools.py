@@ -16,7 +16,7 @@ from rollq.buffer.calls.put_args import version_of
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors
-from rollq.buffer.values.failures import SampleFailed
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.wire.parts import join_parts, rest_of
 from rollq.buffer.wire.validation import check_group
@@ -425,7 +425,7 @@ def test_a_prompt_that_is_too_long_with_its_tools_fails_with_both_numbers(tokeni
 
 
 def test_prompts_that_are_token_ids_are_refused(tokenizer: HfTokenizer) -> None:
-    with pytest.raises(ValueError, match="token ids, a conversation of several turns needs messages"):
+    with pytest.raises(SampleFailed, match="token ids, and a conversation of several turns needs messages"):
         converse(tools("calculator"), Model(tokenizer, []), Prompt("x", ids=(7, 8)))
 
 
@@ -551,10 +551,9 @@ def test_xp14_a_tool_that_fails_costs_its_sample_and_not_the_others_nor_the_work
     samples = [sample for _, group in world.results(2) for sample in group]
     [failed] = [sample for sample in samples if sample.status is SampleStatus.FAILED]
     assert failed.error is not None
-    assert failed.error.startswith(
-        "agent loop: ToolError: tool 'flaky': RuntimeError: no such host (tests/workers/agents"
-    )
+    assert failed.error.startswith("tool 'flaky': RuntimeError: no such host (tests/workers/agents")
     assert failed.error.endswith(" in flaky)")
+    assert failed.failure is FailureKind.TOOL
     assert [sample.status for sample in samples].count(SampleStatus.COMPLETED) == 3
     sessions = {request.session for request in script.requests}
     assert len(sessions) == 4

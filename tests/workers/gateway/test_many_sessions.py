@@ -10,6 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Prompt, VersionSpan
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.harnesses.remote import outside_loop
@@ -71,7 +72,7 @@ def test_many_sessions_leave_nothing_behind(sessions: int, tmp_path: Path, monke
     async def make(gateway: Gateway, tokenizer: HfTokenizer, number: int) -> None:
         made = replace(rollout(Model(tokenizer, []), Prompt(f"Say {number}")), generate=answer, task="sums")
         sample = await outside_loop(gateway, tool_parser="").run(made)
-        assert (sample.status.name, sample.error) in (("COMPLETED", None), ("FAILED", "environment: lost"))
+        assert (sample.failure, sample.error) in ((None, None), (FailureKind.ENVIRONMENT, "lost"))
 
     async def make_many(gateway: Gateway, tokenizer: HfTokenizer, most: int) -> None:
         left = iter(range(most))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.rewards.credit import TOKEN_REWARDS
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.gateway.harnesses.remote import outside_loop
@@ -241,7 +242,7 @@ def test_a_program_fails_its_sample_with_a_kind_and_a_reason(tokenizer: HfTokeni
                 assert (status, body["error"]["message"][:9]) == (400, "a failure")
             assert (await given.post(path, failure, **right(offered)))[0] == 200
             sample = await asyncio.wait_for(making, PATIENCE_S)
-            assert (sample.status.name, sample.reward, sample.error) == ("FAILED", None, "sandbox: no image")
+            assert (sample.failure, sample.reward, sample.error) == (FailureKind.SANDBOX, None, "no image")
             assert sample.finish_reason is FinishReason.ERROR
             assert [call["number"] for call in sample.extra["calls"]] == [0]
 

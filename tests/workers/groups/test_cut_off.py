@@ -8,6 +8,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.producer.batches import BatchResult, OverRollout
 from rollq.producer.coordinator import BatchCoordinator
@@ -29,6 +30,7 @@ def test_the_rest_of_a_group_are_failed_samples_without_tokens() -> None:
     made, failed, cut = without_the_rest([make_sample(0, status=letter) for letter in "cfa"])
     assert (made.status, failed.status, cut.status) == tuple(map(SampleStatus, "cff"))
     assert (made.response_tokens, cut.response_tokens, cut.error) == (3, 0, "its batch was cut off")
+    assert (failed.failure, cut.failure) == (FailureKind.GRADER, None)  # nothing has failed
 
 
 async def takes_a_while(prompt: Prompt, samples: Sequence[Sample]) -> bool:

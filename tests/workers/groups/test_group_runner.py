@@ -93,7 +93,7 @@ def test_xp14_an_error_of_the_engine_about_one_request_fails_that_sample_with_it
         await world.until_count(Status.COMPLETED, 1)
 
     world.play(scene)
-    assert world.error(1).startswith("agent loop: ValueError: prompt longer than the context")
+    assert world.error(1).startswith("prompt longer than the context")
     world.world.check()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
+from rollq.workers.agents.loops import failed_with
 from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.groups.lone_rollouts import rollout_of
 from rollq.workers.groups.read_prompts import read_prompt
@@ -118,7 +119,7 @@ class Trying:
             rollout = rollout_of(self._task, recipe.settings, row.prompt, index, seed, self._tokenizer, engine.generate)
             made = await recipe.loop.run(rollout)
         except Exception as error:  # noqa: BLE001 - a loop of the user's
-            row.problems.append(f"{row.place}: agent loop: {reason_of(error)}")
+            row.problems.append(f"{row.place}: {failed_with(error).error}")
             return None
         return await self._judged(row.prompt, made)
 

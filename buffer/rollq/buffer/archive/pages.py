@@ -29,7 +29,7 @@ FILES_PER_PAGE = 32
 LISTED = (
     "task", "group_id", "sample", "outcome", "reason", "step", "status", "reward", "worker", "versions",
     "prompt_record", "tries", "admitted_at", "put_at", "claimed_at", "committed_at", "left_at", "generate_ms", "row",
-    "pipeline", "leases", "finish_reason", "error",
+    "pipeline", "leases", "finish_reason", "error", "failure",
 )  # fmt: skip
 """The columns of a list of groups."""
 SEARCHED = ("status", "text", "extra")

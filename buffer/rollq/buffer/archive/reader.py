@@ -31,8 +31,8 @@ _STATUS: Mapping[str, Status] = {
     "expired": Status.EXPIRED,
 }
 _OF_RECORDS = (
-    "task", "group_id", "outcome", "reason", "step", "status", "reward", "error", "finish_reason", "versions",
-    "oldest_version", "arrival", "tries", "row",
+    "task", "group_id", "outcome", "reason", "step", "status", "reward", "error", "failure", "finish_reason",
+    "versions", "oldest_version", "arrival", "tries", "row",
 )  # fmt: skip
 """The columns of `GroupRecord`."""
 ARCHIVED_AS = (*_STATUS.values(), Status.LEAVING)

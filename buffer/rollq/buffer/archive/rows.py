@@ -14,6 +14,7 @@ from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ArchiveError, CorruptFrame
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.scores import NO_TOKENS
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     NO_EPOCH,
@@ -138,6 +139,7 @@ def _sample_columns(index: int, sample: Sample) -> Row:
         "reward": sample.reward,
         "text": sample.text,
         "error": sample.error,
+        "failure": sample.failure and sample.failure.value,
         "worker": sample.extra.get("worker"),
         "session_id": sample.session_id,
         "prompt_ids": [segment.prompt_ids for segment in segments],
@@ -208,8 +210,9 @@ def letters_of(rows: Sequence[Mapping[str, Any]]) -> str:
 def outcomes_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """The outcomes of a group's samples, as Redis holds them."""
     tokens = [sum(span["tokens"] for segment in row["versions"] for span in segment) for row in rows]
-    rewards, reasons, errors = ([row[name] for row in rows] for name in ("reward", "finish_reason", "error"))
-    return encode_columns(rewards, tokens, reasons, errors).decode()
+    columns = ("reward", "finish_reason", "error", "failure")
+    rewards, reasons, errors, failures = ([row[name] for row in rows] for name in columns)
+    return encode_columns(rewards, tokens, reasons, errors, failures).decode()
 
 
 def sample_of(row: Mapping[str, Any]) -> Sample:
@@ -223,6 +226,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
         reward=row["reward"],
         text=row["text"],
         error=row["error"],
+        failure=row["failure"] and FailureKind(row["failure"]),
         session_id=row["session_id"],
         **{name: _tuple(exact_json.loads(row[name])) for name in _DECODED},
     )

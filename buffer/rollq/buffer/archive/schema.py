@@ -14,7 +14,7 @@ from rollq.buffer.errors import ArchiveError, ConfigError
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 2
+VERSION = 3
 """Of the columns and their meaning."""
 VERSION_KEY, RUN_KEY, INCARNATION_KEY = b"rollq.archive.version", b"rollq.run", b"rollq.incarnation"
 """Of the metadata of a file."""
@@ -52,7 +52,8 @@ def schema() -> "pyarrow.Schema":
             ("reason", text), ("step", number), ("position", pa.int32()), ("batch_groups", pa.int32()),
             ("step_groups", pa.int32()), ("trainer_epoch", number), ("epoch", number), ("status", text),
             ("finish_reason", text), ("reward", pa.float64()), ("reward_parts", text), ("prompt", text),
-            ("answer", text), ("text", text), ("error", text), ("worker", text), ("prompt_ids", pa.list_(ids)),
+            ("answer", text), ("text", text), ("error", text), ("failure", text), ("worker", text),
+            ("prompt_ids", pa.list_(ids)),
             ("response_ids", pa.list_(ids)), ("logprobs", pa.list_(pa.list_(pa.float32()))),
             ("loss_mask", pa.list_(pa.list_(pa.bool_()))), ("versions", pa.list_(pa.list_(span))),
             ("arrays", pa.list_(pa.list_(array))), ("sampling", text), ("tools", text), ("tool_choice", text),

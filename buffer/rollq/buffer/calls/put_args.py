@@ -17,6 +17,7 @@ from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rewards.credit import judged_reward
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors, brings_labels, counted_version
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
     AWAY,
     BESIDE,
@@ -69,7 +70,7 @@ def encode_result(
         frames = encode_payload(samples, _new_samples(result), group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
     except InvalidGroup as error:
         log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
-        failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
+        failed = Sample((), SampleStatus.FAILED, error=str(error), failure=FailureKind.PROGRAM)
         samples = (failed,) * len(lease.samples)
         return GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {}
     return result, frames

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.conditions import IN_TEXTS, ORDERED, AllOf, AnyOf, Condition, Field, OneSample
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Status
 
 MAX_DEPTH = 32
@@ -35,20 +36,27 @@ FIELDS: Final[Mapping[str, type]] = {
     "finish_reason": str,
     "tries": int,
     "error": str,
+    "failure": str,
     "step": int,
     "prompt": str,
     "text": str,
 }
 """Field -> type of its values; a whole number is a number too."""
 SAMPLE = "sample"
-SAMPLE_FIELDS: Final = ("reward", "tokens", "finish_reason", "error")
+SAMPLE_FIELDS: Final = ("reward", "tokens", "finish_reason", "error", "failure")
 """The fields of one sample, with the types that `FIELDS` has."""
 
 _EQUAL: Final = ("$eq", "$ne", "$in", "$not_in")
 _OPERATORS: Final = ("$eq", "$ne", *ORDERED, "$in", "$not_in", "$between")
 _SEARCHED: Final = frozenset({"error", *IN_TEXTS})
 """Fields with free text, which have the operator $contains."""
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {"status": tuple(Status), "finish_reason": tuple(FinishReason)}
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "status": tuple(Status),
+    "finish_reason": tuple(FinishReason),
+    "failure": tuple(FailureKind),
+}
+_SEVERAL: Final = frozenset({"finish_reason", "failure"})
+"""Fields with a value for each sample, which have no order."""
 _MAY_BE_NONE: Final = frozenset({"reward", "min_reward", "max_reward", "tokens", "step"})
 
 
@@ -101,7 +109,7 @@ def _field(field: str, name: str, operand: Any) -> Field:
     where = f"{field} {name}"
     if field in IN_TEXTS and name != "$contains":
         raise QueryError(f'{field}: only $contains searches it, such as {{"{field}": {{"$contains": "a word"}}}}')
-    if field == "finish_reason" and name not in _EQUAL:
+    if field in _SEVERAL and name not in _EQUAL:
         raise _unknown(field, name, _EQUAL)
     match name:
         case "$in" | "$not_in":

@@ -54,3 +54,8 @@ class GroupRecord:
     def finish_reason(self) -> frozenset[str]:
         """Why generation of its samples ended: every reason that one of them has."""
         return frozenset(outcome.finish_reason for outcome in self.samples if outcome.finish_reason)
+
+    @property
+    def failure(self) -> frozenset[str]:
+        """The parts that its samples failed at: every kind that one of them has."""
+        return frozenset(outcome.failure for outcome in self.samples if outcome.failure)

@@ -70,7 +70,7 @@ from functools import lru_cache
 from rollq.buffer.rules.names import check_name
 from rollq.buffer.values.rollouts import Status
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same one may work in one run.
 
 Raise it when roles of the last release could not work with what this one stores, or the other way round.

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from rollq.buffer.errors import RollqError
+
 
 class FailureKind(StrEnum):
     """The part that a sample failed at. Metrics, queries and the archive have the values."""
@@ -16,7 +18,7 @@ class FailureKind(StrEnum):
     PROGRAM = "program"  # the agent loop, or the program that owns it
 
 
-class SampleFailed(Exception):
+class SampleFailed(RollqError):
     """Fails one sample, with a kind and a reason: for agent loops, environments, tools and judges to raise."""
 
     def __init__(self, kind: FailureKind, reason: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.values.failures import FailureKind
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -71,7 +72,7 @@ class SampleStatus(StrEnum):
     PENDING = "p"  # nothing generated, or reset
     COMPLETED = "c"  # finished and judged
     ABORTED = "a"  # interrupted; its tokens may be continued
-    FAILED = "f"  # cannot be trained; the error says why
+    FAILED = "f"  # cannot be trained; the error says why, and the failure at which part
 
 
 class FinishReason(StrEnum):
@@ -162,7 +163,8 @@ class Sample:
 
     `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`;
     `tools` the definitions that the model was given, `tool_choice` how it was to use them; `session_id` names the
-    conversation at the engine or environment; `extra` is free.
+    conversation at the engine or environment; `extra` is free. `failure`: the part that a failed sample failed at; None
+    for others, and for one that was left out before it could fail, whose finish reason is `abort`.
     """
 
     segments: tuple[Segment, ...]
@@ -177,6 +179,7 @@ class Sample:
     session_id: str | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | Mapping[str, Any] | None = None
+    failure: FailureKind | None = None
 
     @property
     def awaits_judge(self) -> bool:

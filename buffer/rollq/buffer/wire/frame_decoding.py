@@ -10,6 +10,7 @@ import xxhash
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.errors import CorruptFrame
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.blob import check_vectors, decode_spans, view_tensor
@@ -136,6 +137,7 @@ def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
     """The values of each field of `details`, one per sample. Raises `ValueError` for one of another type."""
     shared, each = details["shared"], details["each"]
     columns = {name: [shared[name]] * count if name in shared else list(each[name]) for name in DETAILS}
+    columns["failure"] = [kind and FailureKind(kind) for kind in columns["failure"]]
     for name, types in DETAILS.items():
         if len(columns[name]) != count or not all(isinstance(value, types) for value in columns[name]):
             raise ValueError(f"{name} of {count} samples is {columns[name]!r}")
@@ -152,6 +154,7 @@ def _objects(columns: Mapping[str, list[Any]], samples: Samples) -> tuple[Sample
             reward_parts=dict(columns["reward_parts"][i]),  # siblings may share it
             text=columns["text"][i],
             error=columns["error"][i],
+            failure=columns["failure"][i],
             sampling=dict(columns["sampling"][i]),
             extra=dict(columns["extra"][i]),
             session_id=columns["session_id"][i],

@@ -20,8 +20,10 @@ import struct
 from collections.abc import Mapping
 from types import NoneType
 
+from rollq.buffer.values.failures import FailureKind
+
 MAGIC = b"RQSF"
-FRAME_VERSION = 2
+FRAME_VERSION = 3
 PREFIX = struct.Struct("<4sIQQ")
 HEAD = struct.Struct(PREFIX.format + "Q")
 MAX_FRAME_BYTES = 512 << 20
@@ -30,6 +32,7 @@ DETAILS: Mapping[str, tuple[type, ...]] = {
     "reward_parts": (dict,),
     "text": (str,),
     "error": (str, NoneType),
+    "failure": (FailureKind, NoneType),
     "sampling": (dict,),
     "extra": (dict,),
     "session_id": (str, NoneType),

@@ -1,6 +1,6 @@
 """The outcome of each sample of a group, beside its numbers in Redis: lists and queries need not read its samples.
 
-In Redis the outcomes are JSON, by column: `[rewards, tokens, finish reasons, {index: error}]`.
+In Redis the outcomes are JSON, by column: `[rewards, tokens, finish reasons, {index: error}, {index: failure}]`.
 """
 
 import logging
@@ -20,7 +20,8 @@ ERROR_CHARACTERS = 200
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
     """One sample that has started. `reward`: the judge's, None without one. `tokens`: of its response, in all segments.
-    `is_valid`: it is finished and judged, so it may be trained. `error`: cut; "" without one."""
+    `is_valid`: it is finished and judged, so it may be trained. `error`: cut; "" without one.
+    `failure`: the value of its `FailureKind`; None unless it has failed."""
 
     index: int
     reward: float | None
@@ -28,6 +29,7 @@ class SampleOutcome:
     finish_reason: str | None
     error: str
     is_valid: bool
+    failure: str | None = None
 
 
 def encode_outcomes(samples: Sequence[Sample]) -> bytes:
@@ -37,6 +39,7 @@ def encode_outcomes(samples: Sequence[Sample]) -> bytes:
         [sample.response_tokens for sample in samples],
         [sample.finish_reason and sample.finish_reason.value for sample in samples],
         [sample.error for sample in samples],
+        [sample.failure and sample.failure.value for sample in samples],
     )
 
 
@@ -45,10 +48,12 @@ def encode_columns(
     tokens: Sequence[int],
     finish_reasons: Sequence[str | None],
     errors: Sequence[str | None],
+    failures: Sequence[str | None],
 ) -> bytes:
     """The outcomes as Redis holds them, from columns with an entry for each sample."""
     cut = {str(index): error[:ERROR_CHARACTERS] for index, error in enumerate(errors) if error}
-    return orjson.dumps([rewards, tokens, finish_reasons, cut], option=orjson.OPT_SERIALIZE_NUMPY)
+    failed = {str(index): kind for index, kind in enumerate(failures) if kind}
+    return orjson.dumps([rewards, tokens, finish_reasons, cut, failed], option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, ...]:
@@ -56,7 +61,7 @@ def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, 
     if not encoded:
         return ()
     try:
-        rewards, tokens, reasons, errors = orjson.loads(encoded)
+        rewards, tokens, reasons, errors, failures = orjson.loads(encoded)
         columns = enumerate(zip(rewards, tokens, reasons, letters, strict=True))
         return tuple(
             SampleOutcome(
@@ -66,6 +71,7 @@ def decode_outcomes(encoded: bytes | str, letters: str) -> tuple[SampleOutcome, 
                 None if reason is None else str(reason),
                 str(errors.get(str(index), "")),
                 letter == SampleStatus.COMPLETED,
+                (kind := failures.get(str(index))) and str(kind),
             )
             for index, (reward, count, reason, letter) in columns
             if letter != SampleStatus.PENDING

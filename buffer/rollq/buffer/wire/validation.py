@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.values.rollouts import Sample, SampleStatus, Segment, VersionSpan, unversioned
+from rollq.buffer.values.failures import FailureKind
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan, unversioned
 from rollq.buffer.values.sample_columns import temperature_of
 
 SHORT_ENTRIES = 4096
@@ -37,7 +38,7 @@ def check_group(
     Every sample: arrays of the dtype and shape that `Segment` states; logprobs, loss mask and version spans that cover
     the response ids; finite logprobs, not above 0; ids from 0 and below `vocab_size`; versions from 0; a reward that
     is finite as a float32, or absent; a temperature that is a number or absent. A completed sample also has response
-    ids and a reward.
+    ids and a reward; a failed one, and no other, has a failure, unless it was left out (finish reason `abort`).
 
     The samples of an `inserted` group have all completed, and are `unversioned`; the logprobs of a segment may be
     absent, all of them NaN.
@@ -72,7 +73,20 @@ def _sample_problem(sample: Sample, inserted: bool) -> str | None:
             return "response_ids is empty in a completed sample"
         if sample.reward is None:
             return "reward is missing in a completed sample"
-    return _reward_problem(sample) or _temperature_problem(sample)
+    return _failure_problem(sample) or _reward_problem(sample) or _temperature_problem(sample)
+
+
+def _failure_problem(sample: Sample) -> str | None:
+    kind: Any = sample.failure
+    if kind is None:
+        if sample.status is not SampleStatus.FAILED or sample.finish_reason is FinishReason.ABORT:
+            return None
+        return f"failure is missing in a failed sample: one of {', '.join(FailureKind)} is needed"
+    if not isinstance(kind, FailureKind):
+        return f"failure is {kind!r}, a FailureKind is needed"
+    if sample.status is not SampleStatus.FAILED:
+        return f"failure is {kind.value!r}, but its status is {sample.status.name.lower()}"
+    return None
 
 
 def _temperature_problem(sample: Sample) -> str | None:

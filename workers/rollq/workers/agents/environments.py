@@ -17,6 +17,7 @@ from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.turns import Turn
 from rollq.workers.user_code.calls import within
+from rollq.workers.user_code.errors import what_happened
 
 log = logging.getLogger(__name__)
 
@@ -126,15 +127,23 @@ class Environments:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[AnyEnvironment]:
         """A new environment, torn down at the end."""
-        environment = self.make()
+        environment = self._made()
         try:
             yield environment
         finally:
             await tear_down(environment, self.limits.teardown_s)
 
+    def _made(self) -> AnyEnvironment:
+        try:
+            return self.make()
+        except SampleFailed:
+            raise
+        except Exception as error:
+            raise _broken(f"the environment: {what_happened(error)}") from error
+
     async def setup(self, environment: AnyEnvironment, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`. Raises `SampleFailed` naming the step, and what an environment with a text
-        `waits_for` was waiting for."""
+        `waits_for` was waiting for; of the kind `environment` unless the environment raises one itself."""
         setup = environment.setup(prompt, session)
         waits_for = partial(getattr, environment, "waits_for", "")
         return await _within(self.limits.setup_s, "the environment's setup", setup, waits_for)
@@ -142,14 +151,14 @@ class Environments:
     async def resume(
         self, environment: AnyEnvironment, prompt: Prompt, session: str, messages: Sequence[Message]
     ) -> Opening:
-        """See `ResumableEnvironment.resume`. Raises `SampleFailed` naming the step."""
+        """See `ResumableEnvironment.resume`. Raises `SampleFailed` as `setup` does."""
         assert isinstance(environment, ResumableEnvironment)
         resuming = environment.resume(prompt, session, messages)
         return await _within(self.limits.setup_s, "the environment's resume", resuming)
 
     async def step(self, environment: AnyEnvironment, turn: Turn, text: str) -> Step:
-        """See `TurnEnvironment.respond`, and `Environment.step`, which gets `text`. Raises `SampleFailed` naming the
-        step."""
+        """See `TurnEnvironment.respond`, and `Environment.step`, which gets `text`. Raises `SampleFailed` as
+        `setup` does."""
         step = environment.respond(turn) if isinstance(environment, TurnEnvironment) else environment.step(text)
         return await _within(self.limits.step_s, "a step of the environment", step)
 
@@ -181,6 +190,14 @@ def _log_failure(ending: "asyncio.Task[None]") -> None:
 async def _within(limit_s: float | None, what: str, work: Awaitable[T], waits_for: Callable[[], str] = lambda: "") -> T:
     try:
         return await within(limit_s, work)
-    except TimeoutError as error:
-        reason = f"{what} took longer than {limit_s:g} s" + (f": {waiting}" if (waiting := waits_for()) else "")
-        raise SampleFailed(FailureKind.ENVIRONMENT, str(error) or reason) from error
+    except SampleFailed:
+        raise
+    except Exception as error:
+        if isinstance(error, TimeoutError) and not str(error):
+            waiting = waits_for()
+            raise _broken(f"{what} took longer than {limit_s:g} s" + (f": {waiting}" if waiting else "")) from error
+        raise _broken(f"{what}: {what_happened(error)}") from error
+
+
+def _broken(problem: str) -> SampleFailed:
+    return SampleFailed(FailureKind.ENVIRONMENT, problem)

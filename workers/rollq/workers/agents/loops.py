@@ -12,12 +12,14 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.image_prompts import ImageTokenizer
 from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.agents.template_forms import for_template
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
+from rollq.workers.user_code.errors import reason_of, said_by
 
 STATUS_OF: Final = {
     FinishReason.STOP: SampleStatus.COMPLETED,
@@ -66,7 +68,8 @@ class AgentLoop(Protocol):
     says how many samples one worker may run at a time; without it, the engine limits them."""
 
     async def run(self, rollout: Rollout) -> Sample:
-        """Generate the sample. An exception fails this sample alone; `EngineDead` must not be caught."""
+        """Generate the sample. An exception fails this sample alone, a `SampleFailed` with its kind; `EngineDead` must
+        not be caught."""
         ...
 
 
@@ -151,13 +154,21 @@ def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, 
         finish_reason=reason,
         text=text,
         error=error,
+        failure=None if error is None else FailureKind.PROVIDER,
         sampling=rollout.sampling.as_dict(),
     )
 
 
-def failed(reason: str) -> Sample:
-    """A failed sample without tokens."""
-    return Sample(segments=(), status=SampleStatus.FAILED, finish_reason=FinishReason.ERROR, error=reason)
+def failed(reason: str, kind: FailureKind = FailureKind.PROGRAM) -> Sample:
+    """A failed sample without tokens; by default the loop, or the program that it runs, has failed."""
+    return Sample((), SampleStatus.FAILED, finish_reason=FinishReason.ERROR, error=reason, failure=kind)
+
+
+def failed_with(error: Exception) -> Sample:
+    """A failed sample without tokens, of the kind that the error of a loop has."""
+    if isinstance(error, SampleFailed):
+        return failed(said_by(error), error.kind)
+    return failed(f"agent loop: {reason_of(error)}")
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:

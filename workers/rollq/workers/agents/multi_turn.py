@@ -84,7 +84,8 @@ class MultiTurn:
             if len(conversation.prompt_ids) > rollout.max_prompt_tokens:
                 return failed(
                     f"the prompt has {len(conversation.prompt_ids)} tokens with its tools and the environment's "
-                    f"messages, max_prompt_tokens is {rollout.max_prompt_tokens}"
+                    f"messages, max_prompt_tokens is {rollout.max_prompt_tokens}",
+                    FailureKind.PROMPT,
                 )
             dialogue = _Dialogue(rollout, self.environments, environment, self.chat_format, opening, conversation)
             if previous.segments:
@@ -201,7 +202,10 @@ class _Dialogue:
         self.messages.extend(step.messages)
         self.invalid += step.invalid
         if step.reward is not None:
-            self.rewards[-1] = finite(step.reward, "the reward of a step is a number, which")
+            try:
+                self.rewards[-1] = finite(step.reward, "a number")
+            except ValueError as error:
+                raise SampleFailed(FailureKind.ENVIRONMENT, f"a step of the environment {error}") from error
         return step
 
     def sample(self, reason: FinishReason) -> Sample:
@@ -257,9 +261,10 @@ def tokens_left(rollout: Rollout, conversation: Conversation) -> int:
 
 
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
-    """A prompt's messages; a text becomes one of the user. Raises `ValueError` for token ids."""
+    """A prompt's messages; a text becomes one of the user. Raises `SampleFailed` for token ids."""
     if prompt.ids is not None:
-        raise ValueError("the prompt has token ids, a conversation of several turns needs messages or a text")
+        problem = "prompt: it has token ids, and a conversation of several turns needs messages or a text"
+        raise SampleFailed(FailureKind.PROMPT, problem)
     return ({"role": "user", "content": prompt.content},) if isinstance(prompt.content, str) else prompt.content
 
 

@@ -11,9 +11,9 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.plugins import load_plugin
-from rollq.buffer.errors import ConfigError, RollqError
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import explanation
-from rollq.buffer.values.failures import SampleFailed
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.built_in_tools import Lookup, calculator
 from rollq.workers.agents.conversation import Message
@@ -39,8 +39,11 @@ class ToolSettings(McpOptions):
     concurrent: int = Field(default=64, gt=0, description="most concurrent calls in one worker")
 
 
-class ToolError(RollqError, RuntimeError):
+class ToolError(SampleFailed, RuntimeError):
     """A tool failed. The message names the tool and the reason."""
+
+    def __init__(self, reason: str, kind: FailureKind = FailureKind.TOOL) -> None:
+        super().__init__(kind, reason)
 
 
 class ToolLost(SampleFailed):
@@ -113,6 +116,8 @@ class Tool:
             return answer if isinstance(answer, str) else exact_json.dumps(answer).decode()
         except CallError:
             raise
+        except SampleFailed as error:
+            raise ToolError(f"tool {self.name!r}: {error}", error.kind) from error
         except TimeoutError as error:
             raise ToolError(
                 f"tool {self.name!r}: {str(error) or f'took longer than {self.settings.timeout_s:g} s'}"

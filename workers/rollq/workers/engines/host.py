@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import VersionSpan
 from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.protocol import (
@@ -23,6 +24,7 @@ from rollq.workers.engines.protocol import (
     EngineDead,
     ImageEngine,
     Request,
+    RequestRefused,
     Scorer,
     SwapMode,
     WeightsVersion,
@@ -36,6 +38,7 @@ from rollq.workers.engines.weights_check import (
     confirm,
 )
 from rollq.workers.engines.weights_trial import Trials
+from rollq.workers.user_code.errors import what_happened
 
 log = logging.getLogger(__name__)
 
@@ -104,14 +107,25 @@ class EngineHost:
             await self.start()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`. Tokens whose version the engine does not report get the one at the request's start."""
+        """See `Engine.generate`. Tokens whose version the engine does not report get the one at the request's start.
+
+        Raises `SampleFailed` of the kind `context` or `provider`, and `EngineDead`.
+        """
         engine = self._living()
         if request.images is not None and not (isinstance(engine, ImageEngine) and engine.takes_images):
-            raise ValueError("the engine takes no images: use 'vllm' or 'transformers' with a model that reads them")
+            raise RequestRefused(
+                "the engine takes no images: use 'vllm' or 'transformers' with a model that reads them"
+            )
         started = engine.version
         self._running.add(request)
         try:
             completion = await self._ask(engine, engine.generate(request))
+        except (EngineDead, SampleFailed):
+            raise
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
+        except Exception as error:
+            raise SampleFailed(FailureKind.PROVIDER, f"engine: {what_happened(error)}") from error
         finally:
             self._running.discard(request)
         if not completion.versions and len(completion.ids) > 0:

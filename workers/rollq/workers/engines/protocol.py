@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rollq.buffer.errors import RollqError
 from rollq.buffer.images.processor import PlacedImages
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.buffer.weights.probe import BitSums
 
@@ -130,8 +131,18 @@ class Completion:
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
-class ContextFull(RollqError, ValueError):
+class ContextFull(SampleFailed, ValueError):
     """The prompt and the prefix leave no room for a token in the model's context."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(FailureKind.CONTEXT, reason)
+
+
+class RequestRefused(SampleFailed, ValueError):
+    """The engine refuses a request, which can never work."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(FailureKind.PROVIDER, reason)
 
 
 class EngineDead(RollqError, RuntimeError):

@@ -6,18 +6,21 @@ too.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from rollq.buffer.values.rollouts import Sample
-from rollq.workers.agents.loops import failed
+from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.groups.filters import ENDED, have_ended, is_enough
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.wake_signals import Signals
 
+LEFT_OUT: Final = Sample((), SampleStatus.FAILED, FinishReason.ABORT, error="its batch was cut off")
+"""In place of a sample that was not finished in time. It cannot be trained, though nothing has failed."""
+
 
 def without_the_rest(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group that ends with its batch; unfinished samples are replaced by failed ones."""
-    return [sample if sample.status in ENDED else failed("its batch was cut off") for sample in samples]
+    """The samples of a group that ends with its batch; unfinished samples are left out."""
+    return [sample if sample.status in ENDED else LEFT_OUT for sample in samples]
 
 
 class CutOff:

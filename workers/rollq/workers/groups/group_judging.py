@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from rollq.buffer.rewards.credit import JUDGED_REWARD
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
 from rollq.buffer.wire.group_fields import sample_problem
 from rollq.workers.groups.filters import have_ended
@@ -70,7 +71,8 @@ def after(sample: Sample, verdict: Verdict, judge: GroupJudge, seconds: float) -
     """A sample with the reward that its group gave it, or a failed one. Where tokens have rewards, and the group's is
     one of the whole sample, its last token gets the difference."""
     if verdict.reward is None:
-        return replace(sample, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=verdict.error)
+        failed = replace(sample, status=SampleStatus.FAILED, error=verdict.error, failure=verdict.failure)
+        return replace(failed, reward=None, reward_parts={})
     tokens = token_rewards_of(sample)
     names = [str(sample.extra["judge"])] if sample.extra.get("judge") else []
     facts = {
@@ -126,7 +128,7 @@ def kept_until_judged(samples: Sequence[Sample]) -> list[Sample]:
 def too_few(samples: Sequence[Sample]) -> list[Sample]:
     """The samples of a group that fails without being judged: what has no reward fails too."""
     return [
-        replace(sample, status=SampleStatus.FAILED, error=TOO_FEW)
+        replace(sample, status=SampleStatus.FAILED, error=TOO_FEW, failure=FailureKind.GRADER)
         if sample.status is SampleStatus.COMPLETED and sample.reward is None
         else sample
         for sample in samples

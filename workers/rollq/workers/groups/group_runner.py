@@ -17,6 +17,7 @@ from time import monotonic
 from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RunMismatch, StoreLost
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Lease, Sample, SampleStatus
 from rollq.workers.agents.loops import PromptTooLong
 from rollq.workers.batcher import Batcher
@@ -179,7 +180,8 @@ class GroupRunner:
             return replace(result, filtered=not await keep(recipe.filters, lease.prompt, result.samples))
         except (FilterError, GroupNotJudged) as error:
             log.error("group %d of task %r: %s", lease.group_id, lease.task, error, exc_info=error.__cause__)
-            failed = [_failed(sample, str(error)) for sample in samples]
+            kind = error.kind if isinstance(error, GroupNotJudged) else FailureKind.GRADER
+            failed = [_failed(sample, str(error), kind) for sample in samples]
             return replace(result, samples=tuple(failed), error=str(error))
 
     async def _judged(self, recipe: Recipe, result: GroupResult) -> GroupResult:
@@ -300,9 +302,11 @@ class GroupRunner:
         return [None] * len(items)
 
 
-def _failed(sample: Sample, error: str) -> Sample:
-    """A sample of a group that failed; one that had failed before keeps its own error."""
-    return replace(sample, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=sample.error or error)
+def _failed(sample: Sample, error: str, kind: FailureKind) -> Sample:
+    """A sample of a group that failed; one that had failed before keeps its own error, and the kind of that."""
+    if sample.status is not SampleStatus.FAILED:
+        sample = replace(sample, status=SampleStatus.FAILED, error=sample.error or error, failure=kind)
+    return replace(sample, reward=None, reward_parts={})
 
 
 def _with_kept(held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:

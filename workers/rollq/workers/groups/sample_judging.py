@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
 from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.overlong import OVERLONG, mask_truncated, punish
@@ -71,7 +72,7 @@ class SampleJudging:
         if verdict.raised and recipe.settings.on_judge_error == "zero":
             verdict = failed_as_wrong(verdict)
         if verdict.error is not None:
-            return _failed(made, verdict.error)
+            return _failed(made, verdict.error, verdict.failure)
         counts_errors = {JUDGE_ERROR: 0.0} if recipe.settings.on_judge_error == "zero" and made.reward is None else {}
         judged = replace(
             made,
@@ -87,11 +88,11 @@ class SampleJudging:
         try:
             check_token_rewards(judged)
         except ValueError as error:
-            return _failed(made, f"agent loop: {error}")
+            return _failed(made, f"agent loop: {error}", FailureKind.PROGRAM)
         try:
             judged = await score(judged, recipe.pools, task.scorers)
         except ValueError as error:
-            return _failed(made, f"scorer: {error}")
+            return _failed(made, f"scorer: {error}", FailureKind.PROVIDER)
         return judged if recipe.group_judge else finished(judged, task)
 
 
@@ -104,9 +105,9 @@ def finished(judged: Sample, task: WorkerTask) -> Sample:
     return mask_truncated(judged) if OVERLONG in task.filters else judged
 
 
-def _failed(made: Sample, error: str) -> Sample:
+def _failed(made: Sample, error: str, kind: FailureKind) -> Sample:
     """A sample that cannot be trained; it has no reward, though its agent may have given one."""
-    return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=error)
+    return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=error, failure=kind)
 
 
 def own_verdict(made: Sample) -> Verdict:
@@ -115,4 +116,4 @@ def own_verdict(made: Sample) -> Verdict:
         parts = {name: finite(part) for name, part in made.reward_parts.items()}
         return Verdict(finite(made.reward), parts)
     except ValueError as error:
-        return Verdict(error=f"agent loop: it {error}")
+        return Verdict(error=f"agent loop: it {error}", failure=FailureKind.PROGRAM)

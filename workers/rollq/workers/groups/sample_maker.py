@@ -18,9 +18,10 @@ import numpy as np
 
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.rules.shards import task_of
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
 from rollq.buffer.wire.group_fields import sample_problem
-from rollq.workers.agents.loops import PromptTooLong, Rollout, failed
+from rollq.workers.agents.loops import PromptTooLong, Rollout, failed, failed_with
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
@@ -130,11 +131,11 @@ class SampleMaker:
         except Exception as error:
             log.exception("the prompt of group %d of task %r has no tokens", lease.group_id, lease.task)
             for index in missing:
-                samples[index] = failed(f"prompt: {reason_of(error)}")
+                samples[index] = failed(f"prompt: {reason_of(error)}", FailureKind.PROMPT)
             return
         if problem := await recipe.own_answers.problem(lease.prompt, recipe.as_sample(prompt)):
             for index in missing:
-                samples[index] = failed(problem)
+                samples[index] = failed(problem, FailureKind.GRADER)
                 self.judging.note_unusable(problem)
             return
         held.looping.update(missing)
@@ -268,7 +269,9 @@ class SampleMaker:
             raise
         except Exception as error:  # noqa: BLE001 - an error in a user's loop fails only its sample
             self._log_failure(held.lease, index, error)
-            made = failed(f"agent loop: {reason_of(error)}")
+            made = failed_with(error)
+        if made.status is SampleStatus.FAILED and made.failure is None:  # a loop need not say
+            made = replace(made, failure=FailureKind.PROGRAM)
         self._generated += 1
         self._generate_s += monotonic() - started_s
         return made

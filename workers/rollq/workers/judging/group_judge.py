@@ -14,6 +14,7 @@ from typing import Any, Final
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import GROUP_JUDGE, ISOLATED_GROUP_JUDGE, POOLS_GROUP_JUDGE, check_function
 from rollq.buffer.errors import RollqError
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.frame_encoding import encode_samples
@@ -32,7 +33,7 @@ from rollq.workers.judging.rewards import (
 )
 from rollq.workers.user_code.call_slots import CallsHang
 from rollq.workers.user_code.calls import UserFunction
-from rollq.workers.user_code.errors import reason_of
+from rollq.workers.user_code.errors import reason_of, said_by
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,11 @@ ENTRIES: Final = "entries"
 
 
 class GroupNotJudged(RollqError):
-    """A group judge failed. The message names it and the reason."""
+    """A group judge failed. The message names it and the reason; `kind` is the part that its samples fail at."""
+
+    def __init__(self, reason: str, kind: FailureKind = FailureKind.GRADER) -> None:
+        super().__init__(reason)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class GroupJudge:
         try:
             answers = await self.call(prompt, tuple(samples))
             return [self._verdict(answer, sample) for answer, sample in _paired(answers, samples)]
+        except SampleFailed as error:
+            raise GroupNotJudged(f"group judge {self.name!r}: {said_by(error)}", error.kind) from error
         except Exception as error:
             known = isinstance(error, TimeoutError | JudgeFailed | InvalidReward)
             reason = str(error) if known else reason_of(error)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.common.user_functions import Contract, check_function
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.values.failures import SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.options import NONE
@@ -17,7 +18,7 @@ from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Answer, InvalidReward, Verdict, check_answer
 from rollq.workers.user_code.call_slots import CallsHang
 from rollq.workers.user_code.calls import UserFunction
-from rollq.workers.user_code.errors import reason_of
+from rollq.workers.user_code.errors import reason_of, said_by
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Judge:
             return self._failed(str(error), raised=True)
         except CallsHang as error:
             return self._failed(f"{error}; set isolate_judge = true to kill calls that take too long")
+        except SampleFailed as error:
+            return self._failed(said_by(error), error)._replace(failure=error.kind)
         except InvalidReward as error:
             return self._failed(str(error), error)
         except Exception as error:  # noqa: BLE001 - any error in a judge fails only its sample

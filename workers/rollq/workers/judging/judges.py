@@ -17,6 +17,7 @@ from rollq.buffer.common.sealing.probe import require_sealing
 from rollq.buffer.common.user_functions import ISOLATED_JUDGE, JUDGE, POOLS_JUDGE, check_function
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import explanation
+from rollq.buffer.values.failures import SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.buffer.wire.frame_decoding import decode_sample
 from rollq.buffer.wire.frame_encoding import encode_samples
@@ -25,7 +26,7 @@ from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext, takes_pools, with_pools
 from rollq.workers.judging.options import WeightedOptions
-from rollq.workers.judging.rewards import SCORE, Answer, Credit, InvalidReward, Reward, Verdict
+from rollq.workers.judging.rewards import SCORE, Answer, Credit, Reward, Verdict
 from rollq.workers.judging.token_rewards import on_last_token
 from rollq.workers.user_code.calls import UserFunction
 
@@ -110,7 +111,7 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
             verdict = await judge.judge(prompt, sample)
             if verdict.reward is None:
                 failure = f"part {name!r}: {verdict.error}"
-                raise ValueError(failure) if verdict.raised else InvalidReward(failure)
+                raise ValueError(failure) if verdict.raised else SampleFailed(verdict.failure, failure)
             named = {f"{name}/{part}": reward for part, reward in verdict.parts.items()} or {name: verdict.reward}
             rewards.update((part, weight * reward) for part, reward in named.items())
             facts.update((f"{name}/{fact}", value) for fact, value in {**verdict.facts, **verdict.notes}.items())

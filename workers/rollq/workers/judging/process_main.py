@@ -21,9 +21,10 @@ import orjson
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.child_processes import die_with_parent
+from rollq.buffer.values.failures import SampleFailed
 from rollq.workers.judging.environment import limit_memory, most_memory
 from rollq.workers.judging.rewards import Answer, Credit, check_reward, plain_credit, plain_verdict
-from rollq.workers.user_code.errors import reason_of, shown
+from rollq.workers.user_code.errors import reason_of, said_by, shown
 
 HEAD = struct.Struct(">II")
 """Bytes of JSON (module, function, arguments), and of the last argument, if it is bytes."""
@@ -115,6 +116,8 @@ def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> by
 def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
     """An error as JSON. `raised`: by the judge itself; `memory`: how much that may use, in words."""
     trace = shown(traceback.format_exc(), MAX_TRACE)
+    if isinstance(error, SampleFailed):
+        return orjson.dumps({"error": said_by(error), "trace": trace, "kind": error.kind})
     reason = reason_of(error)
     if isinstance(error, MemoryError):
         reason += f": a judge may use {memory}; use a judge server for more"

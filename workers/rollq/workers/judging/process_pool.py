@@ -23,6 +23,7 @@ import orjson
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.sealing.process import Means
 from rollq.buffer.errors import RollqError
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.workers.judging.environment import check_named, known_to_be_harmless
 from rollq.workers.judging.process_main import HEAD, LENGTH, MAX_TRACE, how_it_ended
 from rollq.workers.judging.rewards import Answer, Credit, InvalidReward
@@ -97,8 +98,8 @@ class JudgePool:
 
         The function is at a module's top level, `args` are JSON. A process whose call takes longer than `timeout_s` or
         is cancelled is killed with all that it started. Raises `JudgeFailed` if the function raises or its process
-        dies, `InvalidReward` if it returns anything but a reward, `TimeoutError`, and `TypeError` for arguments that
-        are not JSON.
+        dies, `SampleFailed` if it raises that, `InvalidReward` if it returns anything but a reward, `TimeoutError`, and
+        `TypeError` for arguments that are not JSON.
 
         `before`: a function and arguments, called first and outside `timeout_s`, for what it caches. In sealed
         processes, only this lasts from one call to the next, so it must never see a model's text.
@@ -211,6 +212,10 @@ def _error(result: dict[str, Any]) -> Exception:
     reason, trace = shown(str(result["error"])), shown(str(result["trace"]), MAX_TRACE)
     if result.get("late"):
         return TimeoutError(reason)
-    error = JudgeFailed(reason) if result["raised"] else InvalidReward(reason)
+    error: Exception
+    if "kind" in result:
+        error = SampleFailed(FailureKind(result["kind"]), reason)
+    else:
+        error = JudgeFailed(reason) if result["raised"] else InvalidReward(reason)
     error.add_note(f"In its process:\n{trace}")
     return error

@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 
 from rollq.buffer.rewards.credit import StepKind, last_tokens
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import Float32Array, Sample
 from rollq.workers.user_code.real_numbers import finite, is_real
 
@@ -57,7 +58,8 @@ class Verdict(NamedTuple):
 
     `parts` add up to the reward; `facts` are further numbers, which do not count, and `notes` are other facts, as JSON.
     `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none. `raised`:
-    the judge raised, or took too long, for this sample. `cause`: the exception behind the error, for the log.
+    the judge raised, or took too long, for this sample; not with `SampleFailed`, whose kind is the `failure` then.
+    `cause`: the exception behind the error, for the log.
     """
 
     reward: float | None = None
@@ -68,6 +70,7 @@ class Verdict(NamedTuple):
     notes: Mapping[str, Any] = MappingProxyType({})
     raised: bool = False
     cause: Exception | None = None
+    failure: FailureKind = FailureKind.GRADER
 
 
 def failed_as_wrong(verdict: Verdict) -> Verdict:

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from rollq.buffer.values.failures import SampleFailed
+
 MAX_REASON: Final = 2000
 """Characters of an error that are kept."""
 
@@ -16,6 +18,12 @@ def reason_of(error: BaseException) -> str:
     """The kind of an error, its message and the last line of user code that it went through, in one short text."""
     place = _place(error)
     return shown(what_happened(error), MAX_REASON - len(place)) + place
+
+
+def said_by(error: SampleFailed) -> str:
+    """The text of an error that speaks for itself, with the line of user code that raised its cause, if it has one."""
+    place = _place(error.__cause__) if error.__cause__ else ""
+    return shown(str(error), MAX_REASON - len(place)) + place
 
 
 def what_happened(error: BaseException) -> str:

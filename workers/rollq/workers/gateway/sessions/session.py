@@ -103,7 +103,7 @@ class Session:
         if self.outcome.failure is None:
             return None
         kind, reason = self.outcome.failure
-        return replace(failed(f"{kind}: {reason}"), extra=made.extra)
+        return replace(failed(reason, kind), extra=made.extra)
 
     @property
     def is_over(self) -> bool:
