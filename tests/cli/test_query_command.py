@@ -96,12 +96,19 @@ def test_programs_get_a_line_of_json_for_each_group(ask: Ask) -> None:
     assert orjson.loads(line) == {
         "uid": 2, "task": "math", "status": "completed", "staleness": 0, "arrival": 2, "reward": 1.0, "tries": 1,
         "error": "", "step": None, "min_reward": 1.0, "max_reward": 1.0, "tokens": 3, "finish_reason": ["stop"],
+        "failure": [],
         "samples": [
-            {"index": index, "reward": 1.0, "tokens": 3, "finish_reason": "stop", "error": "", "is_valid": True}
+            {"index": index, "reward": 1.0, "tokens": 3, "finish_reason": "stop", "error": "", "is_valid": True,
+             "failure": None}
             for index in range(2)
         ],
     }  # fmt: skip
     assert ask('{"uid": 99}', "--json").output == ""
+
+
+def test_samples_are_found_by_the_part_that_failed(ask: Ask) -> None:
+    assert ask('{"sample": {"failure": "grader"}}', "--count").output == "1\n"
+    assert ask('{"failure": "sandbox"}', "--count").output == "0\n"
 
 
 def test_a_limit_ends_the_table_and_a_count_has_none(ask: Ask) -> None:

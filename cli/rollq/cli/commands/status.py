@@ -37,6 +37,8 @@ Fields:
   max_reward  the highest reward of a sample
   tokens      response tokens of the longest sample
   finish_reason  why a sample ended: stop length tool_calls abort error
+  failure     the part that a sample failed at: prompt provider context grader
+              sandbox tool environment program
   tries       attempts since it was last interrupted or expired
   error       why it failed or was filtered, or the error of an earlier try
   step        the train step that has claimed it; while it is pending or
@@ -44,7 +46,7 @@ Fields:
   prompt      its prompt, all messages; only $contains
   text        what its samples say, with conversations; only $contains
   sample      conditions that one and the same sample must satisfy, on its
-              reward, tokens, finish_reason and error
+              reward, tokens, finish_reason, error and failure
 
 A search in prompt or text reads samples, which takes longer: narrow it by
 other fields, and by --limit.

@@ -60,6 +60,7 @@ def _plain(answer: Answer) -> dict[str, object]:
         "max_reward": group.max_reward,
         "tokens": group.tokens,
         "finish_reason": sorted(group.finish_reason),
+        "failure": sorted(group.failure),
         "tries": group.tries,
         "error": group.error,
         "samples": [asdict(sample) for sample in (group.samples if answer.samples is None else answer.samples)],
