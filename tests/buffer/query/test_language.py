@@ -14,8 +14,8 @@ from rollq.buffer.values.rollouts import Status
 
 ONE = GroupRecord(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1, step=2)
 FIELD_NAMES = (
-    "uid, task, status, staleness, arrival, reward, min_reward, max_reward, tokens, finish_reason, tries, error, step, "
-    "prompt, text, sample"
+    "uid, task, status, staleness, arrival, reward, min_reward, max_reward, tokens, finish_reason, tries, error, "
+    "failure, step, prompt, text, sample"
 )
 UNJUDGED = replace(ONE, reward=None)
 
@@ -187,7 +187,7 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ({"sample": {}}, 'sample: conditions on one sample are needed, such as {"reward": 0}, not {}'),
         (
             {"sample": {"step": 3}},
-            "sample: unknown field 'step': there are reward, tokens, finish_reason, error",
+            "sample: unknown field 'step': there are reward, tokens, finish_reason, error, failure",
         ),
     ],
 )
