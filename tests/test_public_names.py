@@ -36,9 +36,9 @@ PUBLIC = {
     },
     "rollq.workers": {
         "AgentLoop", "CallError", "Completion", "Conversation", "Credit", "Engine", "EngineDead", "Environment",
-        "Malformed", "ModelPool", "Opening", "Request", "Rollout", "Sampling", "Scorer", "Step", "SwapMode",
-        "Tokenizer", "ToolCall", "Turn", "WeightsVersion", "finish", "match_math", "next_request", "parse_reason",
-        "prompt_messages", "tokens_left",
+        "FailureKind", "Malformed", "ModelPool", "Opening", "Request", "Rollout", "SampleFailed", "Sampling", "Scorer",
+        "Step", "SwapMode", "Tokenizer", "ToolCall", "Turn", "WeightsVersion", "finish", "match_math", "next_request",
+        "parse_reason", "prompt_messages", "tokens_left",
     },
 }  # fmt: skip
 """Package -> exactly what users write against; everything else may move."""

@@ -18,11 +18,13 @@ __all__ = [
     "Engine",
     "EngineDead",
     "Environment",
+    "FailureKind",
     "Malformed",
     "ModelPool",
     "Opening",
     "Request",
     "Rollout",
+    "SampleFailed",
     "Sampling",
     "Scorer",
     "Step",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from rollq.buffer.values.failures import FailureKind, SampleFailed
     from rollq.workers.agents.conversation import Conversation
     from rollq.workers.agents.environments import Environment, Opening, Step
     from rollq.workers.agents.loops import AgentLoop, Rollout, finish
@@ -65,6 +68,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "rollq.buffer.values.failures": "FailureKind SampleFailed",
             "rollq.workers.agents.conversation": "Conversation",
             "rollq.workers.agents.environments": "Environment Opening Step",
             "rollq.workers.agents.loops": "AgentLoop Rollout finish",
