@@ -137,6 +137,7 @@ def test_groups_of_every_status_can_be_shown(world: World, show: Show) -> None:
         assert lines[0].startswith(f"group {number} of math: {status}")
     failed = show("math", "--last", "failed").output
     assert "\nerror\n  judge: no number\n" in failed
+    assert "\nsample 0: failed (grader)" in failed
     assert "  now  failed: it is not trained, and is kept to look at\n" in failed
     leaving = show("math", "--last", "leaving").output
     assert re.search(r"claimed for step 1\n.* trained: step 1 was committed\n.* waits for the archiver", leaving)

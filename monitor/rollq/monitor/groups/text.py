@@ -106,7 +106,7 @@ def _calls(calls: Sequence[CallView], width: int, most: int | None) -> Iterator[
 
 
 def _facts(sample: SampleView) -> Iterator[str]:
-    yield sample.status
+    yield f"{sample.status} ({sample.failure})" if sample.failure else sample.status
     if sample.reward is not None:
         yield f"reward {sample.reward:.3f}"
     if sample.advantage is not None:

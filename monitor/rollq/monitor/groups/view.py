@@ -68,9 +68,9 @@ class CallView:
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """One sample. `reward` and `advantage`: of a pipeline, where there was one. `counted_tokens`: how many of its
-    response tokens the loss may count. `turns`: what follows the prompt, for an agent. `calls`: those that it made over
-    the gateway, each after the one that it continues."""
+    """One sample. `reward` and `advantage`: of a pipeline, where there was one. `failure`: the part that it failed at.
+    `counted_tokens`: how many of its response tokens the loss may count. `turns`: what follows the prompt, for an
+    agent. `calls`: those that it made over the gateway, each after the one that it continues."""
 
     index: int
     status: str
@@ -79,6 +79,7 @@ class SampleView:
     advantage: float | None
     reward_parts: Mapping[str, float]
     error: str
+    failure: str | None
     text: str
     turns: tuple[Turn, ...]
     calls: tuple[CallView, ...]
@@ -246,6 +247,7 @@ def _sample_view(
         advantage=_of(shaped.get("advantages"), index, None),
         reward_parts=sample.reward_parts,
         error=sample.error or "",
+        failure=sample.failure and sample.failure.value,
         text=sample.text,
         turns=tuple(_turn(message) for message in extra.get("messages") or () if isinstance(message, Mapping)),
         calls=tuple(_calls(extra.get("calls"))),

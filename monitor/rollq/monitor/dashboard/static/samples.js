@@ -155,7 +155,13 @@ function card(sample, tokens, name) {
       null,
       mark(sample.reward, isValid),
       h("h3", null, name ? `${name}, sample ${sample.index}` : `Sample ${sample.index}`),
-      isValid ? "" : h("span", { class: `pill status ${sample.status}` }, sample.status),
+      isValid
+        ? ""
+        : h(
+            "span",
+            { class: `pill status ${sample.status}` },
+            sample.failure ? `${sample.status}: ${sample.failure}` : sample.status,
+          ),
       h("b", { class: "reward" }, sample.reward === null ? "no reward" : `reward ${number(sample.reward, 3)}`),
     ),
     h(
