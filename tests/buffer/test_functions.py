@@ -1,16 +1,19 @@
 """What the functions decide at their bounds, group by group: too little or too much by one is noticed here."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from redis.client import PubSub
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.put_args import RESULT_ARGS
 from rollq.buffer.calls.replies import Control, PutOutcome, Shortfall
 from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.scores import ARRIVALS
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
 from support.buffer_run import World, make_sample, set_clock
 from support.waiting import PATIENCE_S
@@ -666,6 +669,36 @@ def test_a_batch_counts_its_groups_by_where_they_went(world: World) -> None:
     assert put_letters(world, "cc", filtered=True) is PutOutcome.FILTERED
     state = world.buffer.batch_by_handle("math", handle)
     assert (state.gathered, state.failed, state.filtered, state.complete) == (1, 1, 1, True)
+
+
+def test_samples_that_fail_are_counted_once_by_the_part_that_failed(world: World) -> None:
+    world.start(math={"min_valid_samples": 1}).admit(3)
+    parts = (FailureKind.GRADER, FailureKind.SANDBOX)
+    both = tuple(replace(make_sample(0, status="f"), failure=kind) for kind in parts)
+    (lease,) = world.lease(1)
+    half = GroupResult(lease, (both[0], make_sample(0, status="a")))
+    assert world.buffer.put([half, half]) == [PutOutcome.ABORTED, PutOutcome.DUPLICATE]
+    assert world.buffer.counts("math").failed_samples == {"grader": 1}
+    recycle(world)
+    leases = world.lease(3)
+    (again,) = (given for given in leases if given.group_id == lease.group_id)
+    others = [given for given in leases if given is not again]
+    results = [GroupResult(again, (again.samples[0], both[1]))]
+    assert world.buffer.put([*results, *(GroupResult(given, both) for given in others)]) == [PutOutcome.FAILED] * 3
+    assert list(world.buffer.counts("math").failed_samples.items()) == [("grader", 3), ("sandbox", 3)]
+
+
+def test_a_kind_of_failure_that_is_not_known_is_refused(world: World) -> None:
+    world.start().admit(1)
+    (lease,) = world.lease(1)
+    numbers: dict[str, Any] = dict.fromkeys(RESULT_ARGS, 0) | {
+        "id": lease.group_id, "attempt": 1, "nonce": lease.nonce, "letters": "ff", "versions": "-,-",
+        "token_versions": "-,-", "oldest": "-", "newest": "-", "rows": "", "unjudged": "", "error_text": "",
+        "counted_in": 1, "failures": "grader,weather", "samples": "[]",
+    }  # fmt: skip
+    with pytest.raises(Exception, match="an argument is 'weather', and must be one of prompt, provider, context, grad"):
+        world.buffer.call_task("put", "math", world.held.epoch, "0:0", *numbers.values())
+    assert world.buffer.counts("math").failed_samples == {}
 
 
 def test_a_group_that_leaves_its_batch_without_a_result_has_no_versions(world: World) -> None:

@@ -160,6 +160,7 @@ def test_a_result_without_the_payload_that_it_names_is_refused(world: World) -> 
         "",
         world.held.epoch,
         "",
+        "",
         "[]",
         "beside",
         "",

@@ -22,6 +22,7 @@ BUSY = run_status(
         rates=RATES,
         by_staleness={0: 2, 1: 1},
         dropped={"trained": 1200, "expired": 4, "reused": 0},
+        failed_samples={"grader": 1200, "sandbox": 3},
         bytes={"completed": 4096},
         pending_age_s=None,
         running_age_s=75.0,
@@ -108,6 +109,12 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
         "limit_bytes": 2**30,
     }
     assert found["workers"]["worker-2-fb7dd6c4"]["condition"] == "dead"
+
+
+def test_samples_that_failed_are_named_by_the_part_that_failed() -> None:
+    lines = as_table(BUSY, 400).splitlines()
+    assert "code: failed samples: 1,200 grader, 3 sandbox" in lines
+    assert not any(line.startswith("math: failed samples") for line in lines)
 
 
 def test_groups_that_are_kept_to_look_at_are_no_depth() -> None:

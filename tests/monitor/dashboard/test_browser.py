@@ -442,6 +442,13 @@ def test_groups_that_failed_are_counted_beside_the_chart_of_the_queue(page: Page
     assert depth.locator("path.s-failed").count() == 0
 
 
+def test_samples_that_failed_are_shown_with_the_part_that_failed(page: Page, shown: Shown) -> None:
+    expect(page.get_by_role("table", name="Tasks").get_by_role("row", name="math ")).to_contain_text("2 grader")
+    failed = shown.buffer.newest("math", Status.FAILED)
+    page.goto(f"{shown.address}/#/rollouts/math/{failed}")
+    expect(page.get_by_role("article", name="sample 0").locator(".pill")).to_have_text("failed: grader")
+
+
 def test_the_legend_and_the_table_show_the_same_moment(page: Page, shown: Shown) -> None:
     legend = page.get_by_role("figure", name="Groups by status").locator(".legend li")
     tasks = page.get_by_role("table", name="Tasks")

@@ -26,6 +26,7 @@ PROGRESS = {
 }  # fmt: skip
 MATH = task_status(
     "math", {Status.PENDING: 4, Status.COMPLETED: 9}, progress=PROGRESS, dropped={"trained": 600, "expired": 3},
+    failed_samples={"grader": 12, "sandbox": 3},
     by_staleness={0: 5, 1: 4}, bytes={"completed": 4096}, rates=RATES, pending_age_s=1.5, ready_age_s=8.25,
     last_error=LastError("the judge is away", 12.0),
 )  # fmt: skip
@@ -118,6 +119,7 @@ def test_the_values_are_those_of_the_status() -> None:
         assert one(f"rollq_{name}_groups_total", task="math") == PROGRESS[name]
     assert one("rollq_refused_results_total", task="math") == PROGRESS["refused"]
     assert one("rollq_dropped_groups_total", task="math", reason="trained") == 600
+    assert one("rollq_failed_samples_total", task="math", kind="grader") == 12
     assert one("rollq_worker_report_age_seconds", worker="worker-1") == busy["age_s"]
     assert one("rollq_worker_version", worker="worker-1") == busy["version"]
     assert one("rollq_worker_groups", worker="worker-1") == busy["in_flight"]

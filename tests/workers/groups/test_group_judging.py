@@ -13,6 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Control
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rewards.credit import TOKEN_REWARDS
+from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.producer.batches import OverRollout
 from rollq.producer.coordinator import BatchCoordinator
@@ -108,6 +109,8 @@ def bad(prompt: Prompt, samples: Sequence[Sample]) -> Any:
     }
     if prompt.answer == "raises":
         raise RuntimeError("the ranking is out")
+    if prompt.answer == "no sandbox":
+        raise SampleFailed(FailureKind.SANDBOX, "no machine is free")
     if prompt.answer == "hangs":
         time.sleep(60)
     return kinds[prompt.answer]
@@ -159,7 +162,7 @@ def test_an_entry_is_anything_that_a_judge_may_return_or_none_which_fails_its_sa
     world = WorkerWorld(buffer, server_url, asks("mixed", min_valid_samples=3, isolate_judge=isolate))
     ended(world, Status.COMPLETED)
     none, parts, number, credit = only_group(world)
-    assert (none.status, none.reward) == (SampleStatus.FAILED, None)
+    assert (none.status, none.failure, none.reward) == (SampleStatus.FAILED, FailureKind.GRADER, None)
     assert none.error == f"group judge '{__name__}.mixed': returned None for this sample"
     assert (parts.reward, parts.reward_parts, parts.extra["why"]) == (0.5, {"score": 0.5, "right": 1.0}, "short")
     assert (number.reward, number.reward_parts) == (2.0, {})
@@ -172,6 +175,7 @@ def test_an_entry_is_anything_that_a_judge_may_return_or_none_which_fails_its_sa
     ("kind", "said"),
     [
         ("raises", "RuntimeError: the ranking is out"),
+        ("no sandbox", "bad': no machine is free"),
         ("hangs", "took longer than 1 s"),
         ("short", "returned 3 entries for 4 samples; one for each is needed"),
         ("nan", "returned nan; a finite number is needed"),
@@ -202,6 +206,7 @@ def test_a_group_whose_judge_fails_fails_with_the_reason_and_without_rewards(
     assert said in world.error(1)
     facts = buffer.inspect("math", 1)
     assert (facts["letters"], float(facts["reward"])) == ("ffff", 0.0)
+    assert buffer.counts("math").failed_samples == {"sandbox" if kind == "no sandbox" else "grader": 4}
     assert buffer.counts("math").progress.get("reward_count", 0) == 0
     world.world.check()
 

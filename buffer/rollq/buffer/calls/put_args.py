@@ -49,7 +49,7 @@ _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "token_versions", "oldest", "newest", "filtered", "reward",
     "rewarded", "new_tokens", "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes",
-    "rows", "counted_in", "unjudged", "samples",
+    "rows", "counted_in", "unjudged", "failures", "samples",
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
@@ -84,6 +84,12 @@ def _new_samples(result: GroupResult) -> list[int]:
         for index, (sample, former) in enumerate(zip(result.samples, lease.samples, strict=False))
         if sample is not former or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
     ]
+
+
+def _new_failures(result: GroupResult) -> list[FailureKind]:
+    """The kinds of the samples that failed in this attempt."""
+    pairs = zip(result.samples, result.lease.samples, strict=True)
+    return [new.failure for new, old in pairs if new.failure and old.status is not SampleStatus.FAILED]
 
 
 def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
@@ -174,6 +180,7 @@ def result_args(
         "rows": encoded_rows(samples) if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
         "counted_in": epoch,
         "unjudged": ",".join(str(index) for index, sample in enumerate(samples) if sample.awaits_judge),
+        "failures": ",".join(_new_failures(result)),
         "samples": encode_outcomes(samples),
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]

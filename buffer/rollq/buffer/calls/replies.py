@@ -110,6 +110,12 @@ class Counts:
         return dropped_groups(self.progress)
 
     @property
+    def failed_samples(self) -> Mapping[str, int]:
+        """Samples that failed in attempts that were accepted, by the value of their `FailureKind`; most first."""
+        failed = _named(self.progress, "failed_samples_")
+        return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
     def unaccounted(self) -> int:
         """Admitted groups that are in no status set and under no drop counter. Anything but 0 is a bug."""
         return unaccounted_groups(self.progress, self.statuses)
@@ -124,7 +130,11 @@ WITH_SAMPLES = (
 
 def dropped_groups(progress: Mapping[str, float]) -> dict[str, int]:
     """Groups that left the buffer, by reason (`trained` once a checkpoint covers them), from a task's counters."""
-    prefix = "dropped_"
+    return _named(progress, "dropped_")
+
+
+def _named(progress: Mapping[str, float], prefix: str) -> dict[str, int]:
+    """The counters whose names begin with `prefix`, by the rest of the name."""
     return {name.removeprefix(prefix): int(n) for name, n in progress.items() if name.startswith(prefix)}
 
 

@@ -19,6 +19,7 @@ from rollq.buffer.rules.settings import CHANGEABLE_RULES
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 from rollq.buffer.values.curves import MOST_ROW_BYTES
+from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS
 from rollq.buffer.values.rollouts import (
     AWAY,
@@ -125,6 +126,7 @@ def constants() -> str:
         "STATUSES": _lua_list(Status),
         "SCHEDULED": _lua_list(SCHEDULED),
         "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),
+        "FAILURE_KINDS": _lua_list(FailureKind),
         "MAY_CHANGE": _lua_table((name, "1") for name in fields_of(CHANGEABLE_RULES)),
         "HISTORY": (
             f"{{ row_ms = {HISTORY_ROW_MS}, rows = {HISTORY_ROWS}, counters = {_lua_list(HISTORY_COUNTERS)}, "

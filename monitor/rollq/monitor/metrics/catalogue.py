@@ -207,6 +207,8 @@ METRICS = (
     _counted("rollq_expired_groups_total", "Groups that became too stale", "expired"),
     _counted("rollq_filtered_groups_total", "Groups that were not worth training", "filtered"),
     _counted("rollq_failed_groups_total", "Groups that failed", "failed"),
+    _in_tasks("rollq_failed_samples_total", "Samples that failed, by the part that failed", "kind",
+              lambda task: task.failed_samples),
     _counted("rollq_requeued_groups_total", "Leases that ran out", "requeued"),
     _counted("rollq_lent_samples_total", "Samples that workers have borrowed from each other", "lent"),
     _counted("rollq_refused_results_total", "Results of leases that had ended", "refused"),

@@ -78,6 +78,7 @@ class TaskStatus:
     outcomes: int = 0
     kept: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    failed_samples: Mapping[str, int] = field(default_factory=dict)  # so far, by the part that failed; most first
     pending_age_s: float | None = None
     running_age_s: float | None = None
     ready_age_s: float | None = None
@@ -289,6 +290,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         outcomes=counts.outcomes,
         kept=counts.kept,
         dropped=counts.dropped,
+        failed_samples=counts.failed_samples,
         pending_age_s=overview.pending_age_s,
         running_age_s=overview.running_age_s,
         ready_age_s=overview.ready_age_s,

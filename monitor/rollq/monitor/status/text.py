@@ -243,6 +243,8 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
         lines.append(f"staleness of ready groups: {_shares(task.by_staleness)}")
     if any(task.dropped.values()):
         lines.append(f"so far: {_dropped(task.dropped)}")
+    if task.failed_samples:
+        lines.append(f"failed samples: {', '.join(f'{n:,} {kind}' for kind, n in task.failed_samples.items())}")
     if kept := [f"{task.groups(status):,} {status}" for status in AUDITED if task.groups(status)]:
         lines.append(f"kept to look at: {', '.join(kept)}")
     if task.bytes or fullness.is_full:

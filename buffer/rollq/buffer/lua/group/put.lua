@@ -4,7 +4,7 @@
 -- KEYS: clock, payloads
 -- ARGV: incarnation, epoch, floors, then per group: id, attempt, nonce, letters, versions, token_versions, oldest,
 --   newest, filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed,
---   rewarded_tokens, bytes, rows, counted_in, unjudged, samples
+--   rewarded_tokens, bytes, rows, counted_in, unjudged, failures, samples
 --   epoch, floors: by which versions were counted   letters: one per sample
 --   versions: the one that each sample counts as, comma separated, '-' without tokens
 --   token_versions: likewise, the version of the oldest token of each sample
@@ -15,6 +15,7 @@
 --   rows: of the samples, for the trainer (see `rollq.buffer.wire.sample_rows`); '' unless all have ended
 --   counted_in: the epoch; or a dead one that made all tokens, whose versions are then as they were in it
 --   unjudged: indices of samples that are whole and were interrupted while they were judged, comma separated
+--   failures: the kind of each sample that failed in this attempt, comma separated
 --   samples: the outcome of each (see `rollq.buffer.wire.sample_outcomes`)
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
 --   others, or one of each new sample by index. In place of a large frame of the WHOLE group, the field is BESIDE
@@ -27,10 +28,11 @@
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
 local FIRST_RESULT = 4
-local RESULT_ARGS = 23 -- of one group, without its frames
+local RESULT_ARGS = 24 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local HAVE_ALL = { [WHOLE] = true, [BESIDE] = true, [AWAY] = true }
+local EVERY_KIND = '[^,]+'
 local UNFINISHED = '[' .. SAMPLE.aborted .. SAMPLE.pending .. ']'
 
 local function check_version(version)
@@ -65,6 +67,9 @@ local function check_result(clock, result)
   )
   check_numbers(result.reward, result.new_tokens)
   if not string.find(result.unjudged or '-', '^[%d,]*$') then refuse_argument(result.unjudged, 'indices of samples') end
+  for kind in string.gmatch(result.failures, EVERY_KIND) do
+    check_choice(kind, unpack(FAILURE_KINDS))
+  end
   check_version(result.oldest)
   check_version(result.newest)
   check_samples(clock, letters, versions)
@@ -98,7 +103,8 @@ local function read_result(clock, args, at)
   -- in the order of `result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, token_versions, oldest, newest, filtered, reward, rewarded, new_tokens,
-    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in, unjudged, samples =
+    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in, unjudged, failures,
+    samples =
       unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
@@ -123,6 +129,7 @@ local function read_result(clock, args, at)
     rows = rows,
     counted_in = counted_in,
     unjudged = unjudged,
+    failures = failures,
     samples = samples,
   }
   check_result(clock, result)
@@ -277,6 +284,9 @@ local function account(clock, group, result, status, totals)
   totals.produced = totals.produced + 1
   totals.tokens = totals.tokens + result.new_tokens
   totals.worked_ms = totals.worked_ms + result.took_ms
+  for kind in string.gmatch(result.failures, EVERY_KIND) do
+    totals.failures[kind] = (totals.failures[kind] or 0) + 1
+  end
   if status == 'aborted' or status == 'restarted' then return end -- it comes back, and counts as an outcome then
   -- failures in a row stop production, so a group that has not failed begins the count again
   totals.failed = status == 'failed' and totals.failed + 1 or 0
@@ -322,6 +332,9 @@ local function write_totals(clock, totals)
   redis.call('HINCRBY', progress, 'worked_ms', totals.worked_ms)
   redis.call('HINCRBYFLOAT', progress, 'reward_sum', totals.reward_sum)
   redis.call('HINCRBY', progress, 'reward_count', totals.reward_count)
+  for kind, count in pairs(totals.failures) do
+    redis.call('HINCRBY', progress, 'failed_samples_' .. kind, count)
+  end
   note_window(clock, totals)
   note_failures(clock, totals.failed, totals.others)
   wake(clock, totals.window.completed == totals.produced and EVENT.completed or EVENT.put)
@@ -342,6 +355,7 @@ local function new_totals()
     by_version = {}, -- scores and ids
     filed = { completed = {}, aborted = {}, gathered = {} }, -- scores and ids by status
     window = {}, -- groups by status
+    failures = {}, -- samples that failed, by kind
     failed = 0, -- groups since the last one that ended in another way
     others = false, -- whether there was one
     timings = {},

@@ -40,6 +40,13 @@ function mean(values) {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 }
 
+/** The part that most samples failed at, and how many failed at others. */
+function failures(failed) {
+  const [[most, count] = [], ...others] = Object.entries(failed),
+    rest = others.reduce((sum, [, more]) => sum + more, 0);
+  return most ? `${number(count)} ${most}${rest ? ` + ${number(rest)}` : ""}` : "-";
+}
+
 export function taskTable() {
   const link = (task, status, count) =>
     h("a", { href: `#/rollouts?task=${encodeURIComponent(task)}&status=${status}` }, number(count));
@@ -81,6 +88,12 @@ export function taskTable() {
         spare: true,
       },
       ...["pending", "running", "completed", "claimed", "failed"].map(counted),
+      {
+        title: "failed samples",
+        hint: "samples that failed so far, by the part that failed",
+        cell: (task) => failures(task.failed_samples),
+        roomy: true,
+      },
       { title: "groups/s", roomy: true, cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
       { title: "tokens/s", cell: (task) => (task.rates ? short(task.rates.tokens) : "-"), number: true },
       { title: "kept", cell: (task) => (task.outcomes ? percent(task.kept / task.outcomes) : "-"), number: true },
