@@ -96,7 +96,7 @@ def test_a_question_may_be_a_message_or_have_words_around_it(form: str) -> None:
 def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted() -> None:
     row = row_of("countdown")
     own, hanging = judged("countdown", [f"<answer>{row['answer']}</answer>", "9**9**9**9"])
-    assert own.reward == 1.0
+    assert (own.reward, own.facts) == (1.0, {"grader_errors": 0.0})
     assert (hanging.reward, hanging.error, hanging.facts["grader_errors"]) == (0.0, None, 1.0)
     assert "took longer" in hanging.notes["grader_error"]
 

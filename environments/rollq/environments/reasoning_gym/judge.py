@@ -28,7 +28,7 @@ from rollq.workers.user_code.real_numbers import is_real
 ENTRIES: Final = "rollq.environments.reasoning_gym.entries"
 """Imported by judge processes before they are sealed, since it reads files of its package."""
 GRADER_ERRORS: Final = "grader_errors"
-"""The name of the fact that a sample has a reward of 0 because its text upset the grader."""
+"""The name of the fact that a sample has a reward of 0 because its text upset the grader; its mean is a curve."""
 
 
 class GeneratorOptions(Settings):
@@ -58,7 +58,7 @@ class Grader:
     async def score(self, prompt: Prompt, answer: str) -> Answer:
         """The score of a bare answer. Raises `SampleFailed` when the grader is at fault."""
         try:
-            return self._checked(await self._grade(prompt, answer))
+            return {**self._checked(await self._grade(prompt, answer)), GRADER_ERRORS: 0.0}
         except (JudgeFailed, InvalidReward, TimeoutError) as error:
             try:
                 own = self._checked(await self._grade(prompt, None))
