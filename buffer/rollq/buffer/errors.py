@@ -44,6 +44,7 @@ RollqError
  |   |- ContextFull         a prompt and its prefix leave no room for a token
  |   |- RequestRefused      the engine refuses a request, which can never work
  |   |- ToolError           a tool failed; names it and the reason
+ |   |- ToolLost            a tool is gone, with the state that its sample had in it
  |- EngineDead           the inference engine died; the worker restarts it or exits
  |- TransientError       an inference server failed for a reason that may pass
  |   |- Unanswered          a server did not answer in time
