@@ -114,6 +114,7 @@ def _folder() -> Traversable:
 def constants() -> str:
     """The constants that Lua takes from Python, as Lua source."""
     by_step = f"{{ full = {FULL_ROWS}, thinned = {THINNED_ROWS}, bytes = {MOST_ROW_BYTES} }}"
+    letters = ", ".join(f"{status.name.lower()} = '{status.value}'" for status in SampleStatus)
     lines = {
         "ARRIVALS": str(ARRIVALS),
         "NO_TOKENS": str(NO_TOKENS),
@@ -125,8 +126,7 @@ def constants() -> str:
         "MOST_PART_BYTES": str(MOST_PART_BYTES),
         "STATUSES": _lua_list(Status),
         "SCHEDULED": _lua_list(SCHEDULED),
-        "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),
-        "FAILURE_KINDS": _lua_list(FailureKind),
+        "SAMPLE": f"{{ {letters}, failures = {_lua_list(FailureKind)} }}",
         "MAY_CHANGE": _lua_table((name, "1") for name in fields_of(CHANGEABLE_RULES)),
         "HISTORY": (
             f"{{ row_ms = {HISTORY_ROW_MS}, rows = {HISTORY_ROWS}, counters = {_lua_list(HISTORY_COUNTERS)}, "

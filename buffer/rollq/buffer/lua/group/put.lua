@@ -32,7 +32,6 @@ local RESULT_ARGS = 24 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local HAVE_ALL = { [WHOLE] = true, [BESIDE] = true, [AWAY] = true }
-local EVERY_KIND = '[^,]+'
 local UNFINISHED = '[' .. SAMPLE.aborted .. SAMPLE.pending .. ']'
 
 local function check_version(version)
@@ -67,8 +66,8 @@ local function check_result(clock, result)
   )
   check_numbers(result.reward, result.new_tokens)
   if not string.find(result.unjudged or '-', '^[%d,]*$') then refuse_argument(result.unjudged, 'indices of samples') end
-  for kind in string.gmatch(result.failures, EVERY_KIND) do
-    check_choice(kind, unpack(FAILURE_KINDS))
+  for kind in string.gmatch(result.failures, '[^,]+') do
+    check_choice(kind, unpack(SAMPLE.failures))
   end
   check_version(result.oldest)
   check_version(result.newest)
@@ -98,14 +97,12 @@ local function check_payload(clock, result)
   if redis.call('EXISTS', key) == 0 then refuse_argument(key, 'a payload that was set') end
 end
 
--- One group of the call.
+-- One group of the call, from arguments in the order of `result_args` in Python.
 local function read_result(clock, args, at)
-  -- in the order of `result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, token_versions, oldest, newest, filtered, reward, rewarded, new_tokens,
     tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows, counted_in, unjudged, failures,
-    samples =
-      unpack(args, at, at + RESULT_ARGS - 1)
+    samples = unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
     attempt = attempt,
@@ -284,7 +281,7 @@ local function account(clock, group, result, status, totals)
   totals.produced = totals.produced + 1
   totals.tokens = totals.tokens + result.new_tokens
   totals.worked_ms = totals.worked_ms + result.took_ms
-  for kind in string.gmatch(result.failures, EVERY_KIND) do
+  for kind in string.gmatch(result.failures, '[^,]+') do
     totals.failures[kind] = (totals.failures[kind] or 0) + 1
   end
   if status == 'aborted' or status == 'restarted' then return end -- it comes back, and counts as an outcome then
