@@ -209,3 +209,18 @@ def test_a_system_without_namespaces_is_named_and_commands_run(
     (line,) = [line for line in caplog.messages if "not separated" in line]
     assert "(unshare: not permitted)" in line
     assert hidden == [True]
+
+
+def test_a_command_that_needs_its_workspace_at_a_path_is_refused_without_namespaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "problem", lambda _: "unshare: not permitted")
+    monkeypatch.setattr(local, "hide_memory", lambda: None)
+    with pytest.raises(ConfigError, match=r'agent_options\.workspace_at = "/app" needs namespaces of Linux'):
+        make_loop("harness", {"command": ["sh"], "workspace_at": "/app"})
+
+
+@pytest.mark.parametrize("path", ["app", "/", "/..", "/app/x", "/tmp", "/usr", "/app\n"])
+def test_a_workspace_is_at_no_path_of_the_system(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"workspace_at = .*: must be a path directly below /, as /app"):
+        make_loop("harness", {"command": ["sh"], "workspace_at": path})

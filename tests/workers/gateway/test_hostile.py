@@ -136,3 +136,35 @@ def test_a_command_writes_where_the_task_lets_it(tmp_path: Path) -> None:
 
     assert run(work).split() == ["0", "0", "0"]  # /tmp, where this test is, may be written to, by this command alone
     assert [list(place.iterdir()) for place in places] == [[places[0] / "file"], []]
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+@pytest.mark.parametrize("place", ["", "/app"])
+def test_a_command_sees_of_the_workspaces_of_rows_only_its_copy(place: str, tmp_path: Path) -> None:
+    for name in ("task/files", "task/tests"):
+        (tmp_path / "rows" / name).mkdir(parents=True)
+        (tmp_path / "rows" / name / "file").write_text(name)
+    script = f"""
+    cat {place or "."}/file; echo; pwd
+    find {tmp_path}/rows
+    umount {tmp_path}/rows 2> /dev/null || unshare -Urm umount {tmp_path}/rows 2> /dev/null || echo covered
+    touch /usr/file /file 2> /dev/null || echo refused
+    echo changed > {place or "."}/file
+    """
+    options = {"command": ["sh", "-c", script], "workspace": tmp_path / "rows", "workspace_field": "folder"}
+    ends: list[Callable[[], object]] = []
+
+    async def work() -> Sample:
+        loop = make_loop("harness", {**options, "workspace_at": place, "tool_parser": ""})
+        prompt = Prompt("Hi", metadata={"folder": "task/files"})
+        model = Model(chat_tokenizer(tmp_path / "model"), [])
+        return await loop.run(replace(rollout(model, prompt), at_end=ends.append))
+
+    facts = run(work).extra["harness"]
+    seen, here, *shown = facts["output"].splitlines()
+    assert (seen, here) == ("task/files", facts["workspace"])
+    assert shown == [f"{tmp_path}/rows", "covered", "refused"]
+    assert (Path(facts["workspace"]) / "file").read_text() == "changed\n"
+    assert (tmp_path / "rows" / "task" / "files" / "file").read_text() == "task/files"
+    for end in ends:
+        end()

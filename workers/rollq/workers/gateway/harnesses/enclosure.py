@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from rollq.buffer.common.child_processes import bare_python
-from rollq.buffer.common.sealing.kernel import c_call
+from rollq.buffer.common.sealing.kernel import c_call, system_call
 
 LEAST_PROCESSES: Final = 301
 """The least that Linux takes as the largest process id of a namespace."""
@@ -33,7 +33,8 @@ PROBE_S: Final = 60.0
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x00020000, 0x08000000, 0x10000000, 0x20000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_EXECUTION = 1, 2, 4, 8
-_BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
+_BIND, _RECURSIVE, _UNBINDABLE, _PRIVATE = 4096, 16384, 1 << 17, 1 << 18
+_DETACH: Final = 2
 _MOUNT_SETATTR: Final = 442
 _HERE: Final = -100
 _ALL_BELOW: Final = 0x8000
@@ -42,17 +43,22 @@ _KEPT_CAPABILITIES: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
 """The rest of root: files of all owners, other users, low ports, chroot; no mounts and no devices."""
 _KERNEL_FILES: Final = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 """Settings of the machine in /proc, which root could change."""
+_SYSTEM: Final = frozenset({
+    "/bin", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Enclosure:
     """The folder of a session, `root`, in the folder of all sessions. Beside it, `writable` folders may be changed.
-    `hidden` files appear empty. `most_processes`, threads among them, may run at the same time; what is written to /tmp
-    and to shared memory has at most `most_bytes` each."""
+    `hidden` files and folders appear empty. `places` are pairs of a folder below `root` and the path, as `/app`, at
+    which it is seen too. `most_processes`, threads among them, may run at the same time; what is written to /tmp and to
+    shared memory has at most `most_bytes` each."""
 
     root: str
     writable: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    places: tuple[tuple[str, str], ...] = ()
     most_processes: int = 1000
     most_bytes: int = 256_000_000
 
@@ -64,7 +70,8 @@ class Enclosure:
     def of_text(cls, text: str) -> "Enclosure":
         """The enclosure of `as_text`."""
         fields = json.loads(text)
-        return cls(**{**fields, "writable": tuple(fields["writable"]), "hidden": tuple(fields["hidden"])})
+        lists = {name: tuple(fields[name]) for name in ("writable", "hidden")}
+        return cls(**{**fields, **lists, "places": tuple(map(tuple, fields["places"]))})
 
 
 def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
@@ -96,6 +103,12 @@ def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
     _, status = os.waitpid(first, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def check_place(path: str) -> None:
+    """Raise `ValueError` unless an enclosure can have a place at this path."""
+    if not re.fullmatch(r"/[A-Za-z0-9_-][A-Za-z0-9._-]*", path) or path in _SYSTEM:
+        raise ValueError("must be a path directly below /, as /app, and no folder of the system")
 
 
 def problem(enclosure: Enclosure) -> str:
@@ -142,8 +155,10 @@ def _unshare() -> None:
 def _build(enclosure: Enclosure) -> None:
     """Make the enclosure from within, as the first process of its namespaces. Raises `OSError`."""
     place, sessions = os.getcwd(), os.path.dirname(enclosure.root)
-    kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (*enclosure.writable, enclosure.root)}
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
+    if enclosure.places:
+        _change_root(f"{enclosure.root}/tmp", [path for _, path in enclosure.places])
+    kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (*enclosure.writable, enclosure.root)}
     _set_read_only("/", True)
     _cover_temporary(sessions, f"size={enclosure.most_bytes},mode=1777")
     _mount("tmpfs", sessions, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
@@ -152,8 +167,10 @@ def _build(enclosure: Enclosure) -> None:
         _mount(f"/proc/self/fd/{file}", path, None, _BIND | _RECURSIVE)
         _set_read_only(path, False)
         os.close(file)
+    for source, path in enclosure.places:
+        _mount(source, path, None, _BIND)
     for path in filter(os.path.exists, (*enclosure.hidden, *_disks())):
-        _mount("/dev/null", path, None, _BIND)
+        _hide(path)
     _mount("proc", "/proc", "proc", _NO_SETUID | _NO_DEVICES | _NO_EXECUTION)
     limit_processes(enclosure.most_processes)
     for path in filter(os.path.exists, _KERNEL_FILES):
@@ -164,6 +181,37 @@ def _build(enclosure: Enclosure) -> None:
         if capability not in _KEPT_CAPABILITIES:
             with contextlib.suppress(OSError):  # beyond the last one
                 c_call("prctl", _DROP_CAPABILITY, capability, 0, 0, 0)
+
+
+def _change_root(free: str, added: Sequence[str]) -> None:
+    """Make a root folder with what is in the first one, and the `added` folders, empty, over what has their names.
+    `free` is an empty folder."""
+    _mount("tmpfs", free, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
+    _mount(None, free, None, _UNBINDABLE)  # or it would be in itself
+    with os.scandir("/") as entries:
+        for entry in (entry for entry in entries if entry.path not in added):
+            target = f"{free}{entry.path}"
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), target)
+            elif entry.is_dir():
+                os.mkdir(target)
+                _mount(entry.path, target, None, _BIND | _RECURSIVE)
+            else:
+                os.close(os.open(target, os.O_CREAT))
+                _mount(entry.path, target, None, _BIND)
+    for path in added:
+        os.mkdir(f"{free}{path}")
+    os.chdir(free)
+    system_call("pivot_root", b".", b".")
+    c_call("umount2", b".", _DETACH)  # the first root, which is over the new one
+    os.chdir("/")
+
+
+def _hide(path: str) -> None:
+    if os.path.isdir(path):
+        _mount("tmpfs", path, "tmpfs", _READ_ONLY | _NO_SETUID | _NO_DEVICES, "size=4k,mode=755")
+    else:
+        _mount("/dev/null", path, None, _BIND)
 
 
 def _cover_temporary(free: str, options: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.child_processes import INHERITED
@@ -30,7 +30,7 @@ from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.harnesses.enclosure import LEAST_PROCESSES, Enclosure, problem
+from rollq.workers.gateway.harnesses.enclosure import LEAST_PROCESSES, Enclosure, check_place, problem
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
 from rollq.workers.gateway.harnesses.row_workspace import row_workspace
 from rollq.workers.gateway.open_sessions import Gateway, new_token
@@ -58,6 +58,10 @@ class HarnessSettings(SessionSettings):
         default="",
         description="name in the rows' metadata of the folder in workspace to copy; default: all of it",
     )
+    workspace_at: str = Field(
+        default="",
+        description="path, as /app, at which the command sees its workspace too; needs namespaces of Linux",
+    )
     timeout_s: float = Field(default=600, gt=0, description="longest run of a command, in seconds")
     max_file_mb: float = Field(
         default=256,
@@ -75,6 +79,13 @@ class HarnessSettings(SessionSettings):
         default=(), description="folders that commands may write to, beside their own and temporary ones"
     )
     concurrent: int = Field(default=16, gt=0, description="commands at the same time, in one worker")
+
+    @field_validator("workspace_at")
+    @classmethod
+    def _check_place(cls, path: str) -> str:
+        if path:
+            check_place(path)
+        return path
 
     @property
     def max_file_bytes(self) -> int:
@@ -265,26 +276,41 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
     gateway.want()
     remove_left_folders()
     hide_environment(INHERITED)
+    is_enclosed = can_enclose(settings)
+    if settings.workspace_at and not is_enclosed:
+        raise ConfigError(
+            f'agent_options.workspace_at = "{settings.workspace_at}" needs namespaces of Linux, which this system does '
+            "not give; see Agents on the page Security of the guide"
+        )
     return Harness(
         settings=settings,
         gateway=gateway,
         chat_format=make_format(settings.tool_parser, settings.reasoning_parser),
         chosen=make_chooser(settings.calls),
-        is_enclosed=can_enclose(settings),
+        is_enclosed=is_enclosed,
     )
 
 
 def make_enclosure(settings: HarnessSettings, root: Path) -> Enclosure:
     """The enclosure of the command of the session in the folder `root`. Files that hold secrets of the worker's are
-    hidden."""
-    secret = [value for name, value in os.environ.items() if name.startswith("ROLLQ_") and name.endswith("_FILE")]
+    hidden, and so is the folder of all rows' workspaces."""
+    hidden = secret_files()
+    if settings.workspace is not None and settings.workspace_field:
+        hidden += (os.path.realpath(settings.workspace),)
     return Enclosure(
         root=str(root),
         writable=tuple(str(path.absolute()) for path in settings.writable),
-        hidden=tuple(os.path.abspath(path) for path in secret if path),
+        hidden=hidden,
+        places=((str(root / "workspace"), settings.workspace_at),) if settings.workspace_at else (),
         most_processes=settings.max_processes,
         most_bytes=settings.max_file_bytes,
     )
+
+
+def secret_files() -> tuple[str, ...]:
+    """The files that hold secrets of the worker's."""
+    paths = [value for name, value in os.environ.items() if name.startswith("ROLLQ_") and name.endswith("_FILE")]
+    return tuple(os.path.abspath(path) for path in paths if path)
 
 
 def can_enclose(settings: HarnessSettings) -> bool:
