@@ -15,6 +15,7 @@ from rollq.buffer.errors import ConfigError
 GROUP: Final = "rollq.environments"
 """The group of entry points by which other packages add kinds."""
 BUILT_IN: Final[Mapping[str, str]] = {
+    "harbor": "rollq.environments.harbor.kind.Harbor",
     "mcp": "rollq.environments.mcp.kind.Mcp",
     "openenv": "rollq.environments.openenv.kind.OpenEnv",
     "reasoning-gym": "rollq.environments.reasoning_gym.kind.ReasoningGym",

@@ -122,7 +122,7 @@ def unstable_rows(environment: Environment, most: int, made: Sequence[Mapping[st
 def digest_of(row: Mapping[str, Any]) -> bytes:
     """The digest of a row: of its prompt, and of its episode where the prompt is not all of it. Rows with the same
     digest are the same task."""
-    episode = row["env"] if "opening" in row.get("env", {}) else None
+    episode = row["env"] if row.get("env", {}).keys() & {"opening", "task"} else None
     return hashlib.sha256(exact_json.dumps([row.get("messages", row.get("prompt")), episode])).digest()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import stat
@@ -49,8 +50,8 @@ class HarnessFolder:
         new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=sessions_folder()))  # gets its name once it is locked
         lock = os.open(new, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        (new / "tmp").mkdir()
         folder = cls(new, lock)
+        folder.temporary.mkdir()
         try:
             folder = cls(_named(new, name), lock)
             if template is None:
@@ -74,10 +75,34 @@ class HarnessFolder:
     def output(self) -> Path:
         return self.root / OUTPUT
 
+    @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def prompt(self) -> Path:
+        return self.root / "prompt"
+
+    def renew(self) -> None:
+        """Make the folder fit for another command in the same workspace, once the last one has ended. Files that it
+        left beside the workspace are moved away, and a link or a file in the workspace's place is removed.
+
+        Raises `OSError`.
+        """
+        self.root.chmod(0o700)
+        for path in (self.temporary, self.prompt, self.output):
+            if os.path.lexists(path):
+                path.rename(self.root / f".old-{secrets.token_hex(8)}")
+        self.temporary.mkdir()
+        if self.workspace.is_symlink() or self.workspace.is_file():
+            self.workspace.unlink()
+        self.workspace.mkdir(exist_ok=True)
+        self.workspace.chmod(0o700)
+
     def environment(self, added: Mapping[str, str]) -> dict[str, str]:
         """The variables of the command."""
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        own = {"HOME": str(self.workspace), "TMPDIR": str(self.root / "tmp")}
+        own = {"HOME": str(self.workspace), "TMPDIR": str(self.temporary)}
         return {**inherited, **own, **added, MARKER: str(self.root)}
 
     def end_processes(self) -> None:
@@ -217,9 +242,8 @@ class HarnessProcess:
         """Start a command in the workspace of a folder, with the prompt as its standard input. Files that it writes,
         including its output, are at most `max_file_bytes` long. It runs in the `enclosure`, if there is one."""
         enclosed = "" if enclosure is None else enclosure.as_text()
-        prompt_file = folder.root / "prompt"
-        prompt_file.write_bytes(prompt)
-        with prompt_file.open("rb") as stdin, folder.output.open("wb") as output:
+        folder.prompt.write_bytes(prompt)
+        with folder.prompt.open("rb") as stdin, folder.output.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *bare_python(launcher.__name__, os.getpid(), folder.root, max_file_bytes, enclosed, *command),
                 stdin=stdin,

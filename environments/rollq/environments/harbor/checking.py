@@ -1,0 +1,73 @@
+"""Finds out, without a model, whether the tests of tasks pay for the solution, and for nothing else."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rollq.buffer.values.failures import SampleFailed
+from rollq.environments.episodes import ENV
+from rollq.environments.harbor.judge import TASK, require_enclosure
+from rollq.environments.harbor.rewards import total
+from rollq.environments.harbor.running import SHOWN, Runner
+from rollq.environments.harbor.tasks import FILES, SOLUTION, SOLVE, HarborTask
+from rollq.environments.kinds import Finding, Level
+from rollq.workers.gateway.harnesses.process import HarnessFolder
+
+AT_ONCE: Final = 2
+TIMEOUT_S: Final = 600.0
+"""Of tasks that set none."""
+
+
+def check(folder: Path, workdir: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield what is wrong. Raises `ConfigError` where tests cannot be enclosed."""
+    require_enclosure(f"harbor:{folder}")
+    runner = Runner(workdir, TIMEOUT_S)
+    tasks = [HarborTask(folder, row[ENV][TASK]) for row in rows]
+    yield from asyncio.run(_check(runner, tasks))
+
+
+async def _check(runner: Runner, tasks: Sequence[HarborTask]) -> list[Finding]:
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def faults(row: int, task: HarborTask) -> list[Finding]:
+        async with slots:
+            found = [await _untouched(runner, task), *await _solved(runner, task)]
+            return [Finding(level, f"{task.name}: {text}", row) for level, text in found if text]
+
+    found = await asyncio.gather(*(faults(row, task) for row, task in enumerate(tasks)))
+    return [finding for findings in found for finding in findings]
+
+
+async def _untouched(runner: Runner, task: HarborTask) -> tuple[Level, str]:
+    """The fault of tests that pay for nothing, or give it no reward."""
+    folder = await asyncio.to_thread(HarnessFolder.make, task.path / FILES)
+    try:
+        reward = total(await runner.rewards(task, folder))
+    except SampleFailed as error:
+        return Level.WARNING, f"an untouched workspace gets no reward, so such samples fail: {error}"
+    finally:
+        folder.remove()
+    return Level.ERROR, f"an untouched workspace scores {reward:g}" if reward >= 1 else ""
+
+
+async def _solved(runner: Runner, task: HarborTask) -> list[tuple[Level, str]]:
+    """The faults of a solution, and of tests that it passes only once."""
+    if not (task.path / SOLUTION / SOLVE).exists():
+        return [(Level.WARNING, f"there is no {SOLUTION}/{SOLVE}, so nothing shows that its tests can be passed")]
+    folder = await asyncio.to_thread(HarnessFolder.make, task.path / FILES)
+    try:
+        ended = await runner.solve(task, folder)
+        if ended.code != 0:
+            how = "takes too long" if ended.code is None else f"ends with exit code {ended.code}"
+            return [(Level.ERROR, f"its solution {how}: {ended.output[-SHOWN:]}")]
+        first, second = [total(await runner.rewards(task, folder)) for _ in range(2)]
+    except (SampleFailed, OSError) as error:
+        return [(Level.ERROR, f"its solution is not judged: {error}")]
+    finally:
+        folder.remove()
+    if first != 1:
+        return [(Level.ERROR, f"its solution scores {first:g}, not 1")]
+    if second != first:
+        return [(Level.WARNING, f"tests that run again give it {second:g}: they leave something")]
+    return []

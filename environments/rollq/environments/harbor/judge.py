@@ -1,0 +1,82 @@
+"""The judge of tasks in Harbor's layout: runs a task's tests in the workspace that a command has left."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.environments.episodes import ENV
+from rollq.environments.harbor.running import Runner
+from rollq.environments.harbor.tasks import HarborTask, tasks_in
+from rollq.workers.gateway.harnesses.enclosure import Enclosure, problem
+from rollq.workers.gateway.harnesses.process import HarnessFolder
+from rollq.workers.judging.builtin import BuiltInJudge
+from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.rewards import Answer
+from rollq.workers.user_code.calls import UserFunction
+
+TASK: Final = "task"
+"""The name of a row's task in its `env`."""
+
+
+class TestsOptions(Settings):
+    """Options of the judge, which `env` sets."""
+
+    folder: Path = Field(description="the folder of tasks")
+    split: str = Field(description="which of them")
+    workdir: str = Field(description="path at which tests see the workspace")
+
+
+class TestsJudge:
+    """Runs tests, as many at the same time as there are processors."""
+
+    def __init__(self, tasks: tuple[HarborTask, ...], runner: Runner) -> None:
+        self._tasks = {task.name: task for task in tasks}
+        self._runner = runner
+        self._slots = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def judge(self, prompt: Prompt, sample: Sample) -> Answer:
+        """The rewards of the tests. Raises `SampleFailed`."""
+        row: Any = prompt.metadata.get(ENV)
+        task = self._tasks.get(str(row.get(TASK))) if isinstance(row, dict) else None
+        if task is None:
+            raise SampleFailed(FailureKind.PROMPT, f"the row's {ENV} is {row!r:.80}, which names no task of the folder")
+        workspace = sample.extra.get("harness", {}).get("workspace")
+        if workspace is None:
+            raise SampleFailed(
+                FailureKind.PROGRAM, 'the sample has no workspace: leave agent_loop as env sets it, "harness"'
+            )
+        async with self._slots:
+            return await self._runner.rewards(task, HarnessFolder(Path(workspace).parent))
+
+
+def require_enclosure(env: str) -> None:
+    """Raise `ConfigError` where commands could read the tests, and change what they judge."""
+    folder = HarnessFolder.make(None)
+    try:
+        found = problem(Enclosure(str(folder.root), places=((str(folder.workspace), "/app"),)))
+    finally:
+        folder.remove()
+    if found:
+        raise ConfigError(
+            f'env = "{env}" needs namespaces of Linux, which keep tests and solutions from commands, and this system '
+            f"gives none ({found}); see Agents on the page Security of the guide"
+        )
+
+
+def make_judge(settings: TestsOptions, context: JudgeContext) -> Judge:
+    """The judge of one folder of tasks. Raises `ConfigError`."""
+    require_enclosure(f"harbor:{settings.folder}")
+    tasks = tasks_in(settings.folder, settings.split)
+    judge = TestsJudge(tasks, Runner(settings.workdir, context.timeout_s))
+    return Judge("harbor", UserFunction.wrap(judge.judge, None, quick=False))
+
+
+JUDGE: Final = BuiltInJudge(TestsOptions, make_judge)
+"""The judge that `env = "harbor:..."` names."""

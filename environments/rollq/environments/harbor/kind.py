@@ -1,0 +1,107 @@
+"""The kind `harbor`, named by a folder of tasks in Harbor's layout."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, ValidationError, field_validator
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.settings_errors import explanation
+from rollq.environments.episodes import ENV
+from rollq.environments.harbor.tasks import FILES, HarborTask, digest_of, tasks_in
+from rollq.environments.kinds import Finding
+from rollq.workers.gateway.harnesses.enclosure import check_place
+
+JUDGE: Final = "rollq.environments.harbor.judge.JUDGE"
+WORKSPACE: Final = "workspace"
+"""The column with the folder that the command gets a copy of."""
+
+
+class HarborOptions(Settings):
+    """`env_options`."""
+
+    command: tuple[str, ...] = Field(default=(), description="the agent and its arguments")
+    workdir: str = Field(default="/app", description="path at which the agent and the tests see the workspace")
+    without_images: bool = Field(
+        default=False, description="run tasks that have an image without it, with the worker's programs"
+    )
+
+    @field_validator("workdir")
+    @classmethod
+    def _check_workdir(cls, path: str) -> str:
+        check_place(path)
+        return path
+
+
+class Harbor:
+    """See `Kind`."""
+
+    def open(self, name: str, options: Mapping[str, Any], split: str) -> "TaskFolder":
+        """The tasks of one folder. Raises `ConfigError`, including for tasks with an image."""
+        try:
+            given = HarborOptions(**options)
+        except ValidationError as error:
+            raise ConfigError(f"env_options: {explanation(error, HarborOptions)}") from error
+        tasks = tasks_in(Path(name), split)
+        if not given.without_images and (task := next((task for task in tasks if task.image()), None)):
+            raise ConfigError(
+                f"{task.path} has an image ({task.image()}), and rollq starts no containers: run the worker where the "
+                "programs of the image are installed, and set env_options.without_images = true"
+            )
+        return TaskFolder(Path(name), tasks, given, split)
+
+    def installed(self) -> str:
+        """No package is needed."""
+        return "built in"
+
+    def install(self) -> str:
+        """How to install what it needs."""
+        return "nothing to install: name a folder of tasks"
+
+    def names(self) -> Iterable[str]:
+        """Only the user knows the folders."""
+        return ()
+
+
+class TaskFolder:
+    """The tasks of one split: see `Source`."""
+
+    def __init__(self, folder: Path, tasks: tuple[HarborTask, ...], options: HarborOptions, split: str) -> None:
+        self.folder, self.tasks, self.options, self.split = folder, tasks, options, split
+
+    def identity(self) -> dict[str, str]:
+        """See `Source.identity`."""
+        return {"files": digest_of(self.tasks), "workdir": self.options.workdir, "split": self.split}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each task, by name. Raises `ConfigError`."""
+        for task in self.tasks:
+            yield {
+                "prompt": task.instruction(),
+                ENV: {"task": task.name},
+                WORKSPACE: f"{task.name}/{FILES}",
+            }
+
+    def settings(self) -> dict[str, Any]:
+        """The loop `harness` with the row's files, for the longest time of a task, and the judge that runs tests."""
+        limits = [limit for task in self.tasks if (limit := task.settings().agent.timeout_sec)]
+        options = {
+            "workspace": str(self.folder),
+            "workspace_field": WORKSPACE,
+            "workspace_at": self.options.workdir,
+        }
+        command = {"command": list(self.options.command)} if self.options.command else {}
+        return {
+            "judge": JUDGE,
+            "judge_options": {"folder": str(self.folder), "split": self.split, "workdir": self.options.workdir},
+            "agent_loop": "harness",
+            "agent_options": {**command, **options, **({"timeout_s": max(limits)} if limits else {})},
+        }
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        """See `Source.check`."""
+        from rollq.environments.harbor.checking import check
+
+        return check(self.folder, self.options.workdir, rows)

@@ -1,0 +1,107 @@
+"""Runs a script of a task in a workspace: enclosed, with a time limit, and with its files where Harbor has them."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.environments.harbor.links import remove_links_out
+from rollq.environments.harbor.rewards import Rewards, read_rewards
+from rollq.environments.harbor.tasks import SOLUTION, SOLVE, TEST, TESTS, HarborTask
+from rollq.workers.gateway.harnesses.enclosure import CANNOT, Enclosure
+from rollq.workers.gateway.harnesses.launcher import NOT_FOUND
+from rollq.workers.gateway.harnesses.local import secret_files
+from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess
+
+LOGS: Final = "/logs"
+VERIFIER: Final = "verifier"
+"""The folder in it where tests write their reward."""
+MOST_BYTES: Final = 256_000_000
+"""The largest file, and the most in temporary folders."""
+SHOWN: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A script that has ended: its exit code, or None if its time was up, and the end of its output."""
+
+    code: int | None
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs tests and solutions of tasks whose workspace is seen at `place`. `timeout_s` holds for tasks that set no
+    time."""
+
+    place: str
+    timeout_s: float
+
+    async def rewards(self, task: HarborTask, folder: HarnessFolder) -> Rewards:
+        """The rewards that the tests give a workspace, after its command has ended. Raises `SampleFailed`."""
+        settings = task.settings().verifier
+        limit_s = settings.timeout_sec or self.timeout_s
+        try:
+            await asyncio.to_thread(self._renew, folder)
+            logs = Path(tempfile.mkdtemp(prefix="logs-", dir=folder.root))
+            (logs / VERIFIER).mkdir()
+            places = {TESTS: task.path / TESTS}
+            ended = await self._run(task, folder, f"/{TESTS}/{TEST}", places, {LOGS: logs}, settings.env, limit_s)
+        except OSError as error:
+            raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start: {error}") from error
+        said = f": {ended.output[-SHOWN:]}" if ended.output else ""
+        if ended.code is None:
+            raise SampleFailed(FailureKind.GRADER, f"the tests took longer than {limit_s:g} s{said}")
+        if ended.code in (CANNOT, NOT_FOUND) and not any((logs / VERIFIER).iterdir()):
+            raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start{said}")
+        try:
+            return read_rewards(logs / VERIFIER)
+        except ValueError as error:
+            raise SampleFailed(FailureKind.GRADER, f"{error} (exit code {ended.code}){said}") from error
+
+    async def solve(self, task: HarborTask, folder: HarnessFolder) -> Ended:
+        """Run the task's own solution in a workspace. Raises `OSError`."""
+        settings, limit = task.settings(), task.settings().agent.timeout_sec or self.timeout_s
+        places = {SOLUTION: task.path / SOLUTION}
+        return await self._run(task, folder, f"/{SOLUTION}/{SOLVE}", places, {}, settings.solution.env, limit)
+
+    def _renew(self, folder: HarnessFolder) -> None:
+        folder.renew()
+        remove_links_out(folder.workspace, self.place)
+
+    async def _run(
+        self,
+        task: HarborTask,
+        folder: HarnessFolder,
+        script: str,
+        copied: Mapping[str, Path],
+        shown: Mapping[str, Path],
+        variables: Mapping[str, str],
+        limit_s: float,
+    ) -> Ended:
+        """Run a script with copies of folders below /, beside folders that are `shown` as they are."""
+        places = {self.place: folder.workspace, **shown}
+        for name, source in copied.items():
+            copy = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder.root))
+            await asyncio.to_thread(shutil.copytree, source, copy, dirs_exist_ok=True)
+            places[f"/{name}"] = copy
+        enclosure = Enclosure(
+            root=str(folder.root),
+            hidden=(*secret_files(), str(task.folder.resolve())),
+            places=tuple((str(source), path) for path, source in places.items()),
+            most_bytes=MOST_BYTES,
+        )
+        command = ["bash", "-c", 'cd "$0" && exec bash "$1"', self.place, script]
+        home = {"HOME": str(folder.temporary), **variables}  # not the workspace: programs read settings there
+        process = await HarnessProcess.start(command, folder, home, b"", max_file_bytes=MOST_BYTES, enclosure=enclosure)
+        try:
+            code = await asyncio.wait_for(process.wait(), limit_s)
+        except TimeoutError:
+            code = None
+        finally:
+            await process.end()
+        return Ended(code, folder.tail())

@@ -1,0 +1,176 @@
+"""Tasks in Harbor's layout, a folder each. Only reads; needs no package."""
+
+import hashlib
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, Field, ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings_errors import explanation
+
+INSTRUCTION: Final = "instruction.md"
+SETTINGS: Final = "task.toml"
+FILES: Final = "environment"
+"""The folder with the files that the command finds."""
+TESTS: Final = "tests"
+TEST: Final = "test.sh"
+SOLUTION: Final = "solution"
+SOLVE: Final = "solve.sh"
+IMAGES: Final = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
+NEEDED: Final = (INSTRUCTION, SETTINGS, FILES, f"{TESTS}/{TEST}")
+TRAIN: Final = "train"
+"""The split that a folder of tasks without folders of splits has."""
+_HOST_VARIABLE: Final = re.compile(r"\$\{")
+
+
+class Step(BaseModel):
+    """A table of `task.toml` about one command."""
+
+    timeout_sec: float | None = Field(default=None, gt=0)
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class Image(BaseModel):
+    """The table `environment`."""
+
+    docker_image: str = ""
+
+
+class TaskSettings(BaseModel):
+    """The keys of `task.toml` that are used here."""
+
+    agent: Step = Step()
+    verifier: Step = Step()
+    solution: Step = Step()
+    environment: Image = Image()
+    steps: list[Any] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """The task in `folder` / `name`; `name` may begin with the folder of a split."""
+
+    folder: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.folder / self.name
+
+    def instruction(self) -> str:
+        """The text that the model gets. Raises `ConfigError`."""
+        try:
+            text = (self.path / INSTRUCTION).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.path / INSTRUCTION} cannot be read: {error}") from error
+        if not text:
+            raise ConfigError(f"{self.path / INSTRUCTION} is empty: write what the model should do")
+        return text
+
+    def settings(self) -> TaskSettings:
+        """Its `task.toml`. Raises `ConfigError`."""
+        path = self.path / SETTINGS
+        try:
+            given = TaskSettings(**tomllib.loads(path.read_text()))
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {explanation(error, TaskSettings)}") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        if given.steps:
+            raise ConfigError(f"{path}: steps: tasks of several steps are not supported; make a task of each")
+        for table in ("verifier", "solution"):
+            for name, value in getattr(given, table).env.items():
+                if _HOST_VARIABLE.search(value):
+                    raise ConfigError(
+                        f"{path}: {table}.env.{name} = {value!r:.80}: tests get no variable of this machine; write "
+                        "the value"
+                    )
+        return given
+
+    def image(self) -> str:
+        """The file or setting that gives it an image; empty without one. Raises `ConfigError`."""
+        found = next((name for name in IMAGES if (self.path / FILES / name).exists()), "")
+        return f"{FILES}/{found}" if found else self.settings().environment.docker_image and f"{SETTINGS}: docker_image"
+
+
+def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
+    """The tasks of a split, by name: in the folder that has the split's name, or, for "train", in `folder` itself.
+
+    Raises `ConfigError` for a folder that does not exist, is empty, or has an incomplete task.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f'"harbor:{folder}": {folder} is not a folder')
+    place = folder / split
+    if not place.is_dir() and split == TRAIN:
+        place = folder
+    if not place.is_dir() or _is_task(place):
+        raise ConfigError(
+            f'env_split = "{split}": there is no folder {place}; put tasks there, or name another folder of tasks, '
+            f'with env_split = "{TRAIN}"'
+        )
+    prefix = "" if place == folder else f"{split}/"
+    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    found = [HarborTask(folder, prefix + name) for name in names]
+    tasks = tuple(task for task in found if prefix or _is_task(task.path) or not _has_tasks(task.path))
+    if not tasks:
+        raise ConfigError(f"{place} has no tasks: folders with {', '.join(NEEDED)}")
+    for task in tasks:
+        _check_complete(task)
+    return tasks
+
+
+def digest_of(tasks: tuple[HarborTask, ...]) -> str:
+    """The digest of all files of tasks, by their names. Raises `ConfigError`."""
+    try:
+        return _digest(tuple(seen for task in tasks for seen in _seen(task)))
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _is_task(path: Path) -> bool:
+    return (path / INSTRUCTION).exists() or (path / SETTINGS).exists()
+
+
+def _has_tasks(path: Path) -> bool:
+    """Whether it is the folder of a split."""
+    return any(_is_task(each) for each in path.iterdir() if each.is_dir())
+
+
+def _check_complete(task: HarborTask) -> None:
+    if task.path.is_symlink():
+        raise ConfigError(f"{task.path} is a link: copy the task there, since commands may see no other folder")
+    if missing := next((name for name in NEEDED if not (task.path / name).exists()), ""):
+        remedy = " (a folder, which may be empty)" if missing == FILES else ""
+        raise ConfigError(f"{task.path} is not complete: {missing}{remedy} is missing")
+
+
+def _seen(task: HarborTask) -> list[tuple[str, str, int, int, int]]:
+    """Files with what changes when they do: path, name, mode, size and time."""
+    found = []
+    for place, folders, files in os.walk(task.path):
+        for path in (os.path.join(place, name) for name in (*folders, *files)):
+            status = os.lstat(path)
+            name = f"{task.name}/{os.path.relpath(path, task.path)}"
+            found.append((path, name, status.st_mode, status.st_size, status.st_mtime_ns))
+    return sorted(found)
+
+
+@lru_cache(maxsize=8)
+def _digest(files: tuple[tuple[str, str, int, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, name, mode, _, _ in files:
+        if os.path.islink(path):
+            content = os.readlink(path).encode()
+        else:
+            content = b"" if os.path.isdir(path) else Path(path).read_bytes()
+        executable = b"x" if mode & 0o100 else b"-"
+        for part in (name.encode(), executable, content):
+            digest.update(len(part).to_bytes(8) + part)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,333 @@
+"""The kind `harbor`: tasks in Harbor's layout, with real commands and real tests."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.environments.harbor import judge as harbor_judge
+from rollq.environments.harbor.kind import Harbor, TaskFolder
+from rollq.environments.harbor.rewards import read_rewards
+from rollq.environments.kinds import Level
+from rollq.workers.gateway.harnesses.local import HarnessSettings, can_enclose
+from rollq.workers.gateway.harnesses.process import HarnessFolder, sessions_folder
+from rollq.workers.groups.agent_loops import make_loop
+from rollq.workers.judging.judge import JudgeContext
+from rollq.workers.judging.process_pool import JudgePool
+from support.chat_engine import Model, chat_tokenizer, rollout
+from support.gateway_calls import run
+
+TEST = """
+cd /app
+if [ "$(cat greeting)" = "$(cat /tests/expected)" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+def add_task(folder: Path, name: str = "hello", *, test: str = TEST, settings: str = "", solution: str = "") -> Path:
+    """A task that wants the file `greeting` to say what its tests expect."""
+    files = {
+        "instruction.md": f"Write a greeting to /app/greeting: {name}",
+        "task.toml": settings or "[verifier]\ntimeout_sec = 120.0",
+        "environment/draft": "Hullo",
+        "tests/test.sh": test,
+        "tests/expected": "the secret greeting",
+        "solution/solve.sh": solution or "echo the secret greeting > /app/greeting",
+    }
+    for path, text in files.items():
+        (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name / path).write_text(text)
+    return folder / name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks").mkdir()
+    return tmp_path / "tasks"
+
+
+@pytest.fixture
+def can_be_enclosed() -> None:
+    if not can_enclose(HarnessSettings(command=("sh",))):
+        pytest.skip("this system has no namespaces for commands")
+
+
+def source(folder: Path, split: str = "train", **options: Any) -> TaskFolder:
+    return Harbor().open(str(folder), options, split)
+
+
+def judged(made: TaskFolder, script: str, tmp_path: Path) -> Any:
+    """The judge's answer on what a shell script leaves in the workspace of the first row, or why the sample failed; no
+    session is left."""
+    settings, (row, *_) = made.settings(), made.rows()
+    metadata = {name: value for name, value in row.items() if name != "prompt"}
+    prompt = Prompt(row["prompt"], metadata=metadata)
+    options = {"command": ["bash", "-c", script], **settings["agent_options"], "tool_parser": ""}
+    ends: list[Callable[[], object]] = []
+
+    async def work() -> Any:
+        loop = make_loop(settings["agent_loop"], options)
+        context = JudgeContext(60, JudgePool(1))
+        judge = harbor_judge.JUDGE(harbor_judge.TestsOptions(**settings["judge_options"]), context)
+        model = Model(chat_tokenizer(tmp_path / "model"), [])
+        given = replace(rollout(model, prompt), session=f"harbor{os.getpid()}/1/0/1", at_end=ends.append)
+        sample: Sample = await loop.run(given)
+        try:
+            return await judge.call(prompt, sample)
+        except SampleFailed as error:
+            return error
+
+    result = run(work)
+    for end in ends:
+        end()
+    assert not (sessions_folder() / f"harbor{os.getpid()}-1-0").exists()
+    return result
+
+
+def test_rows_have_the_instruction_and_the_files_of_each_task(folder: Path) -> None:
+    add_task(folder, "b")
+    add_task(folder, "a")
+    rows = list(source(folder).rows())
+    assert rows == [
+        {
+            "prompt": f"Write a greeting to /app/greeting: {name}",
+            "env": {"task": name},
+            "workspace": f"{name}/environment",
+        }
+        for name in ("a", "b")
+    ]
+
+
+def test_folders_of_splits_have_separate_tasks(folder: Path) -> None:
+    for split in ("train", "test"):
+        add_task(folder, f"{split}/{split}ed")
+    assert [row["env"]["task"] for split in ("train", "test") for row in source(folder, split).rows()] == [
+        "train/trained",
+        "test/tested",
+    ]
+
+
+def test_a_folder_of_tasks_may_have_one_of_another_split_beside_them(folder: Path) -> None:
+    add_task(folder, "a")
+    add_task(folder, "test/b")
+    assert [row["env"]["task"] for row in source(folder).rows()] == ["a"]
+
+
+def test_identity_depends_on_all_files(folder: Path) -> None:
+    seen = {source(folder).identity()["files"] for _ in range(2) if add_task(folder)}
+    assert len(seen) == 1
+    (folder / "hello" / "tests" / "expected").write_text("another greeting")
+    seen.add(source(folder).identity()["files"])
+    (folder / "hello" / "tests" / "test.sh").chmod(0o755)
+    seen.add(source(folder).identity()["files"])
+    (folder / "hello" / "environment" / "empty").mkdir()
+    seen.add(source(folder).identity()["files"])
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda task: (task / "tests" / "test.sh").unlink(), "hello is not complete: tests/test.sh is missing"),
+        (lambda task: (task / "task.toml").unlink(), "hello is not complete: task.toml is missing"),
+        (lambda task: (task / "task.toml").write_text("="), "task.toml cannot be read: "),
+        (
+            lambda task: (task / "task.toml").write_text("[verifier]\ntimeout_sec = 0"),
+            "verifier.timeout_sec = 0",
+        ),
+        (lambda task: (task / "task.toml").write_text("steps = [{}]"), "tasks of several steps are not supported"),
+        (
+            lambda task: (task / "task.toml").write_text('[verifier.env]\nKEY = "${KEY}"'),
+            "verifier.env.KEY = '${KEY}': tests get no variable of this machine",
+        ),
+        (
+            lambda task: (task / "environment" / "Dockerfile").write_text("FROM debian"),
+            "hello has an image (environment/Dockerfile), and rollq starts no containers: run the worker where",
+        ),
+        (
+            lambda task: (task / "task.toml").write_text('[environment]\ndocker_image = "debian"'),
+            "hello has an image (task.toml: docker_image), and rollq starts no containers",
+        ),
+        (lambda task: task.with_name("link").symlink_to(task), "link is a link: copy the task there"),
+        (lambda task: task.with_name("notes").mkdir(), "notes is not complete: instruction.md is missing"),
+    ],
+)
+def test_an_incomplete_task_is_refused(change: Callable[[Path], object], words: str, folder: Path) -> None:
+    change(add_task(folder))
+    with pytest.raises(ConfigError) as refused:
+        source(folder)
+    assert words in str(refused.value)
+
+
+def test_images_can_be_left_out(folder: Path) -> None:
+    (add_task(folder) / "environment" / "Dockerfile").write_text("FROM debian")
+    assert len(list(source(folder, without_images=True).rows())) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "split", "words"),
+    [
+        ({"workdir": "/usr"}, "train", "env_options: workdir = '/usr': must be a path directly below /"),
+        ({"image": ""}, "train", "env_options: image: unknown key"),
+        ({}, "test", 'env_split = "test": there is no folder '),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], split: str, words: str, folder: Path) -> None:
+    add_task(folder)
+    with pytest.raises(ConfigError) as refused:
+        source(folder, split, **options)
+    assert words in str(refused.value)
+
+
+def test_settings_have_the_longest_time_of_a_task(folder: Path) -> None:
+    add_task(folder, "a", settings="[agent]\ntimeout_sec = 30")
+    add_task(folder, "b", settings="[agent]\ntimeout_sec = 90")
+    settings = source(folder, command=["agent", "-x"]).settings()
+    assert settings["agent_options"]["timeout_s"] == 90
+    assert settings["agent_options"]["command"] == ["agent", "-x"]
+
+
+HONEST = "cat /app/draft draft; echo the secret greeting > /app/greeting"
+CHEATS = {
+    "writes rewards and tests": "mkdir -p tests /tests ../tests logs/verifier verifier /logs/verifier; "
+    "for f in reward.txt logs/verifier/reward.txt ../reward.txt ../logs-x /logs/verifier/reward.txt; do echo 1 > $f; "
+    "done; for f in tests/test.sh /tests/test.sh ../tests/test.sh .bashrc .profile .bash_profile; do "
+    "echo 'echo 1 > /logs/verifier/reward.txt; exit' > $f; done",
+    "copies tests and solution": "cat {folder}/hello/tests/expected {folder}/*/solution/solve.sh > greeting",
+    "links to tests": "ln -s {folder}/hello/tests/expected greeting",
+    "links to tests in place": "ln -s / up; ln -s /app/up/tests/expected greeting",
+    "leaves processes": "(trap '' TERM HUP; while sleep 0.05; do for d in /logs/verifier ../logs-*/verifier; do "
+    "echo 1 > $d/reward.txt; done; done) > /dev/null 2>&1 & setsid nohup sleep 1000 > /dev/null 2>&1 &",
+    "links what is written": "rm -rf ../tmp ../output.log ../prompt; ln -s {victim} ../output.log; "
+    "ln -s {victim} ../prompt; ln -s /usr ../tmp; chmod 0 . ..",
+    "replaces its workspace": "cd /; rm -rf $HOME; ln -s /tests $HOME",
+}
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+def test_a_command_that_does_the_task_is_paid(folder: Path, tmp_path: Path) -> None:
+    add_task(folder)
+    assert judged(source(folder), HONEST, tmp_path) == {"score": 1.0}
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_command_that_cheats_gets_nothing(cheat: str, folder: Path, tmp_path: Path) -> None:
+    add_task(folder)
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    script = CHEATS[cheat].format(folder=folder, victim=victim) + "; true"
+    assert judged(source(folder), script, tmp_path) == {"score": 0.0}
+    assert victim.read_text() == "whole"
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+@pytest.mark.parametrize(
+    ("test", "kind", "words"),
+    [
+        ("echo broken; exit 3", FailureKind.GRADER, "neither reward.txt nor reward.json (exit code 3): broken"),
+        ("no-such-program", FailureKind.SANDBOX, "the tests cannot start: "),
+        ("echo nan > /logs/verifier/reward.txt", FailureKind.GRADER, "not a finite number"),
+        ("ln -s /etc/hostname /logs/verifier/reward.txt", FailureKind.GRADER, "reward.txt cannot be read"),
+        ("echo started; sleep 1000", FailureKind.GRADER, "the tests took longer than 1 s"),
+    ],
+)
+def test_tests_that_give_no_reward_fail_the_sample(
+    test: str, kind: FailureKind, words: str, folder: Path, tmp_path: Path
+) -> None:
+    add_task(folder, test=test, settings=f"[verifier]\ntimeout_sec = {1 if 'sleep' in test else 120}")
+    failed = judged(source(folder), HONEST, tmp_path)
+    assert isinstance(failed, SampleFailed), failed
+    assert failed.kind is kind
+    assert words in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rewards"),
+    [
+        ("reward.txt", "0.5\n", {"score": 0.5}),
+        ("reward.json", '{"reward": 1, "style": 0.25}', {"score": 1.0, "style": 0.25}),
+        ("reward.json", '{"tests": 0.5, "style": 0.25}', {"tests": 0.5, "style": 0.25}),
+        ("reward.txt", "", None),
+        ("reward.txt", "1e999", None),
+        ("reward.txt", " " * 70_000, None),
+        ("reward.json", "[1]", None),
+        ("reward.json", "{}", None),
+        ("reward.json", '{"reward": true}', None),
+        ("reward.json", '{"reward": "1"}', None),
+        ("other", "1", None),
+    ],
+)
+def test_rewards_are_finite_numbers(name: str, text: str, rewards: dict[str, float] | None, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    if rewards is not None:
+        assert read_rewards(tmp_path) == rewards
+        return
+    with pytest.raises(ValueError, match="reward"):
+        read_rewards(tmp_path)
+
+
+def test_a_fifo_is_no_reward(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "reward.txt")
+    with pytest.raises(ValueError, match="not a file"):
+        read_rewards(tmp_path)
+
+
+def test_systems_without_namespaces_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_task(folder)
+    monkeypatch.setattr(harbor_judge, "problem", lambda _: "unshare: not permitted")
+    options = harbor_judge.TestsOptions(**source(folder).settings()["judge_options"])
+    with pytest.raises(ConfigError, match=r"needs namespaces of Linux.*unshare: not permitted"):
+        harbor_judge.JUDGE(options, JudgeContext(60, JudgePool(1)))
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+def test_a_check_tries_the_solution_and_an_untouched_workspace(folder: Path) -> None:
+    add_task(folder, "good")
+    add_task(folder, "paid", test="echo 1 > /logs/verifier/reward.txt")
+    add_task(folder, "wrong", solution="echo Hullo > greeting")
+    add_task(folder, "broken", solution="echo oh; exit 3")
+    add_task(folder, "once", test=f"{TEST}\nrm -f greeting")
+    add_task(folder, "silent", test="[ -e greeting ] && echo 1 > /logs/verifier/reward.txt")
+    (add_task(folder, "unsolved") / "solution" / "solve.sh").unlink()
+    made = source(folder)
+    findings = [(finding.level, finding.text) for finding in made.check(list(made.rows()))]
+    assert [text.partition(":")[0] for _, text in findings] == ["broken", "once", "paid", "silent", "unsolved", "wrong"]
+    assert findings[0] == (Level.ERROR, "broken: its solution ends with exit code 3: oh")
+    assert findings[1] == (Level.WARNING, "once: tests that run again give it 0: they leave something")
+    assert findings[2] == (Level.ERROR, "paid: an untouched workspace scores 1")
+    assert findings[3][1].startswith("silent: an untouched workspace gets no reward, so such samples fail: the tests")
+    assert findings[4][1].startswith("unsolved: there is no solution/solve.sh")
+    assert findings[5] == (Level.ERROR, "wrong: its solution scores 0, not 1")
+
+
+def test_links_to_programs_and_within_the_workspace_stay(folder: Path) -> None:
+    from rollq.environments.harbor.links import remove_links_out
+
+    made = HarnessFolder.make(add_task(folder) / "environment")
+    try:
+        links = {
+            "python": "/usr/bin/env",
+            "own": "draft",
+            "placed": "/app/draft",
+            "itself": "/app/itself",
+            "sub": "own",
+            "system": "/etc/hostname",
+            "up": "../prompt",
+            "lexical": "usr/../../etc/hostname",
+            "usr": "/usr/bin",
+            "sibling": f"{sessions_folder()}/x/workspace",
+            "place up": "/app/../workspace/draft",
+        }
+        for name, target in links.items():
+            (made.workspace / name).symlink_to(target)
+        assert remove_links_out(made.workspace, "/app") == 6
+        left = {entry.name for entry in made.workspace.iterdir()}
+        assert left == {"draft", "python", "own", "placed", "sub", "usr"}
+    finally:
+        made.remove()
