@@ -15,6 +15,7 @@ from rollq.environments.harbor import judge as harbor_judge
 from rollq.environments.harbor.kind import Harbor, TaskFolder
 from rollq.environments.harbor.rewards import read_rewards
 from rollq.environments.kinds import Level
+from rollq.producer.columns import Columns
 from rollq.workers.gateway.harnesses.local import HarnessSettings, can_enclose
 from rollq.workers.gateway.harnesses.process import HarnessFolder, sessions_folder
 from rollq.workers.groups.agent_loops import make_loop
@@ -190,6 +191,15 @@ def test_settings_have_the_longest_time_of_a_task(folder: Path) -> None:
     settings = source(folder, command=["agent", "-x"]).settings()
     assert settings["agent_options"]["timeout_s"] == 90
     assert settings["agent_options"]["command"] == ["agent", "-x"]
+
+
+def test_a_producer_takes_the_rows(folder: Path) -> None:
+    add_task(folder)
+    made = source(folder)
+    (row,) = made.rows()
+    prompt, _ = Columns(answer_field=made.settings()["answer_field"]).prompt(row)
+    assert (prompt.content, prompt.answer) == (row["prompt"], None)
+    assert dict(prompt.metadata) == {"env": row["env"], "workspace": "hello/environment"}
 
 
 HONEST = "cat /app/draft draft; echo the secret greeting > /app/greeting"

@@ -94,6 +94,7 @@ class TaskFolder:
         }
         command = {"command": list(self.options.command)} if self.options.command else {}
         return {
+            "answer_field": "",
             "judge": JUDGE,
             "judge_options": {"folder": str(self.folder), "split": self.split, "workdir": self.options.workdir},
             "agent_loop": "harness",
