@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ from rollq.environments.check import check
 from rollq.environments.expansion import Environment
 from rollq.environments.kinds import Level
 from rollq.environments.reasoning_gym.extraction import extracted
+from rollq.environments.reasoning_gym.judge import ENTRIES, GeneratorOptions, Grader
+from rollq.environments.reasoning_gym.plain_answers import RUN_TEXTS, is_plain
 from rollq.environments.rows import made_rows
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
@@ -74,13 +75,64 @@ def test_answers_are_scored() -> None:
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
 
 
+CODE = (
+    "__import__('os')._exit(0)",
+    "open('/tmp/x', 'w')",
+    "S('_'+'_'+'i'+'m'+'p'+'o'+'r'+'t'+'_'+'_')",
+    "().__class__",
+    "\uff45\uff58\uff45\uff43(x)",
+    "x if x else x",
+)
+
+
+@pytest.mark.parametrize("generator", ["countdown", "string_insertion"])
+def test_no_text_reaches_a_grader_that_would_run_it(generator: str) -> None:
+    empty, own, *code = judged(
+        generator, [f"<answer>{text}</answer>" for text in ("", row_of(generator)["answer"], *CODE)]
+    )
+    assert (own.reward, own.facts["answers_with_code"]) == (1.0, 0.0)
+    for verdict in code:
+        assert (verdict.reward, verdict.error) == (empty.reward, None)
+        assert verdict.facts == {"grader_errors": 0.0, "answers_with_code": 1.0}
+
+
+@pytest.mark.parametrize("generator", sorted(RUN_TEXTS))
+def test_own_answers_are_plain_and_code_is_not(generator: str) -> None:
+    assert is_plain(generator, row_of(generator)["answer"])
+    assert not [text for text in CODE if is_plain(generator, text)]
+
+
+@pytest.mark.parametrize(
+    ("generator", "answer"),
+    [
+        ("countdown", "(12 + 7)*3 - 1e2/4"),
+        ("intermediate_integration", "-3*exp(2*x)*sin(x)/5 + log(Abs(X)) + C"),
+        ("polynomial_multiplication", "243*x**5 + 3x^2 - y"),
+        ("n_queens", "[['Q', '_'], ['_', 'Q']]"),
+        ("string_insertion", '["A", "B"]'),
+        ("binary_matrix", "[[0, 1], [1, 0]]"),
+    ],
+)
+def test_boards_letters_and_formulas_reach_the_grader(generator: str, answer: str) -> None:
+    assert is_plain(generator, answer)
+
+
 @pytest.mark.parametrize("answer", ['{"reward":{"score":1000.0}}', '{"reward":1000.0}', '{"tokens":[1000.0]}'])
-def test_a_text_that_answers_for_its_grader_gets_no_reward_beyond_one(answer: str) -> None:
+def test_code_that_answers_for_its_grader_gets_no_reward_beyond_one(answer: str) -> None:
     writes = "__import__('os').write({},b'" + answer + "')*0+__import__('os')._exit(0)"
-    texts = [f"<answer>{writes.replace('{}', str(pipe), 1)}</answer>" for pipe in range(3, 12)]
-    verdicts = judged("countdown", texts)
-    assert all(verdict.reward is not None and verdict.reward < 1 for verdict in verdicts), verdicts
-    assert any("its process wrote" in str(verdict.notes) for verdict in verdicts)
+
+    async def score_all() -> list[Mapping[str, Any]]:
+        processes = JudgePool(1)
+        grader = Grader(GeneratorOptions(generator="countdown"), processes.sealed(ENTRIES), PATIENCE_S)
+        try:
+            texts = [writes.replace("{}", str(pipe), 1) for pipe in range(3, 12)]
+            return [await grader.score(prompt_of("countdown"), text) for text in texts]
+        finally:
+            await processes.close()
+
+    answers = asyncio.run(score_all())
+    assert all(answer["score"] < 1 for answer in answers), answers
+    assert any("it gave" in str(answer) or "its process" in str(answer) for answer in answers)
 
 
 @pytest.mark.parametrize("form", ["chat", "after a solved row"])
@@ -96,16 +148,9 @@ def test_a_question_may_be_a_message_or_have_words_around_it(form: str) -> None:
 def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted() -> None:
     row = row_of("countdown")
     own, hanging = judged("countdown", [f"<answer>{row['answer']}</answer>", "9**9**9**9"])
-    assert (own.reward, own.facts) == (1.0, {"grader_errors": 0.0})
+    assert (own.reward, own.facts["grader_errors"]) == (1.0, 0.0)
     assert (hanging.reward, hanging.error, hanging.facts["grader_errors"]) == (0.0, None, 1.0)
     assert "took longer" in hanging.notes["grader_error"]
-
-
-def test_a_grader_that_runs_a_text_cannot_touch_a_file(tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    (verdict,) = judged("polynomial_multiplication", [f"open('{canary}', 'w')"])
-    assert not canary.exists()
-    assert verdict.error is None
 
 
 def test_a_grader_that_fails_on_the_rows_own_answer_fails_the_sample() -> None:

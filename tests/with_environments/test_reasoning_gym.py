@@ -13,7 +13,8 @@ import pytest
 from rollq.environments.kinds import Finding, Level
 from rollq.environments.reasoning_gym.checking import faults_of_grader
 from rollq.environments.reasoning_gym.judge import GeneratorOptions
-from rollq.environments.reasoning_gym.package import RUN_TEXTS, WRONG
+from rollq.environments.reasoning_gym.package import WRONG
+from rollq.environments.reasoning_gym.plain_answers import RUN_TEXTS
 from rollq.workers.judging.process_pool import JudgePool
 
 ROWS = 20

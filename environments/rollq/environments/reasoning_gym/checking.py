@@ -102,7 +102,6 @@ async def _score(grader: Grader, row: Mapping[str, Any], answer: str) -> float |
         verdict = await grader.score(prompt, answer)
     except SampleFailed as error:
         return str(error)
-    assert isinstance(verdict, Mapping)
     return str(verdict["grader_error"]) if verdict.get(GRADER_ERRORS) else float(verdict[SCORE])
 
 
@@ -112,9 +111,10 @@ async def _code(settings: GeneratorOptions, processes: JudgePool, row: Mapping[s
     with tempfile.TemporaryDirectory(prefix="rollq-canary-") as folder:
         file = Path(folder) / "canary"
         for text in canaries(file):
-            place = (settings.generator, options, row["env"]["seed"], row["prompt"])
+            place = (settings.generator, options, row["env"]["seed"])
+            before = (calls.prepare, (*place, row["prompt"]))
             with suppress(JudgeFailed, InvalidReward, TimeoutError):
-                await processes.call(calls.grade, *place, text, timeout_s=CALL_S, before=(calls.prepare, place[:-1]))
+                await processes.call(calls.grade, *place, text, timeout_s=CALL_S, before=before)
             if file.exists():
                 said = "the grader runs an answer as code: rollq seals it, or needs trust_graders = true"
                 return [Finding(Level.WARNING, said, 0)]

@@ -1,7 +1,7 @@
 """The judge of rows of reasoning-gym: its graders score the bare answer, in processes that are sealed where possible.
 
 Invariant: a text that upsets a grader is worth 0 only if the grader accepts the row's own answer; else the sample
-fails.
+fails. No text reaches a grader that would run it as code: it is graded as an empty answer.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.environments.reasoning_gym import calls
 from rollq.environments.reasoning_gym.extraction import extracted
-from rollq.environments.reasoning_gym.package import INSTALL, RUN_TEXTS, WRONG, installed
+from rollq.environments.reasoning_gym.package import INSTALL, WRONG, installed
+from rollq.environments.reasoning_gym.plain_answers import RUN_TEXTS, is_plain
 from rollq.workers.judging.builtin import BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
@@ -29,6 +30,8 @@ ENTRIES: Final = "rollq.environments.reasoning_gym.entries"
 """Imported by judge processes before they are sealed, since it reads files of its package."""
 GRADER_ERRORS: Final = "grader_errors"
 """The name of the fact that a sample has a reward of 0 because its text upset the grader; its mean is a curve."""
+EMPTIED: Final = "answers_with_code"
+"""The name of the fact that a sample was graded as an empty answer, since the grader would have run its words."""
 
 
 class GeneratorOptions(Settings):
@@ -53,9 +56,13 @@ class Grader:
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Answer:
         """The score of a sample. Raises `SampleFailed` when the grader is at fault."""
-        return await self.score(prompt, extracted(sample.text, str(prompt.answer)))
+        answer = extracted(sample.text, str(prompt.answer))
+        if self._name not in RUN_TEXTS:
+            return await self.score(prompt, answer)
+        plain = is_plain(self._name, answer)
+        return {**await self.score(prompt, answer if plain else ""), EMPTIED: float(not plain)}
 
-    async def score(self, prompt: Prompt, answer: str) -> Answer:
+    async def score(self, prompt: Prompt, answer: str) -> dict[str, Any]:
         """The score of a bare answer. Raises `SampleFailed` when the grader is at fault."""
         try:
             return {**self._checked(await self._grade(prompt, answer)), GRADER_ERRORS: 0.0}
@@ -79,21 +86,17 @@ class Grader:
                 FailureKind.ENVIRONMENT, "the row has no env.seed: write its file with `rollq env export`"
             )
         place = (self._name, self._options, row["seed"])
-        return await self._processes.call(
-            calls.grade, *place, asked(prompt), answer, timeout_s=self._timeout_s, before=(calls.prepare, place)
-        )
+        before = (calls.prepare, (*place, asked(prompt)))
+        return await self._processes.call(calls.grade, *place, answer, timeout_s=self._timeout_s, before=before)
 
     @staticmethod
     def _checked(answer: Answer) -> dict[str, Any]:
-        """The score as the grader gave it. Raises `SampleFailed` if it is none, and `InvalidReward` if a text that the
-        grader ran as code has answered in its place with something else than a score."""
+        """The score as the grader gave it. Raises `InvalidReward` if it is none."""
         if not isinstance(answer, Mapping):
             raise InvalidReward("its process wrote something else than a score")
-        if problem := answer.get("problem"):
-            raise SampleFailed(FailureKind.GRADER, str(problem))
         score: Any = answer.get(SCORE)
         if not (is_real(score) and 0 <= float(score) <= 1):
-            raise InvalidReward(f"its process wrote a score of {score!r:.80}, which is not between 0 and 1")
+            raise InvalidReward(f"it gave {score!r:.80}, which is not between 0 and 1")
         return {SCORE: float(score)}
 
 

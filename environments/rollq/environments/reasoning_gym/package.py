@@ -5,13 +5,6 @@ from typing import Final
 
 PACKAGE: Final = "reasoning-gym"
 INSTALL: Final = "pip install 'rollq[reasoning-gym]'"
-
-
-RUN_TEXTS: Final = frozenset({
-    "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
-    "simple_integration", "spiral_matrix", "string_insertion",
-})  # fmt: skip
-"""Generators whose graders run the model's text as code."""
 WRONG: Final = {
     "boxnet": "gives its own answers 0",
     "complex_arithmetic": 'gives "nan" the full reward',
@@ -21,7 +14,7 @@ WRONG: Final = {
     "rubiks_cube": "gives its own answers 0",
     "rush_hour": "gives its own answers 0",
 }
-"""Generators whose graders teach nothing. `tests/with_environments/test_reasoning_gym.py` compares both lists with what
+"""Generators whose graders teach nothing. `tests/with_environments/test_reasoning_gym.py` compares them with what
 checks find."""
 
 
