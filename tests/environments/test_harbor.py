@@ -12,12 +12,13 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.environments.harbor import judge as harbor_judge
+from rollq.environments.harbor.copying import copy_workspace
 from rollq.environments.harbor.kind import Harbor, TaskFolder
 from rollq.environments.harbor.rewards import read_rewards
 from rollq.environments.kinds import Level
 from rollq.producer.columns import Columns
 from rollq.workers.gateway.harnesses.local import HarnessSettings, can_enclose
-from rollq.workers.gateway.harnesses.process import HarnessFolder, sessions_folder
+from rollq.workers.gateway.harnesses.process import sessions_folder
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.process_pool import JudgePool
@@ -203,6 +204,18 @@ def test_a_producer_takes_the_rows(folder: Path) -> None:
 
 
 HONEST = "cat /app/draft draft; echo the secret greeting > /app/greeting"
+DEEP_LINK = """
+import os
+os.chdir(os.environ["HOME"])
+way = []
+while sum(map(len, way)) + len(way) < 3_980:
+    way.append("d" * 99)
+    os.mkdir(way[-1])
+    os.chdir(way[-1])
+os.symlink("/tests/expected", "l")
+os.chdir(os.environ["HOME"])
+os.symlink("/".join(way) + "/l", "greeting")
+"""
 CHEATS = {
     "writes rewards and tests": "mkdir -p tests /tests ../tests logs/verifier verifier /logs/verifier; "
     "for f in reward.txt logs/verifier/reward.txt ../reward.txt ../logs-x /logs/verifier/reward.txt; do echo 1 > $f; "
@@ -216,6 +229,10 @@ CHEATS = {
     "links what is written": "rm -rf ../tmp ../output.log ../prompt; ln -s {victim} ../output.log; "
     "ln -s {victim} ../prompt; ln -s /usr ../tmp; chmod 0 . ..",
     "replaces its workspace": "cd /; rm -rf $HOME; ln -s /tests $HOME",
+    "removes its workspace": "cd /; rm -rf $HOME",
+    "links from a folder that cannot be listed": "mkdir out; ln -s /tests/expected out/greeting; "
+    "ln -s out/greeting greeting; chmod 0111 out; chmod 0 ..",
+    "links deeper than a path can be": f"python3 -c '{DEEP_LINK}'",
 }
 
 
@@ -302,42 +319,69 @@ def test_a_check_tries_the_solution_and_an_untouched_workspace(folder: Path) -> 
     add_task(folder, "paid", test="echo 1 > /logs/verifier/reward.txt")
     add_task(folder, "wrong", solution="echo Hullo > greeting")
     add_task(folder, "broken", solution="echo oh; exit 3")
-    add_task(folder, "once", test=f"{TEST}\nrm -f greeting")
     add_task(folder, "silent", test="[ -e greeting ] && echo 1 > /logs/verifier/reward.txt")
     (add_task(folder, "unsolved") / "solution" / "solve.sh").unlink()
     made = source(folder)
     findings = [(finding.level, finding.text) for finding in made.check(list(made.rows()))]
-    assert [text.partition(":")[0] for _, text in findings] == ["broken", "once", "paid", "silent", "unsolved", "wrong"]
+    assert [text.partition(":")[0] for _, text in findings] == ["broken", "paid", "silent", "unsolved", "wrong"]
     assert findings[0] == (Level.ERROR, "broken: its solution ends with exit code 3: oh")
-    assert findings[1] == (Level.WARNING, "once: tests that run again give it 0: they leave something")
-    assert findings[2] == (Level.ERROR, "paid: an untouched workspace scores 1")
-    assert findings[3][1].startswith("silent: an untouched workspace gets no reward, so such samples fail: the tests")
-    assert findings[4][1].startswith("unsolved: there is no solution/solve.sh")
-    assert findings[5] == (Level.ERROR, "wrong: its solution scores 0, not 1")
+    assert findings[1] == (Level.ERROR, "paid: an untouched workspace scores 1")
+    assert findings[2][1].startswith("silent: an untouched workspace gets no reward, so such samples fail: the tests")
+    assert findings[3][1].startswith("unsolved: there is no solution/solve.sh")
+    assert findings[4] == (Level.ERROR, "wrong: its solution scores 0, not 1")
 
 
-def test_links_to_programs_and_within_the_workspace_stay(folder: Path) -> None:
-    from rollq.environments.harbor.links import remove_links_out
+def test_links_to_programs_and_within_the_workspace_are_copied(tmp_path: Path) -> None:
+    left, copy = tmp_path / "left", tmp_path / "copy"
+    for path in (left / "sub" / "inner", copy):
+        path.mkdir(parents=True)
+    (left / "draft").write_text("Hullo")
+    stay = {
+        "python": "/usr/bin/env",
+        "own": "draft",
+        "placed": "/app/draft",
+        "here": f"{left}/draft",
+        "itself": "itself",
+        "sub/up": "../draft",
+        "usr": "/usr/bin",
+        "over": "sub/up",
+    }
+    go = {
+        "system": "/etc/hostname",
+        "above": "../prompt",
+        "lexical": "usr/../../etc/hostname",
+        "sub/inner/lexical": "../../usr/../../etc/hostname",
+        "sibling": f"{tmp_path}/left-too/draft",
+        "place up": "/app/../copy/draft",
+        "round": f"../{copy.name}/draft",
+    }
+    for name, text in {**stay, **go}.items():
+        (left / name).symlink_to(text)
+    os.mkfifo(left / "fifo")
+    copy_workspace(left, copy, "/app")
+    links = {str(path.relative_to(copy)): os.readlink(path) for path in copy.rglob("*") if path.is_symlink()}
+    assert links == {**stay, "here": "/app/draft"}
+    assert {path.name for path in copy.rglob("*") if not path.is_symlink()} == {"draft", "sub", "inner"}
 
-    made = HarnessFolder.make(add_task(folder) / "environment")
-    try:
-        links = {
-            "python": "/usr/bin/env",
-            "own": "draft",
-            "placed": "/app/draft",
-            "itself": "/app/itself",
-            "sub": "own",
-            "system": "/etc/hostname",
-            "up": "../prompt",
-            "lexical": "usr/../../etc/hostname",
-            "usr": "/usr/bin",
-            "sibling": f"{sessions_folder()}/x/workspace",
-            "place up": "/app/../workspace/draft",
-        }
-        for name, target in links.items():
-            (made.workspace / name).symlink_to(target)
-        assert remove_links_out(made.workspace, "/app") == 6
-        left = {entry.name for entry in made.workspace.iterdir()}
-        assert left == {"draft", "python", "own", "placed", "sub", "usr"}
-    finally:
-        made.remove()
+
+def test_a_copy_keeps_modes_and_times(tmp_path: Path) -> None:
+    left, copy = tmp_path / "left", tmp_path / "copy"
+    for path in (left / "sub", copy):
+        path.mkdir(parents=True)
+    (left / "sub" / "run").write_text("true")
+    (left / "sub" / "run").chmod(0o755)
+    os.utime(left / "sub" / "run", (1_000, 2_000))
+    copy_workspace(left, copy, "/app")
+    status = (copy / "sub" / "run").stat()
+    assert (status.st_mode & 0o777, status.st_mtime) == (0o755, 2_000)
+
+
+def test_a_workspace_that_is_too_large_fails_the_sample(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_task(folder)
+    monkeypatch.setattr("rollq.environments.harbor.copying.MOST_BYTES", 3 << 20)
+    failed = judged(source(folder), "truncate -s 4M large", tmp_path)
+    assert isinstance(failed, SampleFailed), failed
+    assert failed.kind is FailureKind.PROGRAM
+    assert "more than 3 MiB" in str(failed)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rollq.buffer.common.sealing import landlock
 from rollq.buffer.values.rollouts import Prompt, Sample
+from rollq.workers.gateway.harnesses.enclosure import Enclosure
 from rollq.workers.gateway.harnesses.local import HarnessSettings, can_enclose
-from rollq.workers.gateway.harnesses.process import sessions_folder
+from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, sessions_folder
 from rollq.workers.gateway.http_server import Server
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.groups.agent_loops import make_loop
@@ -104,8 +107,8 @@ def test_a_hostile_shell_gains_no_reward_and_breaks_no_other_sample(
         ]
         workspace = Path(hostile.extra["harness"]["workspace"])
         assert (hostile.extra["harness"]["removed_links"], [path.name for path in workspace.glob("st*")]) == (
-            3,
-            ["stolen over two links"],  # which leads nowhere
+            4,
+            [],
         )
         assert (workspace / "its own").is_symlink()
         assert (hostile.reward, hostile.extra["refused_outcomes"], hostile.text) == (None, 3, "Trained")
@@ -168,3 +171,39 @@ def test_a_command_sees_of_the_workspaces_of_rows_only_its_copy(place: str, tmp_
     assert (tmp_path / "rows" / "task" / "files" / "file").read_text() == "task/files"
     for end in ends:
         end()
+
+
+CONNECTS = """
+import socket
+try:
+    socket.socket(socket.AF_UNIX).connect(chr(0) + "NAME")
+    print("connected")
+except OSError:
+    print("refused")
+"""
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+def test_a_command_reaches_no_abstract_socket_of_another_process(tmp_path: Path) -> None:
+    name = f"rollq-{os.getpid()}"
+    (tmp_path / "connects.py").write_text(CONNECTS.replace("NAME", name))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen()
+        folder = HarnessFolder.make(None)
+        try:
+
+            async def work() -> str:
+                command = [sys.executable, str(tmp_path / "connects.py")]
+                enclosure = Enclosure(str(folder.root), writable=(str(tmp_path),))
+                process = await HarnessProcess.start(
+                    command, folder, {}, b"", max_file_bytes=1 << 20, enclosure=enclosure
+                )
+                await process.wait()
+                await process.end()
+                return folder.tail()
+
+            kernel_can = landlock.version() >= 6
+            assert asyncio.run(work()) == ("refused" if kernel_can else "connected")
+        finally:
+            folder.remove()

@@ -52,7 +52,7 @@ async def _untouched(runner: Runner, task: HarborTask) -> tuple[Level, str]:
 
 
 async def _solved(runner: Runner, task: HarborTask) -> list[tuple[Level, str]]:
-    """The faults of a solution, and of tests that it passes only once."""
+    """The faults of a solution."""
     if not (task.path / SOLUTION / SOLVE).exists():
         return [(Level.WARNING, f"there is no {SOLUTION}/{SOLVE}, so nothing shows that its tests can be passed")]
     folder = await asyncio.to_thread(HarnessFolder.make, task.path / FILES)
@@ -61,13 +61,9 @@ async def _solved(runner: Runner, task: HarborTask) -> list[tuple[Level, str]]:
         if ended.code != 0:
             how = "takes too long" if ended.code is None else f"ends with exit code {ended.code}"
             return [(Level.ERROR, f"its solution {how}: {ended.output[-SHOWN:]}")]
-        first, second = [total(await runner.rewards(task, folder)) for _ in range(2)]
+        reward = total(await runner.rewards(task, folder))
     except (SampleFailed, OSError) as error:
         return [(Level.ERROR, f"its solution is not judged: {error}")]
     finally:
         folder.remove()
-    if first != 1:
-        return [(Level.ERROR, f"its solution scores {first:g}, not 1")]
-    if second != first:
-        return [(Level.WARNING, f"tests that run again give it {second:g}: they leave something")]
-    return []
+    return [] if reward == 1 else [(Level.ERROR, f"its solution scores {reward:g}, not 1")]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rollq.buffer.values.failures import FailureKind, SampleFailed
-from rollq.environments.harbor.links import remove_links_out
+from rollq.environments.harbor.copying import TooLarge, copy_workspace
 from rollq.environments.harbor.rewards import Rewards, read_rewards
 from rollq.environments.harbor.tasks import SOLUTION, SOLVE, TEST, TESTS, HarborTask
 from rollq.workers.gateway.harnesses.enclosure import CANNOT, Enclosure
@@ -42,15 +42,24 @@ class Runner:
     timeout_s: float
 
     async def rewards(self, task: HarborTask, folder: HarnessFolder) -> Rewards:
-        """The rewards that the tests give a workspace, after its command has ended. Raises `SampleFailed`."""
+        """The rewards that the tests give a copy of a workspace, after its command has ended. Raises `SampleFailed`."""
+        copy = await asyncio.to_thread(HarnessFolder.make, None)
+        try:
+            return await self._rewards(task, folder, copy)
+        finally:
+            await asyncio.shield(asyncio.to_thread(copy.remove))
+
+    async def _rewards(self, task: HarborTask, left: HarnessFolder, folder: HarnessFolder) -> Rewards:
         settings = task.settings().verifier
         limit_s = settings.timeout_sec or self.timeout_s
         try:
-            await asyncio.to_thread(self._renew, folder)
+            await asyncio.to_thread(copy_workspace, left.workspace, folder.workspace, self.place)
             logs = Path(tempfile.mkdtemp(prefix="logs-", dir=folder.root))
             (logs / VERIFIER).mkdir()
             places = {TESTS: task.path / TESTS}
             ended = await self._run(task, folder, f"/{TESTS}/{TEST}", places, {LOGS: logs}, settings.env, limit_s)
+        except TooLarge as error:
+            raise SampleFailed(FailureKind.PROGRAM, str(error)) from error
         except OSError as error:
             raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start: {error}") from error
         said = f": {ended.output[-SHOWN:]}" if ended.output else ""
@@ -68,10 +77,6 @@ class Runner:
         settings, limit = task.settings(), task.settings().agent.timeout_sec or self.timeout_s
         places = {SOLUTION: task.path / SOLUTION}
         return await self._run(task, folder, f"/{SOLUTION}/{SOLVE}", places, {}, settings.solution.env, limit)
-
-    def _renew(self, folder: HarnessFolder) -> None:
-        folder.renew()
-        remove_links_out(folder.workspace, self.place)
 
     async def _run(
         self,

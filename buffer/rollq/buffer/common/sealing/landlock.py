@@ -15,6 +15,7 @@ _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
 """(version of the interface, number of rights to files that it knows)."""
 _NET_SINCE: Final = 4
 _SCOPES_SINCE: Final = 6
+_SCOPE_ABSTRACT_SOCKETS: Final = 1
 _VERSION: Final = 1
 _PATH_BENEATH: Final = 1
 
@@ -39,6 +40,22 @@ def allow_only_reading(folders: Iterable[str]) -> None:
         for path in folders:
             with suppress(FileNotFoundError, PermissionError):
                 _allow(rules, path)
+        system_call("landlock_restrict_self", rules, 0)
+    finally:
+        os.close(rules)
+
+
+def keep_abstract_sockets_apart() -> None:
+    """Let this thread, and all that it starts, connect to no abstract Unix socket that another process has made.
+
+    Raises `OSError`, including for a kernel that cannot, before Linux 6.12. The process must have given up new rights,
+    or be root in its namespace.
+    """
+    if version() < _SCOPES_SINCE:
+        raise OSError("the kernel's Landlock has no scopes")
+    attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)
+    rules = system_call("landlock_create_ruleset", ctypes.c_char_p(attributes), len(attributes), 0)
+    try:
         system_call("landlock_restrict_self", rules, 0)
     finally:
         os.close(rules)

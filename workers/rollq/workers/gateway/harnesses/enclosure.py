@@ -22,6 +22,7 @@ from typing import Final
 
 from rollq.buffer.common.child_processes import bare_python
 from rollq.buffer.common.sealing.kernel import c_call, system_call
+from rollq.buffer.common.sealing.landlock import keep_abstract_sockets_apart
 
 LEAST_PROCESSES: Final = 301
 """The least that Linux takes as the largest process id of a namespace."""
@@ -177,6 +178,8 @@ def _build(enclosure: Enclosure) -> None:
         _mount(path, path, None, _BIND)
         _set_read_only(path, True)
     os.chdir(place)
+    with contextlib.suppress(OSError):  # before Linux 6.12
+        keep_abstract_sockets_apart()  # another session would get open folders through them
     for capability in range(64):
         if capability not in _KEPT_CAPABILITIES:
             with contextlib.suppress(OSError):  # beyond the last one

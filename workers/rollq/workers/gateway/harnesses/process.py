@@ -3,12 +3,11 @@
 import asyncio
 import fcntl
 import os
-import secrets
 import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from rollq.buffer.common.removing import remove_folder
 from rollq.workers.engines.vllm import watchdog
 from rollq.workers.gateway.harnesses import launcher
 from rollq.workers.gateway.harnesses.enclosure import Enclosure
+from rollq.workers.gateway.harnesses.links import is_below, remove_links
 
 NEW_PREFIX: Final = ".new-"
 OUTPUT: Final = "output.log"
@@ -83,22 +83,6 @@ class HarnessFolder:
     def prompt(self) -> Path:
         return self.root / "prompt"
 
-    def renew(self) -> None:
-        """Make the folder fit for another command in the same workspace, once the last one has ended. Files that it
-        left beside the workspace are moved away, and a link or a file in the workspace's place is removed.
-
-        Raises `OSError`.
-        """
-        self.root.chmod(0o700)
-        for path in (self.temporary, self.prompt, self.output):
-            if os.path.lexists(path):
-                path.rename(self.root / f".old-{secrets.token_hex(8)}")
-        self.temporary.mkdir()
-        if self.workspace.is_symlink() or self.workspace.is_file():
-            self.workspace.unlink()
-        self.workspace.mkdir(exist_ok=True)
-        self.workspace.chmod(0o700)
-
     def environment(self, added: Mapping[str, str]) -> dict[str, str]:
         """The variables of the command."""
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
@@ -124,22 +108,19 @@ class HarnessFolder:
 
     def remove_foreign_links(self) -> int:
         """Remove links in the workspace that lead to another session's folder, where a judge would find work that is
-        not this command's; returns how many."""
-        sessions, removed = os.path.realpath(self.root.parent), 0
-        own = f"{sessions}/{self.root.name}/"
-        if self.workspace.is_symlink():
-            self.workspace.unlink()
-            self.workspace.mkdir()
-            removed += 1
-        for path in _links_below(str(self.workspace)):
+        not this command's; returns how many. Links above the workspace, and folders too deep to be read, go too."""
+        sessions, own = os.path.realpath(self.root.parent), str(self.workspace)
+
+        def stays(target: str | None) -> bool:
+            if target is None or is_below(target, own):
+                return target is not None
             try:
-                target = f"{os.path.realpath(path)}/"
-            except RecursionError:  # more links in a row than the system follows; each is looked at
-                continue
-            if target.startswith(f"{sessions}/") and not target.startswith(own):
-                os.unlink(path)
-                removed += 1
-        return removed
+                return not is_below(os.path.realpath(target), sessions)
+            except RecursionError:  # a chain of links in a folder that commands may write to
+                return False
+
+        self.root.chmod(0o700)
+        return remove_links(self.workspace, stays)
 
     def tail(self) -> str:
         """The end of the command's output. Empty if the command has replaced the output file by something else."""
@@ -162,18 +143,6 @@ class HarnessFolder:
         remove_folder(self.root)
         if self.lock is not None:
             os.close(self.lock)
-
-
-def _links_below(folder: str) -> Iterator[str]:
-    """The links in a folder and in all below it that a path can name, however deep."""
-    waiting = [folder]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    yield entry.path
-                elif entry.is_dir():
-                    waiting.append(entry.path)
 
 
 def _named(new: Path, name: str) -> Path:
