@@ -29,8 +29,8 @@ def env(*arguments: object) -> Result:
 
 def test_kinds_are_listed_with_versions() -> None:
     lines = env("list").output.splitlines()
-    assert [line.split()[0] for line in lines] == ["mcp", "openenv", "reasoning-gym", "text"]
-    assert "0.1.25" in lines[2]
+    assert [line.split()[0] for line in lines] == ["harbor", "mcp", "openenv", "reasoning-gym", "text"]
+    assert "0.1.25" in lines[3]
 
 
 def test_names_of_a_kind_are_listed() -> None:

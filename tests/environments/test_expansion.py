@@ -22,13 +22,13 @@ batch_groups = 2
 
 
 def expand(**tables: Any) -> dict[str, Any]:
-    filled, problems = expanded(tables)
-    assert problems == []
-    return filled
+    found = expanded(tables, Path())
+    assert found.problems == []
+    return found.data
 
 
 def problems_of(**tables: Any) -> str:
-    return "\n".join(expanded(tables)[1])
+    return "\n".join(expanded(tables, Path()).problems)
 
 
 def test_a_line_sets_prompts_and_judge(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def opened(env: str, **options: Any) -> Any:
 def test_a_server_becomes_tools_of_a_task_and_nothing_is_started_for_that(env: str, options: dict[str, Any]) -> None:
     source = opened(env, **options)
     tools = {"server": {"mcp": env.removeprefix("mcp:"), **options}}
-    assert source.settings() == {"agent_loop": "tools", "agent_options": {"tools": tools}}
+    settings = source.settings()
+    assert settings["agent_options"]["tools"]["server"].pop("folder", ".") == "."
+    assert settings == {"agent_loop": "tools", "agent_options": {"tools": tools}}
     assert list(source.rows()) == []
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -64,7 +65,7 @@ def _test_rows(environment: Environment, rows: int) -> list[dict[str, object]]:
     """The rows of the other split; empty where there is none."""
     if environment.split == OTHER_SPLIT:
         return []
-    other = Environment(environment.env, environment.options, OTHER_SPLIT, rows)
+    other = replace(environment, split=OTHER_SPLIT)
     try:
         with closing(made_rows(other)) as making:
             return list(islice(making, min(rows, PATIENCE)))

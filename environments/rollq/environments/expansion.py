@@ -26,13 +26,15 @@ MERGED: Final = ("agent_options", "judge_options")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One `env` of a settings file. `left_out`: evaluations of the same environment, whose rows it must not have."""
+    """One `env` of a settings file. `left_out`: evaluations of the same environment, whose rows it must not have.
+    `folder`: where its relative paths start, the folder of `rollq.toml`."""
 
     env: str
     options: Mapping[str, Any]
     split: str
     rows: int
     left_out: tuple["Environment", ...] = ()
+    folder: Path = Path()
 
     @property
     def kind(self) -> Kind:
@@ -41,7 +43,7 @@ class Environment:
 
     def open(self) -> Source:
         """The source of its rows. Raises `ConfigError`."""
-        return self.kind.open(split_env(self.env)[1], self.options, self.split)
+        return self.kind.open(split_env(self.env)[1], self.options, self.split, self.folder)
 
     @property
     def makes_rows(self) -> bool:
@@ -66,30 +68,40 @@ class Environment:
         return Path(FOLDER) / f"{name}-{digest}.jsonl"
 
 
-def expanded(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+@dataclass(frozen=True, slots=True)
+class Expanded:
     """The content of `rollq.toml`, flat tables, with the keys that each `env` sets.
 
-    Also returns one line for each `env` that cannot be expanded.
+    `environments`: by table, `tasks` or `evaluations`, and name. `problems`: a line for each `env` that cannot be
+    expanded.
     """
+
+    data: dict[str, Any]
+    environments: Mapping[tuple[str, str], Environment]
+    problems: list[str]
+
+
+def expanded(data: Mapping[str, Any], folder: Path) -> Expanded:
+    """Expand each `env` in the content of the `rollq.toml` in `folder`."""
     problems: list[str] = []
     filled = dict(data)
-    known = environments_of(data, problems)
+    known = _environments_of(data, folder, problems)
     for root in ("evaluations", "tasks"):
         if isinstance(tables := data.get(root), dict):
             filled[root] = {
                 name: _expanded(f"{root}.{name}", table, known.get((root, name)), problems)
                 for name, table in tables.items()
             }
-    return filled, problems
+    return Expanded(filled, known, problems)
 
 
-def environments_of(data: Mapping[str, Any], problems: list[str]) -> dict[tuple[str, str], Environment]:
+def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str]) -> dict[tuple[str, str], Environment]:
     """The environments of evaluations and tasks, by table and name, in flat tables. Adds what is wrong with others."""
     known: dict[tuple[str, str], Environment] = {}
     for root, name, table in _tables(data):
         place = f"{root}.{name}"
         try:
-            environment = _environment(table, EVALUATION_ROWS if root == "evaluations" else TASK_ROWS, place)
+            environment = _environment(table, EVALUATION_ROWS if root == "evaluations" else TASK_ROWS, place, folder)
             environment.open()
         except ConfigError as error:
             problems.append(f"{place}.{error}" if str(error).startswith("env") else f"{place}.env: {error}")
@@ -116,7 +128,7 @@ def _tables(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, An
                 yield root, name, table
 
 
-def _environment(table: Mapping[str, Any], rows: int, place: str) -> Environment:
+def _environment(table: Mapping[str, Any], rows: int, place: str, folder: Path) -> Environment:
     options = table.get("env_options", {})
     if not isinstance(options, dict):
         raise ConfigError(f"env_options = {options!r:.80}: must be a table")
@@ -127,7 +139,7 @@ def _environment(table: Mapping[str, Any], rows: int, place: str) -> Environment
     split = table.get("env_split") or ("train" if place.startswith("tasks") else "test")
     if not isinstance(split, str):
         raise ConfigError(f"env_split = {split!r:.80}: must be a text in quotes")
-    return Environment(table["env"], options, split, rows)
+    return Environment(table["env"], options, split, rows, folder=folder)
 
 
 def _without_environment(place: str, table: Mapping[str, Any]) -> Iterator[str]:

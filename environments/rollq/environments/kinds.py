@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rollq.buffer.common.plugins import load_plugin
@@ -65,8 +66,9 @@ class Source(Protocol):
 class Kind(Protocol):
     """A kind of environments, named before the colon of `env`."""
 
-    def open(self, name: str, options: Mapping[str, Any], split: str) -> Source:
-        """The environment of this name. Raises `ConfigError` for a name, an option or a split that does not exist."""
+    def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> Source:
+        """The environment of this name. Relative paths in its name and options start at `folder`, on which its
+        identity does not depend. Raises `ConfigError` for a name, an option or a split that does not exist."""
         ...
 
     def installed(self) -> str:
@@ -80,6 +82,11 @@ class Kind(Protocol):
     def names(self) -> Iterable[str]:
         """The names that it knows; empty where only the user knows them."""
         ...
+
+
+def path_in(folder: Path, written: str) -> Path:
+    """A path as the user wrote it, which starts at `folder` unless it is absolute or in a home."""
+    return folder / Path(written).expanduser()
 
 
 def split_env(env: str) -> tuple[str, str]:

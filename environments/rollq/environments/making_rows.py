@@ -5,6 +5,7 @@ Its last line on the standard error is the reason when it fails.
 
 import os
 import sys
+from pathlib import Path
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
@@ -18,7 +19,8 @@ def main() -> int:
     os.dup2(2, 1)  # packages may print
     kind, name = split_env(asked["env"])
     try:
-        for row in kind_named(kind).open(name, asked["options"], asked["split"]).rows():
+        source = kind_named(kind).open(name, asked["options"], asked["split"], Path(asked["folder"]))
+        for row in source.rows():
             rows.write(exact_json.dumps(row) + b"\n")
             rows.flush()
     except BrokenPipeError:

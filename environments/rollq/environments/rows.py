@@ -128,7 +128,12 @@ def digest_of(row: Mapping[str, Any]) -> bytes:
 
 def made_rows(environment: Environment, *, hash_seed: int = 0) -> Generator[dict[str, Any], None, None]:
     """The rows that a child process makes; closing the iterator ends it. Raises `ConfigError` with its error."""
-    asked = {"env": environment.env, "options": dict(environment.options), "split": environment.split}
+    asked = {
+        "env": environment.env,
+        "options": dict(environment.options),
+        "split": environment.split,
+        "folder": str(environment.folder),
+    }
     with _child(exact_json.dumps(asked), hash_seed) as (process, errors):
         assert process.stdout is not None
         for line in process.stdout:

@@ -69,9 +69,10 @@ def show(file: Path, task: str | None) -> None:
     from rollq.environments.expansion import expanded
 
     flat, problems = flattened(read_toml(file))
-    filled, more = expanded(flat)
-    if problems or more:
-        raise ConfigError("\n  ".join([f"{file}:", *problems, *more]))
+    found = expanded(flat, file.absolute().parent)
+    if problems or found.problems:
+        raise ConfigError("\n  ".join([f"{file}:", *problems, *found.problems]))
+    filled = found.data
     tables = {
         (root, name): table
         for root in ("tasks", "evaluations")
@@ -172,7 +173,7 @@ def try_environment(
         table = {"env": environment, "env_options": dict(opened.options), "env_split": split, "prompts": rows}
         chat = {"chat": (model / "chat_template.jinja").exists()}
         task = {**table, **chat, "batch_groups": 1, "group_size": samples, "max_tokens": max_tokens}
-        data, _ = expanded({"run": "try", "tasks": {"env": task}})
+        data = expanded({"run": "try", "tasks": {"env": task}}, Path.cwd()).data
         worker = {"engine": "transformers", "options": {"model": model}}
         settings = RollqSettings.model_validate({**data, "worker": worker})
         rules = settings.tasks["env"]
@@ -190,7 +191,7 @@ def _environment(env: str, options: Sequence[str], split: str, rows: int) -> "En
     from rollq.environments.expansion import Environment
 
     sys.path.append(str(Path.cwd()))  # classes beside the settings file
-    environment = Environment(env, _options(options), split, rows)
+    environment = Environment(env, _options(options), split, rows, folder=Path.cwd())
     environment.installed_identity()
     return environment
 

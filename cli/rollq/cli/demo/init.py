@@ -32,7 +32,7 @@ def init(folder: Path, env: str | None) -> None:
     if missing:
         raise ConfigError(f"`rollq init` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
     if env is not None:
-        _check_environment(env)
+        _check_environment(env, folder.absolute())
     contents = files(_run_name(folder), env)
     if existing := [name for name in (*contents, MODEL, ARCHIVE) if (folder / name).exists()]:
         raise ConfigError(f"{', '.join(existing)} in {str(folder)!r}: it exists already; name another folder")
@@ -53,12 +53,12 @@ def init(folder: Path, env: str | None) -> None:
     )
 
 
-def _check_environment(env: str) -> None:
+def _check_environment(env: str, folder: Path) -> None:
     """Raise `ConfigError` for an environment that does not exist, or whose package is not installed."""
     from rollq.environments.expansion import Environment
     from rollq.environments.rows import first_row
 
-    environment = Environment(env, {}, "train", 1)
+    environment = Environment(env, {}, "train", 1, folder=folder)
     environment.installed_identity()
     if not environment.makes_rows:
         raise ConfigError(f'--env "{env}" has no prompts: run `rollq init` without it, and set env in rollq.toml')

@@ -20,7 +20,7 @@ def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str,
     Raises `ConfigError` without the package.
     """
     found: dict[str, str] = {}
-    for (root, name), environment in settings.environments().items():
+    for (root, name), environment in settings.environments.items():
         if environment.makes_rows or not with_rows:
             with _named(root, name):
                 found[f"{root}.{name}"] = environment.installed_identity()
@@ -30,7 +30,7 @@ def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str,
 def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
     """Write the rows of environments that are in no file yet, beside the settings `file`. Raises `ConfigError`."""
     folder = file.absolute().parent
-    for (root, name), environment in settings.environments().items():
+    for (root, name), environment in settings.environments.items():
         table = settings.tasks[name] if root == "tasks" else settings.evaluations[name]
         if environment.makes_rows and table.prompts == folder / environment.file():
             with _named(root, name):

@@ -20,6 +20,7 @@ from rollq.buffer.settings_errors import changed_types, explain
 from rollq.cli.settings.model import RollqSettings
 from rollq.cli.settings.task_tables import flattened, place_in_file
 from rollq.environments.expansion import expanded
+from rollq.workers.agents.mcp.settings import SCHEMES
 
 ENVIRONMENT = {
     "ROLLQ_RUN": "run",
@@ -50,16 +51,17 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
     data, problems = flattened(data)
     if problems:
         raise _config_error(path, problems)
-    data, problems = expanded(data)
-    if problems:
-        raise _config_error(path, problems)
+    folder = path.absolute().parent
+    found = expanded(data, folder)
+    if found.problems:
+        raise _config_error(path, found.problems)
+    data = found.data
     try:
-        settings = RollqSettings.model_validate(data)
+        settings = RollqSettings.model_validate(data).with_environments(found.environments)
     except ValidationError as error:
         raise _config_error(path, explain(error, RollqSettings, origins, place_in_file)) from None
     if problems := list(changed_types(data, settings, place_in_file)):
         raise _config_error(path, problems)
-    folder = path.absolute().parent
     return _with_archive_in(folder, anchored(settings, folder))
 
 
@@ -75,27 +77,45 @@ def _config_error(path: Path, problems: list[str]) -> ConfigError:
     return ConfigError("\n  ".join([f"{path}:", *problems]) if len(problems) > 1 else f"{path}: {problems[0]}")
 
 
+OPTIONS = ("options", "agent_options")
+"""Tables of engines and agent loops, which are plain values until these validate them."""
 PATH_OPTIONS = ("model", "workspace")
+"""Paths in them."""
 
 
 def anchored(settings: AnySettings, folder: Path) -> AnySettings:
     """`settings` with every relative path made absolute, starting at `folder`."""
-    return settings.model_copy(update={name: _anchored(value, folder) for name, value in settings})
+    return settings.model_copy(update={name: _anchored(name, value, folder) for name, value in settings})
 
 
-def _anchored(value: Any, folder: Path) -> Any:
+def _anchored(name: str, value: Any, folder: Path) -> Any:
     if isinstance(value, Path):
         return folder / value.expanduser()
     if isinstance(value, BaseModel):
         return anchored(value, folder)
-    if isinstance(value, dict):
-        return {key: _anchored(_path_option(key, item), folder) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_anchored("", item, folder) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if name in OPTIONS:
+        return {key: _option(key, item, folder) for key, item in value.items()}
+    return {key: anchored(item, folder) if isinstance(item, BaseModel) else item for key, item in value.items()}
+
+
+def _option(key: str, value: Any, folder: Path) -> Any:
+    if key in PATH_OPTIONS and isinstance(value, str | Path):
+        return folder / Path(value).expanduser()
+    if key == "tools" and isinstance(value, dict):
+        return {name: _tool(table, folder) for name, table in value.items()}
     return value
 
 
-def _path_option(key: str, value: Any) -> Any:
-    """Options of engines and agent loops are plain values until these validate them; two of them are paths."""
-    return Path(value) if key in PATH_OPTIONS and isinstance(value, str) else value
+def _tool(table: Any, folder: Path) -> Any:
+    """The table of a tool, in which the command of an MCP server has the folder where it starts."""
+    server, start = (table.get("mcp"), table.get("folder", "")) if isinstance(table, dict) else (None, None)
+    if not isinstance(server, str) or server.startswith(SCHEMES) or not isinstance(start, str):
+        return table
+    return {**table, "folder": folder / Path(start).expanduser()}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.batch_sizes import groups_at
@@ -20,7 +20,7 @@ from rollq.buffer.store.redis_url import check_url
 from rollq.cli.settings.shared_batch import BatchSettings, share_batch
 from rollq.cli.settings.task_tables import place_of
 from rollq.consumer.settings import TrainerSettings
-from rollq.environments.expansion import Environment, environments_of
+from rollq.environments.expansion import Environment
 from rollq.monitor.changes.settings import MonitorSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
@@ -134,7 +134,6 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
 
 
 TASK_KEYS = set(TaskSettings.model_fields)
-ENV_KEYS = {"env", "env_options", "env_split", "env_shared"}
 
 RunName = Annotated[str, AfterValidator(lambda name: check_name("run", name))]
 TaskName = Annotated[str, AfterValidator(check_task_name)]
@@ -162,6 +161,8 @@ class RollqSettings(Settings):
         default=None, description="settings of `rollq train`; left out with a custom trainer"
     )
 
+    _environments: Mapping[tuple[str, str], Environment] = PrivateAttr(default_factory=dict)
+
     @model_validator(mode="before")
     @classmethod
     def _share_batch(cls, data: Any) -> Any:
@@ -186,13 +187,16 @@ class RollqSettings(Settings):
         """Everything that workers serve: what the buffer has, without tasks that are offline."""
         return {name: task for name, task in self.all_tasks().items() if not task.offline}
 
-    def environments(self) -> dict[tuple[str, str], Environment]:
-        """The environments by table, `tasks` or `evaluations`, and by name."""
-        tables = {
-            "tasks": {name: task.model_dump(include=ENV_KEYS) for name, task in self.tasks.items()},
-            "evaluations": {name: task.model_dump(include=ENV_KEYS) for name, task in self.evaluations.items()},
-        }
-        return environments_of(tables, [])
+    @property
+    def environments(self) -> Mapping[tuple[str, str], Environment]:
+        """The environments by table, `tasks` or `evaluations`, and by name, if the settings were read from a file."""
+        return self._environments
+
+    def with_environments(self, environments: Mapping[tuple[str, str], Environment]) -> Self:
+        """These settings with the environments of their file."""
+        settings = self.model_copy()
+        settings._environments = environments
+        return settings
 
     def answer_readers(self) -> dict[str, AnswerReader]:
         """By task or evaluation, what reads the answers that its judge compares with, where it does."""

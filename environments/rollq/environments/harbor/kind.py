@@ -11,7 +11,7 @@ from rollq.buffer.rules.settings import Settings
 from rollq.buffer.settings_errors import explanation
 from rollq.environments.episodes import ENV
 from rollq.environments.harbor.tasks import FILES, HarborTask, digest_of, tasks_in
-from rollq.environments.kinds import Finding
+from rollq.environments.kinds import Finding, path_in
 from rollq.workers.gateway.harnesses.enclosure import check_place
 
 JUDGE: Final = "rollq.environments.harbor.judge.JUDGE"
@@ -38,19 +38,20 @@ class HarborOptions(Settings):
 class Harbor:
     """See `Kind`."""
 
-    def open(self, name: str, options: Mapping[str, Any], split: str) -> "TaskFolder":
+    def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TaskFolder":
         """The tasks of one folder. Raises `ConfigError`, including for tasks with an image."""
         try:
             given = HarborOptions(**options)
         except ValidationError as error:
             raise ConfigError(f"env_options: {explanation(error, HarborOptions)}") from error
-        tasks = tasks_in(Path(name), split)
+        path = path_in(folder, name)
+        tasks = tasks_in(path, split)
         if not given.without_images and (task := next((task for task in tasks if task.image()), None)):
             raise ConfigError(
                 f"{task.path} has an image ({task.image()}), and rollq starts no containers: run the worker where the "
                 "programs of the image are installed, and set env_options.without_images = true"
             )
-        return TaskFolder(Path(name), tasks, given, split)
+        return TaskFolder(path, tasks, given, split)
 
     def installed(self) -> str:
         """No package is needed."""

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings_errors import explanation
-from rollq.environments.kinds import Finding
+from rollq.environments.kinds import Finding, path_in
 from rollq.environments.mcp.check import check_server
 from rollq.workers.agents.mcp.server import McpServer
 from rollq.workers.agents.tools import ToolSettings
@@ -53,15 +54,18 @@ class McpSource:
 class Mcp:
     """Servers by their URL, or by the command that starts them."""
 
-    def open(self, name: str, options: Mapping[str, Any], split: str) -> McpSource:
+    def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> McpSource:
         """The server of this name. `options` are the keys of its table in `agent_options.tools`.
 
         Starts nothing. Raises `ConfigError` for a wrong name or option.
         """
         try:
-            return McpSource(ToolSettings.model_validate({**options, "mcp": name}))
+            settings = ToolSettings.model_validate({**options, "mcp": name})
         except ValidationError as error:
             raise ConfigError(f"env_options: {explanation(error, ToolSettings)}") from error
+        if settings.mcp_url is None:
+            settings = settings.model_copy(update={"folder": path_in(folder, str(settings.folder or ""))})
+        return McpSource(settings)
 
     def installed(self) -> str:
         """See `Kind.installed`."""

@@ -1,6 +1,7 @@
 """The kind `openenv`, named by the URL of a server."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ SETUP_S: Final = 600.0
 class OpenEnv:
     """Environments behind servers of OpenEnv."""
 
-    def open(self, name: str, options: Mapping[str, Any], split: str) -> "OpenEnvSource":
+    def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "OpenEnvSource":
         """The environment at a URL; no request is made."""
         if not name.startswith(("http://", "https://")):
             raise ConfigError(f'env = "openenv:{name}": write the URL of the server, as openenv:http://127.0.0.1:8000')

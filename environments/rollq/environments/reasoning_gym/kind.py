@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 from rollq.buffer.common import exact_json
@@ -19,7 +20,7 @@ EXAMPLE_NAMES_S: Final = 120
 class ReasoningGym:
     """See `Kind`."""
 
-    def open(self, name: str, options: Mapping[str, Any], split: str) -> "Generator":
+    def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "Generator":
         """See `Kind.open`. The generator's name and options are checked when its rows are made."""
         options = dict(options)
         seed = options.pop("seed", 0)

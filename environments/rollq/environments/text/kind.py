@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import distributions
 from itertools import count, islice
 from pathlib import Path
+from shutil import which
 from typing import Any, Final
 
 from pydantic import Field, ValidationError
@@ -15,7 +16,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import Settings
 from rollq.buffer.settings_errors import explanation
 from rollq.environments.episodes import ENV, OPENING, SEED, row_seed
-from rollq.environments.kinds import Finding, Level
+from rollq.environments.kinds import Finding, Level, path_in
 from rollq.environments.text.episode import ARGUMENTS, TextEpisode, is_text, opening_text
 from rollq.environments.text.processes import ChildFailed, end_children
 from rollq.environments.trials import AT_ONCE, try_rows
@@ -37,12 +38,12 @@ class TextOptions(Settings):
 class Text:
     """Environments of Gymnasium, GEM, SkyRL-gym and TextArena, for one player."""
 
-    def open(self, name: str, options: Mapping[str, Any], split: str) -> "TextSource":
+    def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TextSource":
         """The environment at a dotted path; nothing is imported."""
         if not all(part.isidentifier() for part in name.split(".")) or "." not in name:
             raise ConfigError(f'env = "text:{name}": write a dotted path, as text:games.Guess or text:gymnasium.make')
         try:
-            return TextSource(name, TextOptions(**options), split)
+            return TextSource(name, TextOptions(**options), split, folder)
         except ValidationError as error:
             raise ConfigError(f"env_options: {explanation(error, TextOptions)}") from error
 
@@ -62,8 +63,10 @@ class Text:
 class TextSource:
     """One class of environments."""
 
-    def __init__(self, path: str, options: TextOptions, split: str) -> None:
+    def __init__(self, path: str, options: TextOptions, split: str, folder: Path) -> None:
         self.path, self.options, self.split = path, options, split
+        self.python = _python_in(folder, options.python)
+        self._folder = folder
 
     def identity(self) -> dict[str, str]:
         """The class, its package with its version, and what its rows depend on."""
@@ -73,7 +76,7 @@ class TextSource:
             "kind": "text",
             "environment": self.path,
             "package": package,
-            "version": version_of(package, self.options.python),
+            "version": version_of(package, self.python),
             "options": exact_json.dumps(options).decode(),
             "split": self.split,
         }
@@ -94,7 +97,7 @@ class TextSource:
 
     def settings(self) -> dict[str, Any]:
         """The loop `environment` with an episode in a process, judged by the rewards of its steps."""
-        python = {"python": self.options.python} if self.options.python else {}
+        python = {"python": self.python} if self.python else {}
         options = {"options": self.options.options} if self.options.options else {}
         return {
             "answer_field": "",
@@ -114,11 +117,11 @@ class TextSource:
                 yield from runner.run(try_rows(self._episode, rows))
             finally:
                 runner.run(end_children())
-        if not version_of(self.path.partition(".")[0], self.options.python):
+        if not version_of(self.path.partition(".")[0], self.python):
             yield Finding(Level.NOTE, "the class is in no installed package: only other openings show that it changed")
 
     def _episode(self) -> TextEpisode:
-        return TextEpisode(self.path, self.options.python, self.options.options)
+        return TextEpisode(self.path, self.python, self.options.options)
 
     def _places(self) -> Iterator[dict[str, Any]]:
         seeds = ({SEED: row_seed(self.options.seed, self.split, row)} for row in count())
@@ -131,7 +134,7 @@ class TextSource:
         if not self.options.episodes:
             return None
         try:
-            lines = Path(self.options.episodes).read_bytes().splitlines()
+            lines = path_in(self._folder, self.options.episodes).read_bytes().splitlines()
             made = [exact_json.loads(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
             raise ConfigError(f"env_options.episodes: {error}") from error
@@ -161,8 +164,13 @@ class TextSource:
         return {**prompt, ENV: {**place, OPENING: opening}}
 
 
+def _python_in(folder: Path, written: str) -> str:
+    """A Python by its path; a name alone is a command, and stays."""
+    return str(path_in(folder, written)) if "/" in written else written
+
+
 def version_of(package: str, python: str) -> str:
     """The version of an installed package, in another Python's folders if there is one; empty without it."""
-    site = Path(python).parent.parent.glob("lib/python*/site-packages")
+    site = Path(which(python) or python).parent.parent.glob("lib/python*/site-packages")
     found = next(iter(distributions(name=package, path=list(map(str, site)) if python else sys.path)), None)
     return "" if found is None else found.version

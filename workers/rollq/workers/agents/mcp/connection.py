@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final, TextIO, TypeVar
 
 import httpx2
@@ -200,11 +201,13 @@ def _code(error: BaseException) -> int | None:
     return first.code if isinstance(first, MCPError) else None
 
 
-def command_transport(command: list[str], env: Mapping[str, str], errors: TextIO) -> Callable[[], Transport]:
-    """The process of a command, with a clean environment; it writes errors to `errors`."""
+def command_transport(
+    command: list[str], env: Mapping[str, str], folder: Path | None, errors: TextIO
+) -> Callable[[], Transport]:
+    """The process of a command in a folder, with a clean environment; it writes errors to `errors`."""
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     program, *arguments = bare_python(launcher.__name__, os.getpid(), *command)
-    process = StdioServerParameters(command=program, args=arguments, env={**clean, **env})
+    process = StdioServerParameters(command=program, args=arguments, env={**clean, **env}, cwd=folder)
     return lambda: stdio_client(process, errors)
 
 

@@ -165,7 +165,7 @@ class McpServer:
 
         if client is not None and self.settings.mcp_url is not None:
             return url_transport(self.settings.mcp_url, client)
-        return command_transport(self.settings.mcp_command, self.settings.env, errors)
+        return command_transport(self.settings.mcp_command, self.settings.env, self.settings.folder, errors)
 
     def _list(self) -> ToolList:
         """The list of the server, asked for in a thread: the caller may have an event loop, or none."""

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,6 +29,9 @@ class McpOptions(Settings):
     env: dict[str, str] = Field(
         default_factory=dict, description="variables of the command, which gets PATH and the like of the worker's"
     )
+    folder: Path | None = Field(
+        default=None, description="folder in which the command starts; default: the folder of rollq.toml"
+    )
     stateful: bool | None = Field(
         default=None,
         description="each sample has a session of the URL, or a process of the command, and starts again if it is "
@@ -48,8 +52,8 @@ class McpOptions(Settings):
             raise ValueError(f"mcp and {min(extra)} exclude each other: leave one of them out")
         if self.mcp_url is not None:
             _check_url(self.mcp_url)
-            if "env" in given:
-                raise ValueError("env is for the command of an MCP server, and mcp is a URL: leave it out")
+            if extra := given & {"env", "folder"}:
+                raise ValueError(f"{min(extra)} is for the command of an MCP server, and mcp is a URL: leave it out")
             return self
         if not self.mcp_command:
             raise ValueError("mcp is empty: give the URL of an MCP server, or the command that starts one")
