@@ -9,7 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from rollq.cli.settings.environment_rows import identities
+from rollq.buffer.errors import ConfigError
+from rollq.cli.settings.environment_rows import identities, write_missing_prompts
 from rollq.cli.settings.file import load_settings
 from rollq.cli.settings.model import RollqSettings
 from rollq.workers.groups.agent_loops import make_loop
@@ -111,6 +112,33 @@ def test_workers_get_paths_that_are_true_in_any_folder(folder: Path, elsewhere: 
     assert "tasks.desk" in identities(settings)  # which starts the server
     make_loop(desk.agent_loop, desk.agent_options)
     make_loop(other.agent_loop, other.agent_options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "task"),
+    [
+        ("data/episodes.jsonl", "guess"),
+        ("own_games.py", "guess"),
+        ("tasks/hello/instruction.md", "shell"),
+        ("tasks/hello/tests/test.sh", "shell"),
+    ],
+)
+def test_a_changed_file_makes_other_rows(folder: Path, changed: str, task: str) -> None:
+    before = load_settings(folder / "rollq.toml")
+    known = identities(before, with_rows=True)
+    (folder / changed).write_text((folder / changed).read_text() + "\n")
+    after = load_settings(folder / "rollq.toml")
+    other = {name for name in before.tasks if before.tasks[name].prompts != after.tasks[name].prompts}
+    assert other == {task}
+    assert identities(after, with_rows=True) != known
+
+
+def test_a_role_that_makes_no_rows_needs_no_episodes(folder: Path) -> None:
+    (folder / "data/episodes.jsonl").unlink()
+    settings = load_settings(folder / "rollq.toml")
+    assert "episodes missing" in identities(settings, with_rows=True)["tasks.guess"]
+    with pytest.raises(ConfigError, match=r"tasks\.guess: .*env_options\.episodes: .*No such file"):
+        write_missing_prompts(settings, folder / "rollq.toml")
 
 
 def test_other_folders_have_the_same_rows(folder: Path, elsewhere: Path) -> None:

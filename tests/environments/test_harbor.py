@@ -132,6 +132,21 @@ def test_identity_depends_on_all_files(folder: Path) -> None:
     assert len(seen) == 4
 
 
+def test_identity_depends_on_files_behind_links(folder: Path) -> None:
+    tests = add_task(folder) / "tests"
+    (folder / ".shared").mkdir()
+    for shared in (folder / ".shared/helper", folder.parent / "outside"):
+        shared.write_text("one")
+    (tests / "helpers").symlink_to(folder / ".shared")
+    (tests / "circle").symlink_to(tests)
+    (tests / "outside").symlink_to(folder.parent / "outside")
+    seen = {source(folder).identity()["files"]}
+    for shared in (folder / ".shared/helper", folder.parent / "outside"):
+        shared.write_text("other")
+        seen.add(source(folder).identity()["files"])
+    assert len(seen) == 3
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -152,14 +152,24 @@ def _check_complete(task: HarborTask) -> None:
 
 
 def _seen(task: HarborTask) -> list[tuple[str, str, int, int, int]]:
-    """Files with what changes when they do: path, name, mode, size and time."""
+    """Files with what changes when they do: path, name, mode, size and time. Files that links lead to count too, and
+    folders within the folder of all tasks."""
     found = []
-    for place, folders, files in os.walk(task.path):
+    root, walked = os.path.realpath(task.folder), {os.path.realpath(task.path)}
+    for place, folders, files in os.walk(task.path, followlinks=True):
         for path in (os.path.join(place, name) for name in (*folders, *files)):
-            status = os.lstat(path)
             name = f"{task.name}/{os.path.relpath(path, task.path)}"
-            found.append((path, name, status.st_mode, status.st_size, status.st_mtime_ns))
+            found.append(_facts(path, name, os.lstat(path)))
+            if os.path.islink(path) and os.path.isfile(path):
+                found.append(_facts(os.path.realpath(path), f"{name}@", os.stat(path)))
+        inside = {name: os.path.realpath(os.path.join(place, name)) for name in sorted(folders)}
+        folders[:] = [name for name, real in inside.items() if real.startswith(f"{root}/") and real not in walked]
+        walked.update(inside.values())
     return sorted(found)
+
+
+def _facts(path: str, name: str, status: os.stat_result) -> tuple[str, str, int, int, int]:
+    return path, name, status.st_mode, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=8)

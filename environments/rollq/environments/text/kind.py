@@ -18,6 +18,7 @@ from rollq.buffer.settings_errors import explanation
 from rollq.environments.episodes import ENV, OPENING, SEED, row_seed
 from rollq.environments.kinds import Finding, Level, path_in
 from rollq.environments.text.episode import ARGUMENTS, TextEpisode, is_text, opening_text
+from rollq.environments.text.files import digest_of_code, digest_of_file
 from rollq.environments.text.processes import ChildFailed, end_children
 from rollq.environments.trials import AT_ONCE, try_rows
 
@@ -69,8 +70,9 @@ class TextSource:
         self._folder = folder
 
     def identity(self) -> dict[str, str]:
-        """The class, its package with its version, and what its rows depend on."""
+        """The class, its package with its version, and what its rows depend on, files beside `rollq.toml` included."""
         package = self.path.partition(".")[0]
+        episodes = self.options.episodes
         options = self.options.model_dump(exclude={"python"}, exclude_defaults=True)
         return {
             "kind": "text",
@@ -79,7 +81,14 @@ class TextSource:
             "version": version_of(package, self.python),
             "options": exact_json.dumps(options).decode(),
             "split": self.split,
+            **({"code": code} if (code := self._code()) else {}),
+            **({"episodes": digest_of_file(path_in(self._folder, episodes))} if episodes else {}),
         }
+
+    def _code(self) -> str:
+        """The digest of a class without a version, if its source is beside `rollq.toml`."""
+        package = self.path.partition(".")[0]
+        return "" if version_of(package, self.python) else digest_of_code(self._folder, package)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each line of `episodes`, with the opening of its episode as its prompt; without them, a row for
@@ -117,8 +126,12 @@ class TextSource:
                 yield from runner.run(try_rows(self._episode, rows))
             finally:
                 runner.run(end_children())
-        if not version_of(self.path.partition(".")[0], self.python):
-            yield Finding(Level.NOTE, "the class is in no installed package: only other openings show that it changed")
+        if not (version_of(self.path.partition(".")[0], self.python) or self._code()):
+            yield Finding(
+                Level.NOTE,
+                "the class is in no installed package, and not beside rollq.toml: only other openings show that it "
+                "changed",
+            )
 
     def _episode(self) -> TextEpisode:
         return TextEpisode(self.path, self.python, self.options.options)
