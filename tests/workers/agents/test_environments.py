@@ -38,6 +38,7 @@ class Seen:
     most: int = 0
     hang: str = ""
     fail: str = ""
+    error: type[BaseException] = RuntimeError
     lose: str = ""
     stubborn: bool = False  # does not even end when it is cancelled
     let_go: asyncio.Event | None = None
@@ -81,7 +82,7 @@ class Guess:
         SEEN.calls.append(call)
         SEEN.happened(call)
         if SEEN.fail == call:
-            raise RuntimeError(f"{call} is out of order")
+            raise SEEN.error(f"{call} is out of order")
         if SEEN.lose == call:
             lost = asyncio.ensure_future(asyncio.sleep(20))
             lost.cancel()
@@ -298,10 +299,11 @@ def test_a_step_that_does_not_even_end_when_it_is_cancelled_costs_its_sample_aft
     assert "ignores its cancellation and is abandoned" in caplog.text
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 def test_a_teardown_that_fails_costs_nothing(
-    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture
+    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
-    seen.fail = "teardown"
+    seen.fail, seen.error = "teardown", error
     sample = converse(guessing(), Model(tokenizer, ["5"]))
     assert sample.status is SampleStatus.COMPLETED
     assert "an environment could not be torn down" in caplog.text

@@ -45,6 +45,15 @@ def undecided(prompt: Prompt, samples: Sequence[Sample]) -> Any:
     return None
 
 
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise SystemExit(7)
+
+
+def unspeakable(prompt: Prompt, samples: Sequence[Sample]) -> Any:
+    return Unspeakable()
+
+
 async def endless(prompt: Prompt, samples: Sequence[Sample]) -> bool:
     await asyncio.Event().wait()
     return True
@@ -116,6 +125,7 @@ def test_the_first_filter_that_refuses_ends_the_row() -> None:
     [
         ("broken", 30, f"filter '{__name__}.broken': LookupError: no such column"),
         ("undecided", 30, f"filter '{__name__}.undecided': returned None; True (keep) or False is needed"),
+        ("unspeakable", 30, f"filter '{__name__}.unspeakable': RuntimeError: SystemExit(7)"),
         ("endless", 0.05, f"filter '{__name__}.endless': took longer than 0.05 s"),
     ],
 )

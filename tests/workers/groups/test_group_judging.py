@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,12 +50,14 @@ def forgotten() -> None:
 
 
 class Numbered:
-    """Each sample's text is its index. `broken` ones fail; with `backwards` of n samples, the last one ends first."""
+    """Each sample's text is its index. `broken` ones fail, `empty` ones are None; with `backwards` of n samples, the
+    last one ends first."""
 
     resumable = True
 
-    def __init__(self, broken: Sequence[int] = (), backwards: int = 0) -> None:
+    def __init__(self, broken: Sequence[int] = (), backwards: int = 0, empty: Sequence[int] = ()) -> None:
         self._broken = broken
+        self._empty = empty
         self._backwards = backwards
 
     async def run(self, rollout: Rollout) -> Sample:
@@ -66,6 +68,8 @@ class Numbered:
         ENDED.append(index)
         if index in self._broken:
             raise RuntimeError("this one is broken")
+        if index in self._empty:
+            return None  # type: ignore[return-value]
         return replace(sample, text=str(index)) if sample.status is SampleStatus.COMPLETED else sample
 
 
@@ -96,6 +100,16 @@ async def held(prompt: Prompt, samples: Sequence[Sample]) -> list[float]:
     return [float(sample.text) for sample in samples]
 
 
+def leaving() -> Iterator[float]:
+    yield 1.0
+    raise SystemExit(5)
+
+
+def hanging() -> Iterator[float]:
+    time.sleep(60)
+    yield 1.0
+
+
 def bad(prompt: Prompt, samples: Sequence[Sample]) -> Any:
     """What goes wrong is the prompt's answer."""
     kinds: Mapping[str, Any] = {
@@ -106,6 +120,9 @@ def bad(prompt: Prompt, samples: Sequence[Sample]) -> Any:
         "none": None,
         "text": "1234",
         "wrong credit": [1.0, 1.0, 1.0, Credit(tokens=[1.0])],
+        "leaves": leaving(),
+        "credit that leaves": [1.0, 1.0, 1.0, Credit(tokens=leaving())],
+        "hangs in its list": hanging(),
     }
     if prompt.answer == "raises":
         raise RuntimeError("the ranking is out")
@@ -184,6 +201,9 @@ def test_an_entry_is_anything_that_a_judge_may_return_or_none_which_fails_its_sa
         ("none", "returned None; a list with an entry for each sample is needed"),
         ("text", "returned '1234'; a list with an entry for each sample is needed"),
         ("wrong credit", "returned Credit with 1 tokens for a sample of 3 tokens"),
+        ("leaves", "SystemExit"),
+        ("credit that leaves", "SystemExit"),
+        ("hangs in its list", "took longer than 1 s"),
     ],
 )
 @pytest.mark.parametrize("isolate", [False, True])
@@ -201,7 +221,7 @@ def test_a_group_whose_judge_fails_fails_with_the_reason_and_without_rewards(
         (report,) = buffer.workers().values()
         assert report["judge_error"] == world.error(1)
 
-    world.play(scene, judge_timeout_s=1 if kind == "hangs" else PATIENCE_S)
+    world.play(scene, judge_timeout_s=1 if kind.startswith("hangs") else PATIENCE_S)
     assert world.error(1).startswith(f"group judge '{__name__}.bad': ")
     assert said in world.error(1)
     facts = buffer.inspect("math", 1)
@@ -228,10 +248,15 @@ def test_a_group_judge_sees_the_rewards_of_the_judge_and_comes_before_penalty_an
     assert samples[3].extra["judged_reward"] == 3.0
 
 
-def test_a_group_with_too_few_samples_fails_with_their_error_and_is_not_judged(buffer: Buffer, server_url: str) -> None:
-    world = WorkerWorld(buffer, server_url, asks("rank", agent_options={"broken": [2]}))
+@pytest.mark.parametrize(
+    ("fault", "said"), [("broken", "this one is broken"), ("empty", "TypeError: returned None; a Sample is needed")]
+)
+def test_a_group_with_too_few_samples_fails_with_their_error_and_is_not_judged(
+    buffer: Buffer, server_url: str, fault: str, said: str
+) -> None:
+    world = WorkerWorld(buffer, server_url, asks("rank", agent_options={fault: [2]}))
     ended(world, Status.FAILED)
-    assert "this one is broken" in world.error(1)
+    assert said in world.error(1)
     assert buffer.inspect("math", 1)["letters"] == "ffff"
     assert ASKED == []
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from rollq.workers.judging.builtin import exact_match, last_number
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import BUILT_IN, answer_reader, make_judge
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.judging.rewards import Verdict
+from rollq.workers.judging.rewards import Credit, Verdict
 from rollq.workers.user_code.calls import MAX_THREADS
 from support.waiting import PATIENCE_S
 
@@ -63,6 +63,15 @@ def raising_judge(prompt: Prompt, judged: Sample) -> float:
 
 def exiting_judge(prompt: Prompt, judged: Sample) -> float:
     raise SystemExit(3)
+
+
+def leaving() -> Iterator[float]:
+    yield 1.0
+    raise SystemExit(6)
+
+
+def lazily_leaving_judge(prompt: Prompt, judged: Sample) -> Credit:
+    return Credit(tokens=leaving())
 
 
 async def leaving_judge(prompt: Prompt, judged: Sample) -> float:
@@ -160,6 +169,7 @@ def test_a_sum_of_judges_knows_whether_its_part_raised() -> None:
         ("raising_judge", "KeyError: 'no such rubric'"),
         ("exiting_judge", "SystemExit"),
         ("leaving_judge", "SystemExit(4)"),
+        ("lazily_leaving_judge", "SystemExit(6)"),
         ("cancelled_judge", "RuntimeError: it was cancelled from within"),
     ],
 )

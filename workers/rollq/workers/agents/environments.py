@@ -16,7 +16,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.turns import Turn
-from rollq.workers.user_code.calls import within
+from rollq.workers.user_code.calls import contained, within
 from rollq.workers.user_code.errors import what_happened
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class Environments:
 async def tear_down(environment: AnyEnvironment, limit_s: float) -> None:
     """Tear down; a cancellation is raised afterwards. An environment that takes longer than `limit_s` is abandoned."""
     loop = asyncio.get_running_loop()
-    ending = asyncio.ensure_future(environment.teardown())
+    ending = asyncio.ensure_future(contained(environment.teardown()))
     ending.add_done_callback(_log_failure)
     deadline_s = loop.time() + limit_s
     cancelled: asyncio.CancelledError | None = None

@@ -19,6 +19,7 @@ from rollq.workers.agents.image_prompts import ImageTokenizer
 from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.agents.template_forms import for_template
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
+from rollq.workers.user_code.calls import guarded
 from rollq.workers.user_code.errors import reason_of, said_by
 
 STATUS_OF: Final = {
@@ -162,6 +163,14 @@ def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, 
 def failed(reason: str, kind: FailureKind = FailureKind.PROGRAM) -> Sample:
     """A failed sample without tokens; by default the loop, or the program that it runs, has failed."""
     return Sample((), SampleStatus.FAILED, finish_reason=FinishReason.ERROR, error=reason, failure=kind)
+
+
+def checked(made: object) -> Sample:
+    """The sample that a loop has returned. Raises `TypeError` for anything else."""
+    if isinstance(made, Sample):
+        return made
+    with guarded():
+        raise TypeError(f"returned {made!r:.80}; a Sample is needed")
 
 
 def failed_with(error: Exception) -> Sample:

@@ -18,7 +18,7 @@ from rollq.buffer.errors import RollqError
 from rollq.buffer.rewards.advantages import no_advantage
 from rollq.buffer.rewards.credit import judged_reward
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
-from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.calls import UserFunction, guarded
 from rollq.workers.user_code.errors import reason_of
 
 FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]
@@ -60,11 +60,13 @@ class Filter:
         """Whether the group is worth training. Raises `FilterError`."""
         try:
             answer = await self.call(prompt, tuple(map(as_judged, samples)))
+            with guarded():
+                problem = "" if isinstance(answer, bool | np.bool_) else f"returned {answer!r:.80}"
         except Exception as error:
             reason = str(error) if isinstance(error, TimeoutError) else reason_of(error)
             raise FilterError(f"filter {self.name!r}: {reason}") from error
-        if not isinstance(answer, bool | np.bool_):
-            raise FilterError(f"filter {self.name!r}: returned {answer!r:.80}; True (keep) or False is needed")
+        if problem:
+            raise FilterError(f"filter {self.name!r}: {problem}; True (keep) or False is needed")
         return bool(answer)
 
 

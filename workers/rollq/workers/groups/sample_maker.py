@@ -21,7 +21,7 @@ from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, FinishReason, Lease, Sample, SampleStatus
 from rollq.buffer.wire.group_fields import sample_problem
-from rollq.workers.agents.loops import PromptTooLong, Rollout, failed, failed_with
+from rollq.workers.agents.loops import PromptTooLong, Rollout, checked, failed, failed_with
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engines.speed import EngineSpeed, RequestClock
@@ -264,7 +264,7 @@ class SampleMaker:
         """The sample that the agent loop makes, failed if the loop fails; an empty one of a group that was stopped."""
         started_s = monotonic()
         try:
-            made = EMPTY_SAMPLE if held.finished else await contained(recipe.loop.run(rollout))
+            made = EMPTY_SAMPLE if held.finished else checked(await contained(recipe.loop.run(rollout)))
         except (EngineDead, PromptTooLong):
             raise
         except Exception as error:  # noqa: BLE001 - an error in a user's loop fails only its sample

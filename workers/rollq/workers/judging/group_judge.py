@@ -5,8 +5,9 @@ reward as a judge returns it, a `Credit`, or None, which fails that sample. Inva
 or returns anything else fails the group with the reason kept; no sample gets a reward of 0 instead.
 """
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -32,7 +33,7 @@ from rollq.workers.judging.rewards import (
     plain_verdict,
 )
 from rollq.workers.user_code.call_slots import CallsHang
-from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.calls import UserFunction, guarded
 from rollq.workers.user_code.errors import reason_of, said_by
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,9 @@ class GroupJudge:
     async def verdicts(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         """A verdict for each of these completed samples; one with an error for None. Raises `GroupNotJudged`."""
         try:
-            answers = await self.call(prompt, tuple(samples))
-            return [self._verdict(answer, sample) for answer, sample in _paired(answers, samples)]
+            entries = await self.call(prompt, tuple(samples))
+            with guarded():
+                return [self._verdict(answer, sample) for answer, sample in _paired(entries, samples)]
         except SampleFailed as error:
             raise GroupNotJudged(f"group judge {self.name!r}: {said_by(error)}", error.kind) from error
         except Exception as error:
@@ -84,7 +86,7 @@ def make_group_judge(path: str, context: JudgeContext) -> GroupJudge:
     check_function(function, ISOLATED_GROUP_JUDGE if context.isolate else GROUP_JUDGE, path)
     if context.isolate:
         return GroupJudge(path, UserFunction.wrap(partial(_isolated, path, context), None, quick=False))
-    return GroupJudge(path, UserFunction.wrap(function, context.timeout_s, quick=False))
+    return GroupJudge(path, UserFunction.wrap(_listing(function), context.timeout_s, quick=False))
 
 
 async def _isolated(path: str, context: JudgeContext, prompt: Prompt, samples: Sequence[Sample]) -> list[Any]:
@@ -97,8 +99,8 @@ def call_group_judge(path: str, prompt: str, samples: bytes) -> Mapping[str, Any
     """Call a group judge; this runs in a judge process, whose answer is a reward: the list is a fact beside one."""
     judge: Callable[..., Any] = load_plugin("group judge", path, {})
     given = tuple(decode_samples(samples))
-    answers = judge(decode_prompt(prompt.encode()), given)
-    return {SCORE: 0.0, ENTRIES: [_plain(answer) for answer, _ in _paired(answers, given)]}
+    entries = _entries(judge(decode_prompt(prompt.encode()), given))
+    return {SCORE: 0.0, ENTRIES: [_plain(answer) for answer, _ in _paired(entries, given)]}
 
 
 def _plain(answer: Any) -> Mapping[str, Any] | None:
@@ -108,11 +110,32 @@ def _plain(answer: Any) -> Mapping[str, Any] | None:
     return plain_credit(answer) if isinstance(answer, Credit) else {"reward": plain_verdict(check_reward(answer))}
 
 
-def _paired(answers: Any, samples: Sequence[Sample]) -> list[tuple[Any, Sample]]:
-    """Each entry with its sample. Raises `ValueError` unless there is one for each sample."""
+def _listing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A group judge whose entries are read as part of its call: an iterator runs its code, which may block."""
+
+    async def waiting(prompt: Prompt, samples: Sequence[Sample]) -> Any:
+        return await _awaited(function(prompt, samples))
+
+    def blocking(prompt: Prompt, samples: Sequence[Sample]) -> Any:
+        answers = function(prompt, samples)
+        return _awaited(answers) if inspect.isawaitable(answers) else _entries(answers)
+
+    return waiting if inspect.iscoroutinefunction(function) else blocking
+
+
+async def _awaited(answers: Awaitable[Any]) -> list[Any]:
+    return _entries(await answers)
+
+
+def _entries(answers: Any) -> list[Any]:
+    """The entries of an answer. Raises `ValueError` for one that is not a list."""
     if not isinstance(answers, Iterable) or isinstance(answers, str | bytes | Mapping | set | frozenset):
         raise ValueError(f"returned {answers!r:.200}; a list with an entry for each sample is needed")
-    entries = list(answers)
+    return list(answers)
+
+
+def _paired(entries: Sequence[Any], samples: Sequence[Sample]) -> list[tuple[Any, Sample]]:
+    """Each entry with its sample. Raises `ValueError` unless there is one for each sample."""
     if len(entries) != len(samples):
         raise ValueError(f"returned {len(entries)} entries for {len(samples)} samples; one for each is needed")
     return list(zip(entries, samples, strict=True))

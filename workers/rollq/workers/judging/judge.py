@@ -17,7 +17,7 @@ from rollq.workers.judging.options import NONE
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Answer, InvalidReward, Verdict, check_answer
 from rollq.workers.user_code.call_slots import CallsHang
-from rollq.workers.user_code.calls import UserFunction
+from rollq.workers.user_code.calls import UserFunction, guarded
 from rollq.workers.user_code.errors import reason_of, said_by
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class Judge:
             reason = str(error) if isinstance(error, JudgeFailed) else reason_of(error)
             return self._failed(reason, error, raised=True)
         try:
-            return check_answer(answer, sample)
+            with guarded():
+                return check_answer(answer, sample)
         except Exception as error:  # noqa: BLE001 - the answer may be any object
             return self._failed(reason_of(error), error)
 

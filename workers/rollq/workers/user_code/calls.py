@@ -4,7 +4,8 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -93,14 +94,22 @@ async def called_in_slot(slot: CallSlot, call: Callable[[Callable[[], None]], Aw
         raise
 
 
-async def contained(work: Awaitable[T]) -> T:
-    """Await user-written work. Raises `RuntimeError` in place of exceptions that would end more than its sample:
-    `SystemExit` and the interrupt of a function that blocks the worker, which would end it, and a cancellation from
-    within, of something that the work itself awaited, which would look like a request to stop the group."""
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Run or read user-written objects. Raises `RuntimeError` in place of exceptions that would end the worker:
+    `SystemExit`, and the interrupt of a function that blocks it."""
     try:
-        return await work
+        yield
     except (SystemExit, KeyboardInterrupt) as error:
         raise RuntimeError(repr(error)) from error
+
+
+async def contained(work: Awaitable[T]) -> T:
+    """Await user-written work, `guarded`. Raises `RuntimeError` in place of a cancellation from within too, of
+    something that the work itself awaited, which would look like a request to stop the group."""
+    try:
+        with guarded():
+            return await work
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
