@@ -11,6 +11,9 @@ from rollq.environments.expansion import Environment, expanded
 from rollq.environments.kinds import kind_named, kind_names, split_env
 
 SUMS = {"env": "reasoning-gym:chain_sum", "batch_groups": 2}
+DESK = "mcp:http://127.0.0.1:1/mcp"
+ASKED = {"env": DESK, "prompts": "mine.jsonl", "batch_groups": 2}
+GUESS = {"env": "text:games.Guess", "env_options": {"options": {"most": 3}}, "batch_groups": 2}
 FILE = """\
 run = "sums"
 
@@ -51,6 +54,23 @@ def test_options_of_the_judge_that_the_user_sets_are_added() -> None:
     assert table["judge_options"] == {"generator": "chain_sum", "options": {}, "trust_graders": True}
 
 
+def test_a_custom_loop_gets_the_options_of_the_user_alone() -> None:
+    mine = {**GUESS, "agent_loop": "mine.Loop", "agent_options": {"deep": True}}
+    table = expand(tasks={"guess": mine})["tasks"]["guess"]
+    assert (table["agent_loop"], table["agent_options"], table["judge"]) == ("mine.Loop", {"deep": True}, "environment")
+
+
+def test_a_loop_or_a_judge_that_is_named_again_keeps_its_options() -> None:
+    again = {**GUESS, "agent_loop": "environment", "judge": "environment", "agent_options": {"max_turns": 2}}
+    options = expand(tasks={"guess": again})["tasks"]["guess"]["agent_options"]
+    assert (options["options"]["path"], options["max_turns"]) == ("games.Guess", 2)
+
+
+def test_tools_of_the_user_come_beside_tools_of_a_server() -> None:
+    mine = {**ASKED, "agent_options": {"tools": {"calculator": {}}}}
+    assert expand(tasks={"desk": mine})["tasks"]["desk"]["agent_options"]["tools"].keys() == {"server", "calculator"}
+
+
 def test_an_offline_task_is_refused_with_the_keys_that_the_user_sets(tmp_path: Path) -> None:
     file = tmp_path / "rollq.toml"
     file.write_text(FILE.replace("batch_groups = 2", "batch_groups = 2\noffline = true"))
@@ -80,7 +100,19 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
         ({"tasks": {"a": {"env": 3}}}, "tasks.a.env = 3: must be a text in quotes"),
         ({"tasks": {"a": {**SUMS, "env_split": 1}}}, "tasks.a.env_split = 1: must be a text in quotes"),
         ({"tasks": {"a": {"env_split": "test"}}}, "tasks.a.env_split: set env too"),
-        ({"tasks": {"a": {"env": "mcp:http://127.0.0.1:1/mcp"}}}, "has no prompts: set prompts"),
+        ({"tasks": {"a": {"env": DESK}}}, "has no prompts: set prompts"),
+        ({"tasks": {"a": {**ASKED, "env_split": "test"}}}, f'a.env_split: env = "{DESK}" has no rows: leave it out'),
+        ({"tasks": {"a": {**ASKED, "env_shared": True}}}, "tasks.a.env_shared: env = "),
+        ({"evaluations": {"a": {**ASKED, "env_options": {"rows": 3}}}}, "evaluations.a.env_options.rows: env = "),
+        (
+            {"tasks": {"a": {**SUMS, "prompts": "mine.jsonl", "env_options": {"rows": 3}}}},
+            "tasks.a.env_options.rows: prompts is set, so no rows are made: leave it out",
+        ),
+        (
+            {"tasks": {"a": {**ASKED, "agent_loop": "environment"}}},
+            f"tasks.a.agent_loop = 'environment': env = \"{DESK}\" sets agent_loop = \"tools\": leave one of them out",
+        ),
+        ({"tasks": {"a": {**GUESS, "agent_loop": "single_turn"}}}, 'sets agent_loop = "environment"'),
         (
             {"tasks": {"a": {**SUMS, "env_split": "test"}}, "evaluations": {"b": {"env": SUMS["env"]}}},
             "tasks.a.env_split = 'test': an evaluation has the same rows",
@@ -89,6 +121,15 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
 )  # fmt: skip
 def test_what_cannot_be_expanded_is_refused_with_its_place(tables: dict[str, Any], words: str) -> None:
     assert words in problems_of(**tables)
+
+
+@pytest.mark.parametrize("own", ["tasks", "evaluations"])
+def test_rows_that_are_not_used_are_not_left_out(own: str) -> None:
+    tables: dict[str, Any] = {"tasks": {"a": dict(SUMS)}, "evaluations": {"b": {"env": SUMS["env"]}}}
+    alone = expand(tasks={"a": SUMS})["tasks"]["a"]["prompts"]
+    tables[own]["a" if own == "tasks" else "b"] |= {"prompts": "mine.jsonl"}
+    tables["evaluations"]["b"]["env_split"] = "train"
+    assert expand(**tables)["tasks"]["a"]["prompts"] == (alone if own == "evaluations" else "mine.jsonl")
 
 
 def test_shared_rows_may_be_wanted() -> None:

@@ -5,7 +5,7 @@ The keys that the user sets win. Nothing here imports the package of an environm
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +20,8 @@ TASK_ROWS: Final = 5_000
 EVALUATION_ROWS: Final = 200
 """Rows of an environment that has no end of them, unless `env_options.rows` says otherwise."""
 NEED_ENV: Final = ("env_options", "env_split", "env_shared")
-MERGED: Final = ("agent_options", "judge_options")
-"""Tables that the user may set in part."""
+MERGED: Final = {"agent_loop": "agent_options", "judge": "judge_options"}
+"""Keys with the tables of their options, which the user may set in part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +98,49 @@ def expanded(data: Mapping[str, Any], folder: Path) -> Expanded:
 def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str]) -> dict[tuple[str, str], Environment]:
     """The environments of evaluations and tasks, by table and name, in flat tables. Adds what is wrong with others."""
     known: dict[tuple[str, str], Environment] = {}
+    evaluated: list[Environment] = []
     for root, name, table in _tables(data):
         place = f"{root}.{name}"
         try:
             environment = _environment(table, EVALUATION_ROWS if root == "evaluations" else TASK_ROWS, place, folder)
-            environment.open()
+            _check_rows_are_used(table, environment)
+            if root == "tasks" and _uses_rows(table, environment) and not table.get("env_shared"):
+                environment = _without(evaluated, environment)
         except ConfigError as error:
             problems.append(f"{place}.{error}" if str(error).startswith("env") else f"{place}.env: {error}")
             continue
-        if root == "tasks":
-            evaluations = (other for (other_root, _), other in known.items() if other_root == "evaluations")
-            same = () if table.get("env_shared") else tuple(one for one in evaluations if one.env == environment.env)
-            if any(other.split == environment.split for other in same):
-                problems.append(
-                    f"{place}.env_split = {environment.split!r}: an evaluation has the same rows; give it another "
-                    'split, such as env_split = "test", or set env_shared = true'
-                )
-                continue
-            environment = replace(environment, left_out=same)
+        if root == "evaluations" and _uses_rows(table, environment):
+            evaluated.append(environment)
         known[root, name] = environment
     return known
+
+
+def _uses_rows(table: Mapping[str, Any], environment: Environment) -> bool:
+    return environment.makes_rows and "prompts" not in table
+
+
+def _check_rows_are_used(table: Mapping[str, Any], environment: Environment) -> None:
+    """Raise `ConfigError` for a key about rows that the environment does not make."""
+    if _uses_rows(table, environment):
+        return
+    own = environment.makes_rows
+    reason = "prompts is set, so no rows are made" if own else f'env = "{environment.env}" has no rows'
+    keys = ["env_shared"] if own else ["env_split", "env_shared"]
+    given = [key for key in keys if table.get(key)]
+    given += ["env_options.rows"] if "rows" in table.get("env_options", {}) else []
+    if given:
+        raise ConfigError(f"{given[0]}: {reason}: leave it out")
+
+
+def _without(evaluated: Iterable[Environment], environment: Environment) -> Environment:
+    """A task's environment without the rows of evaluations. Raises `ConfigError` for the same rows."""
+    same = tuple(other for other in evaluated if other.env == environment.env)
+    if any(other.split == environment.split for other in same):
+        raise ConfigError(
+            f"env_split = {environment.split!r}: an evaluation has the same rows; give it another split, such as "
+            'env_split = "test", or set env_shared = true'
+        )
+    return replace(environment, left_out=same)
 
 
 def _tables(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -155,13 +178,30 @@ def _expanded(place: str, table: Any, environment: Environment | None, problems:
         return table
     if table.get("offline") is True:  # refused with the keys that the user sets
         return table
-    source = environment.open()
-    given = dict(source.settings())
+    given = dict(environment.open().settings())
+    if problem := _other_loop(table, given, environment):
+        problems.append(f"{place}.{problem}")
+        return table
     if environment.makes_rows:
         given["prompts"] = str(environment.file())
     elif "prompts" not in table:
         problems.append(f'{place}: env = "{environment.env}" has no prompts: set prompts')
-    if "judge" in table:
-        given.pop("judge_options", None)
-    merged = {key: {**given[key], **table[key]} for key in MERGED if key in given and isinstance(table.get(key), dict)}
-    return {**given, **table, **merged}
+    for key, options in MERGED.items():
+        if table.get(key, given.get(key)) != given.get(key):  # they are for another one
+            given.pop(options, None)
+    return {**given, **table, **{key: _merged(given.get(key), table[key]) for key in MERGED.values() if key in table}}
+
+
+def _merged(given: Any, own: Any) -> Any:
+    """A value of an environment and the user's; of tables, the keys of both, such as tools."""
+    if not (isinstance(given, dict) and isinstance(own, dict)):
+        return own
+    return {**given, **{key: _merged(given.get(key), value) for key, value in own.items()}}
+
+
+def _other_loop(table: Mapping[str, Any], given: Mapping[str, Any], environment: Environment) -> str:
+    """Why the user's agent loop does not go with an environment; empty if it does, as custom loops for rows do."""
+    own, loop = table.get("agent_loop"), given.get("agent_loop")
+    if own is None or loop in (None, own) or (environment.makes_rows and "." in str(own)):
+        return ""
+    return f'agent_loop = {own!r:.80}: env = "{environment.env}" sets agent_loop = "{loop}": leave one of them out'
