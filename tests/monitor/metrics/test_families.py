@@ -37,7 +37,10 @@ RUN = run_status(
     tickets=6,
     fullness=Fullness(0.25),
     trainer=trainer_state(report=REPORT, busy_s=2.0, waited_s=0.5),
-    workers={"worker-1": worker(3, samples=5600, swaps=40, swap_pause_s=1.25), "worker-2": worker(condition="dead")},
+    workers={
+        "worker-1": worker(3, samples=5600, swaps=40, swap_pause_s=1.25, refused_outcomes=3),
+        "worker-2": worker(condition="dead"),
+    },
 )
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
@@ -134,6 +137,7 @@ def test_the_values_are_those_of_the_status() -> None:
     assert one("rollq_worker_finished_groups_total", worker="worker-1") == busy["groups"]
     assert one("rollq_worker_samples_total", worker="worker-1") == 5600
     assert one("rollq_worker_failed_samples_total", worker="worker-1") == busy["failed_samples"]
+    assert one("rollq_worker_refused_outcomes_total", worker="worker-1") == 3
 
 
 def test_wanted_workers_are_served_once_they_are_known() -> None:

@@ -112,6 +112,7 @@ def test_a_hostile_shell_gains_no_reward_and_breaks_no_other_sample(
         )
         assert (workspace / "its own").is_symlink()
         assert (hostile.reward, hostile.extra["refused_outcomes"], hostile.text) == (None, 3, "Trained")
+        assert gateway.refused_outcomes == 3
         assert (other.reward, other.text, other.extra["harness"]["exit_code"]) == (None, "Fine", 0)
         assert other.extra["harness"]["output"] == "good\nthe shared"
         assert "refused_outcomes" not in other.extra

@@ -303,6 +303,7 @@ class Worker:
             "swap_pause_s": round(self.follower.swap_pause_s, 3),
             "restarted": totals.restarted,
             "refused": totals.refused,
+            **({"refused_outcomes": self.gateway.refused_outcomes} if self.gateway.is_wanted else {}),
         }
 
 

@@ -233,6 +233,8 @@ METRICS = (
     _of_workers("rollq_worker_finished_groups_total", "Groups that the worker has finished", "groups"),
     _of_workers("rollq_worker_samples_total", "Samples that the worker has finished", "samples"),
     _of_workers("rollq_worker_failed_samples_total", "Samples of these that failed", "failed_samples"),
+    _of_workers("rollq_worker_refused_outcomes_total", "Rewards of programs without their token, at the gateway",
+                "refused_outcomes"),
     _of_workers("rollq_worker_recomputed_tokens_total", "Tokens whose cache was computed again", "recomputed_tokens"),
 )  # fmt: skip
 """All metrics but the two below. Series without a value are absent."""

@@ -31,7 +31,7 @@ KEY_VARIABLE: Final = "ROLLQ_GATEWAY_KEY"
 
 class Gateway:
     """The sessions of one worker. A server makes them reachable at `url`; sessions of `tasks` are offered to
-    programs elsewhere."""
+    programs elsewhere. `refused_outcomes` counts requests to set an outcome without the token for it."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
@@ -39,6 +39,7 @@ class Gateway:
         self.url = ""
         self.offers = Offers()
         self.tasks: set[str] = set()
+        self.refused_outcomes = 0
         self._sessions: dict[bytes, Session] = {}  # by the digest of their token
         self._refusals = OnceAMinute()
         self._outcomes: dict[bytes, Session] = {}  # by the digest of the token that sets their outcome
@@ -104,6 +105,7 @@ class Gateway:
         if not given:
             session = self.session_of(token_in_path, tokens)
             session.refused_outcomes += 1
+            self.refused_outcomes += 1
             if count := self._refusals.count():
                 log.warning("%d requests tried to set the reward of a session without its reward_token", count)
             raise CallRefused(
