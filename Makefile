@@ -97,7 +97,7 @@ families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU
 agents: $(VLLM_INSTALLED)  ## Claude Code and Codex, from npm, as agents of a real vLLM on the CPU
 	$(VLLM_BIN)/python -m pytest -m slow tests/with_vllm/test_gateway_clients.py $(PYTEST_ARGS)
 
-clients: $(INSTALLED)  ## the programs of the page of clients, each with its client from the package index or npm (6 GB)
+clients: $(INSTALLED)  ## the programs in examples/clients, each with its client from the package index or npm (6 GB)
 	$(BIN)/python -m pytest tests/docs/test_agent_clients_page.py $(PYTEST_ARGS)
 
 kills: $(VLLM_INSTALLED)  ## each process of a vLLM worker is killed at each stage of a swap

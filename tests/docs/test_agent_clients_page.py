@@ -1,4 +1,4 @@
-"""docs/guide/agent-clients.md: each program runs as a harness, and its calls become segments.
+"""docs/guide/agent-clients.md: each program in examples/clients runs as a harness, and its calls become segments.
 
 The SDKs are installed with rollq's tests. The slow tests install each other client into a separate environment, on
 first use, from the package index or from npm.
@@ -17,11 +17,12 @@ from rollq.workers.settings import GatewaySettings
 from support.agent_programs import CLIENTS as INSTALLED
 from support.agent_programs import node_modules, programs, python_with
 from support.chat_engine import Model, call, chat_tokenizer, rollout
-from support.documented_commands import ROOT, blocks
+from support.documented_commands import ROOT
 from support.gateway_calls import run, trained_tokens
 
 PAGE = ROOT / "docs" / "guide" / "agent-clients.md"
-CLIENTS = {block.detail: block.code for block in blocks(PAGE) if block.mark == "client"}
+FOLDER = ROOT / "examples" / "clients"
+CLIENTS = {path.stem.removeprefix("with_"): path.read_text("utf-8") for path in FOLDER.iterdir() if path.is_file()}
 WITH_A_TOOL = [call("calculator", expression="6*7"), "It is 42"]
 DSPY = "[[ ## next_thought ## ]]\n[[ ## next_tool_name ## ]]\n{}\n[[ ## next_tool_args ## ]]\n{}\n[[ ## completed ## ]]"
 WORDS = {
@@ -89,6 +90,11 @@ def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "workspace"
     folder.mkdir()
     return folder
+
+
+def test_the_page_lists_every_program() -> None:
+    page = PAGE.read_text("utf-8")
+    assert [path.name for path in FOLDER.iterdir() if path.is_file() and f"/clients/{path.name})" not in page] == []
 
 
 @pytest.mark.parametrize("client", ["openai", "anthropic"])

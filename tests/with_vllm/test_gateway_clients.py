@@ -21,12 +21,11 @@ from rollq.workers.settings import GatewaySettings
 from support.agent_programs import programs, python_with
 from support.chat_engine import call
 from support.client_programs import AGENTS, LANGCHAIN, OPENAI, PYDANTIC_AI, SMOLAGENTS
-from support.documented_commands import ROOT, blocks
+from support.documented_commands import ROOT
 from support.played_vllm import CONTEXT_TOKENS, TEMPERATURE, Play, PlayedVllm, Words, check, make_model
 from support.vllm_run import SharedEngine
 
-PAGE = ROOT / "docs" / "guide" / "agent-clients.md"
-CODEX = next(block.code for block in blocks(PAGE) if block.detail == "codex")
+CODEX = (ROOT / "examples" / "clients" / "codex.sh").read_text("utf-8")
 COMPACT_AT = 15_000
 """Tokens at which Codex compacts: its first request has 12,000, and 19,000 follow a long output of a tool."""
 THOUGHT = ("<think>\n", 12, "\n</think>\n\n")
