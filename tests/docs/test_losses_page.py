@@ -18,10 +18,11 @@ from rollq.buffer.values.rollouts import Sample
 from rollq.consumer import Batch, policy_loss
 from rollq.consumer.losses import PRESETS, LossSettings
 from support.consumer_groups import make_group, make_sample, make_segment
-from support.documented_commands import ROOT, code_with, files
+from support.documented_commands import ROOT, code_with
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 
 PAGE = ROOT / "docs" / "guide" / "losses.md"
+EXAMPLES = ROOT / "examples" / "losses"
 
 
 def test_the_page_has_every_preset_and_no_other() -> None:
@@ -38,15 +39,12 @@ def test_the_page_says_over_what_the_terms_of_a_preset_are_averaged() -> None:
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """A module that the page shows, by its name."""
-    shown = files(PAGE)
-    for path, text in shown.items():
-        (tmp_path / path).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
+def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """A module to which the page links, by its name."""
+    monkeypatch.syspath_prepend(EXAMPLES)
     yield importlib.import_module
-    for path in shown:
-        sys.modules.pop(Path(path).stem, None)
+    for path in EXAMPLES.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def rewarded(response: list[int], reward: float) -> Sample:
