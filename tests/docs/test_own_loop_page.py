@@ -1,4 +1,4 @@
-"""docs/guide/own-loop.md: its trainers train in two ranks, and the one with checkpoints resumes."""
+"""docs/guide/own-loop.md and examples/loops: the trainers train in two ranks, and the one with checkpoints resumes."""
 
 import re
 from pathlib import Path
@@ -9,15 +9,17 @@ from support.documented_commands import ROOT, Desk, code_with, files, terminals
 from support.forked_ranks import run_script
 
 PAGE = ROOT / "docs" / "guide" / "own-loop.md"
+LOOPS = ROOT / "examples" / "loops"
 SERVE, PRODUCE, WORK, *_ = terminals(ROOT / "README.md")
 
 
 @pytest.fixture
 def roles(desk: Desk, sums: Path) -> Desk:
-    """The files of the page, and all roles but a trainer."""
+    """The trainers, and all roles but a trainer."""
     config = sums / "rollq.toml"
     config.write_text(desk.local(config.read_text("utf-8")))
-    for name, code in files(PAGE).items():
+    linked = {path.name: path.read_text("utf-8") for path in LOOPS.glob("*.py")}
+    for name, code in {**files(PAGE), **linked}.items():
         fewer = code.replace("STEPS, SAVE_EVERY = 20, 5", "STEPS, SAVE_EVERY = 3, 2").replace("step <= 20", "step <= 3")
         (desk.folder / name).write_text(desk.local(fewer))
     desk.open("redis", SERVE)
