@@ -4,17 +4,15 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 
 import click
 
 import rollq.buffer.errors
-from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSION_KEY, schema
+from rollq.buffer.archive.schema import COLUMNS, INCARNATION_KEY, RUN_KEY, VERSION, VERSION_KEY, schema
 from rollq.buffer.store import keys
 from rollq.buffer.values.curves import CHARTS
 from rollq.cli.main import COMMANDS, main
 from rollq.monitor.metrics.catalogue import CALLS, METRICS, UP
-from rollq_docs.links import rewritten
 from rollq_docs.markdown import cell, code, table
 from rollq_docs.moves import heads
 from rollq_docs.python_pages import PACKAGES, python_page
@@ -27,7 +25,6 @@ KEY = re.compile(
 ERROR = re.compile(r"(?P<lines>[ |]*)\|- (?P<name>\w+) +(?P<text>.*)")
 WIDE = "---\nhide:\n  - toc\n---\n\n"
 """Front matter of pages with one wide table, which has the place of the table of contents."""
-GUIDE = Path(__file__).parents[1] / "guide" / "archive.md"
 
 
 def command_line_page() -> str:
@@ -139,11 +136,8 @@ def functions_page() -> str:
 
 
 def archive_page() -> str:
-    """The columns of the archive's files, with their meanings from the guide."""
-    guide = rewritten(GUIDE.read_text("utf-8"), "docs/guide/archive.md", "reference/archive.md")
-    rows = re.findall(r"^\| (`.+?) \| (.+) \|$", guide.split("## Columns")[1], re.MULTILINE)
-    meanings = {name: meaning for names, meaning in rows for name in re.findall(r"`(\w+)`", names)}
-    columns = [(code(field.name), code(str(field.type)), meanings[field.name]) for field in schema()]
+    """The columns of the archive's files."""
+    columns = [(code(field.name), code(str(field.type)), cell(COLUMNS[field.name])) for field in schema()]
     version, *others = (code(key.decode()) for key in (VERSION_KEY, RUN_KEY, INCARNATION_KEY))
     text = (
         f"A row is a sample. This is version {VERSION}, which the metadata of a file has as {version}, with "

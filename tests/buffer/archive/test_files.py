@@ -17,7 +17,7 @@ from datasets import load_dataset
 from rollq.buffer.archive.archiver import encode_file
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.archive.rows import group_of, rows_of
-from rollq.buffer.archive.schema import VERSION, VERSION_KEY, check_version, schema
+from rollq.buffer.archive.schema import COLUMNS, VERSION, VERSION_KEY, check_version, schema
 from rollq.buffer.calls.archiving import Portion, StoredGroup
 from rollq.buffer.errors import ArchiveError
 from rollq.buffer.rules.staleness import Floors
@@ -195,11 +195,8 @@ def test_the_leases_of_a_group_are_in_its_rows(file: Path) -> None:
     assert [one["ended_at"] - one["leased_at"] for one in first] == [timedelta(milliseconds=ms) for ms in (200, 600)]
 
 
-def test_the_guide_describes_every_column() -> None:
-    columns = GUIDE.read_text("utf-8").split("## Columns")[1]
-    described = [line.split("|")[1] for line in columns.splitlines() if line.startswith("| `")]
-    names = [name.strip(" `") for cell in described for name in cell.split(",")]
-    assert names == schema().names
+def test_every_column_has_a_description() -> None:
+    assert list(COLUMNS) == schema().names
 
 
 def test_the_guide_has_every_outcome() -> None:

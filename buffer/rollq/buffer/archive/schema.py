@@ -1,4 +1,4 @@
-"""The columns of the archive's files. docs/guide/archive.md describes them; a test compares the two.
+"""The columns of the archive's files, and their meaning.
 
 A row is a sample. A column with several values per sample is a list with an item for each segment of the conversation.
 """
@@ -19,6 +19,66 @@ VERSION = 3
 VERSION_KEY, RUN_KEY, INCARNATION_KEY = b"rollq.archive.version", b"rollq.run", b"rollq.incarnation"
 """Of the metadata of a file."""
 TABLE_ROWS = 512
+COLUMNS = {
+    "run": "name of the run",
+    "task": "name of the task; of a task with shards, the shard's",
+    "group_id": "the group, unique in its task",
+    "sample": "index of the sample in its group",
+    "outcome": "how the group left: trained, failed, filtered, expired, ...",
+    "reason": "error of a group that failed",
+    "step": "the train step that trained the group, or was next when it left",
+    "position": "its place among its task's groups in the batch, from 0",
+    "batch_groups": "number of groups of its task in the batch",
+    "step_groups": "the batch's groups of all tasks",
+    "trainer_epoch": "the epoch of the trainer that trained it, which grows with each start",
+    "epoch": "the trainer's epoch by which its versions were counted last",
+    "status": "the sample's: `completed`, `failed`, or `aborted` and `pending` in unfinished groups",
+    "finish_reason": "`stop`, `length`, `tool_calls`, `abort`, `error`",
+    "reward": "the judge's",
+    "reward_parts": "named parts of the reward, as JSON",
+    "prompt": "text, or messages as JSON",
+    "answer": "the answer key, as JSON",
+    "text": "the answer's text",
+    "error": "why the sample failed",
+    "failure": "the part that failed, such as `grader`",
+    "worker": "which generated it",
+    "prompt_ids": "for each segment: token ids before the answer",
+    "response_ids": "for each segment: token ids of the answer",
+    "logprobs": "for each segment: logprobs of its tokens when sampled; NaN where an import has none",
+    "loss_mask": "for each segment: false on masked tokens; null when all are trained",
+    "versions": (
+        "for each segment: runs of `tokens` tokens with the `epoch` and `version` of their weights; null in imports"
+    ),
+    "arrays": "for each segment: named arrays, as bytes in row-major order, or the `uri` of a file beside the run",
+    "sampling": "parameters that were sent to the engine, as JSON",
+    "tools": "schemas of tools that were sent to the engine, as JSON",
+    "tool_choice": "as sent to the engine, as JSON",
+    "session_id": "the conversation's name",
+    "extra": "free values, as JSON",
+    "prompt_record": "the whole prompt as the buffer stores it, as JSON",
+    "row": "the prompt's place in its file",
+    "source": "what an imported group comes from; else null",
+    "arrival": "place in the order of admission",
+    "tries": "attempts since the last result",
+    "interruptions": "interruptions in all",
+    "oldest_version": "the version that its oldest token counts as; null without one",
+    "floors": "the arithmetic of staleness that its batch was claimed under",
+    "token_threshold": "likewise: the staleness at which tokens are left out of the loss",
+    "pipeline": "rewards and advantages of an experience pipeline, as JSON",
+    "admitted_at": "when it was admitted: a time of the server, UTC, like the next four",
+    "put_at": "when its result was stored",
+    "claimed_at": "when the trainer took it",
+    "committed_at": "when it was trained",
+    "left_at": "when it left the buffer",
+    "generate_ms": "how long its last attempt took",
+    "leases": (
+        "the last 16 leases, oldest first. `outcome` is put, handed_back (the try does not count), error (it "
+        "counts), ran_out (the worker died, or was cut off), unconfirmed (it never reached the worker), "
+        "batch_ended, dropped, quarantined, or running in an export of the buffer; `parts` counts parts of "
+        "samples that were salvaged"
+    ),
+}
+"""The content of each column, as the reference shows it."""
 
 
 def parquet() -> Any:
