@@ -4,7 +4,8 @@ import asyncio
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -37,8 +38,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for module in ("rewards", "grading", "steps", "scored", "ranking"):
+    for module in ("rewards", "grading", "steps", "ranking"):
         sys.modules.pop(module, None)
+
+
+@asynccontextmanager
+async def grader(
+    settings: str, answer: Callable[[web.Request], Awaitable[web.Response]]
+) -> AsyncIterator[JudgeContext]:
+    """What judges get when the pool `grader` of a file of the page is a server that answers so."""
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", answer)
+    shown = tomllib.loads(FILES[settings])["worker"]["pools"]["grader"]
+    async with serving(application) as url:
+        pool = ModelPool("grader", PoolSettings(**{**shown, "urls": [f"{url}/v1"]}))
+        try:
+            yield JudgeContext(60, JudgePool(1), pools={"grader": pool})
+        finally:
+            await pool.close()
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -79,16 +96,8 @@ def test_the_grading_of_the_page_asks_its_pool() -> None:
         return web.json_response({"choices": [{"message": {"content": "Short, but 3 facts. 7"}}]})
 
     async def scene() -> Verdict:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", answer)
-        shown = tomllib.loads(FILES["pools.toml"])["worker"]["pools"]["grader"]
-        async with serving(application) as url:
-            pool = ModelPool("grader", PoolSettings(**{**shown, "urls": [f"{url}/v1"]}))
-            try:
-                judge = make_judge("grading.grade", {}, JudgeContext(60, JudgePool(1), pools={"grader": pool}))
-                return await judge.judge(Prompt("Write."), SAMPLE)
-            finally:
-                await pool.close()
+        async with grader("pools.toml", answer) as context:
+            return await make_judge("grading.grade", {}, context).judge(Prompt("Write."), SAMPLE)
 
     assert asyncio.run(scene()) == Verdict(0.7)
     assert asked[0]["model"] == "grader"
@@ -106,34 +115,17 @@ def test_the_ranking_of_the_page_compares_all_pairs_whatever_their_order() -> No
         return web.json_response({"choices": [{"message": {"content": f"So: {1 + (len(other) > len(one))}"}}]})
 
     async def scene() -> None:
-        application = web.Application()
-        application.router.add_post("/v1/chat/completions", answer)
-        shown = tomllib.loads(FILES["ranked.toml"])["worker"]["pools"]["grader"]
-        async with serving(application) as url:
-            pool = ModelPool("grader", PoolSettings(**{**shown, "urls": [f"{url}/v1"]}))
-            try:
-                judge = make_group_judge("ranking.rank", JudgeContext(60, JudgePool(1), pools={"grader": pool}))
-                for texts in permutations(["a", "bbb", "cc", "dd"]):
-                    samples = [replace(SAMPLE, text=text) for text in texts]
-                    verdicts = await judge.verdicts(Prompt("Write."), samples)
-                    rewards = {text: verdict.reward for text, verdict in zip(texts, verdicts, strict=True)}
-                    assert rewards == {"a": 0.0, "bbb": 1.0, "cc": 0.5, "dd": 0.5}
-                assert [verdict.reward for verdict in await judge.verdicts(Prompt("Write."), [SAMPLE])] == [0.0]
-            finally:
-                await pool.close()
+        async with grader("ranked.toml", answer) as context:
+            judge = make_group_judge("ranking.rank", context)
+            for texts in permutations(["a", "bbb", "cc", "dd"]):
+                samples = [replace(SAMPLE, text=text) for text in texts]
+                verdicts = await judge.verdicts(Prompt("Write."), samples)
+                rewards = {text: verdict.reward for text, verdict in zip(texts, verdicts, strict=True)}
+                assert rewards == {"a": 0.0, "bbb": 1.0, "cc": 0.5, "dd": 0.5}
+            assert [verdict.reward for verdict in await judge.verdicts(Prompt("Write."), [SAMPLE])] == [0.0]
 
     asyncio.run(scene())
     assert len(asked) == 24 * 12
-
-
-def test_the_facts_of_the_page_do_not_count() -> None:
-    async def scene() -> Verdict:
-        judge = make_judge("scored.compute", {}, JudgeContext(60, JudgePool(1)))
-        return await judge.judge(Prompt("?", answer="42"), replace(SAMPLE, text="Answer: 41"))
-
-    verdict = asyncio.run(scene())
-    assert (verdict.reward, verdict.parts) == (-1.0, {"score": -1.0})
-    assert (verdict.facts, verdict.notes) == ({"acc": 0.0}, {"pred": "41"})
 
 
 def test_what_the_page_says_is_equal_is() -> None:
