@@ -13,7 +13,6 @@ from support.documented_commands import ROOT
 
 DASHBOARD: dict[str, Any] = orjson.loads((ROOT / "compose" / "grafana" / "rollq.json").read_bytes())
 BY_NAME = {metric.name: metric for metric in (UP, CALLS, *METRICS)}
-PAGE = (ROOT / "docs" / "guide" / "metrics.md").read_text("utf-8")
 ALERTS = (ROOT / "compose" / "alerts.yaml").read_text("utf-8")
 RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS)["groups"][0]["rules"]
 
@@ -65,8 +64,3 @@ def test_panels_do_not_overlap_and_name_the_provisioned_source() -> None:
         assert panel["datasource"] == {"type": "prometheus", "uid": "rollq"}
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert "uid: rollq\n" in (ROOT / "compose" / "grafana" / "datasource.yaml").read_text("utf-8")
-
-
-def test_the_page_lists_every_alert_with_its_time() -> None:
-    listed = re.findall(r"^\| `(Rollq\w+)` \| (\d+) min \|", PAGE, re.MULTILINE)
-    assert listed == [(rule["alert"], rule["for"].removesuffix("m")) for rule in RULES]
