@@ -19,7 +19,6 @@ import click
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rules.settings import TaskRules
@@ -151,7 +150,6 @@ def test_steering_and_queries_run(desk: Desk, fresh_server: EmbeddedServer) -> N
         shown = desk.run(shell("steering.md", "rollq set math max_staleness=2"))
         assert "max_staleness" in shown
         assert buffer.clock("math").rules.max_staleness == 2
-        desk.run(shell("staleness.md", "rollq query"))
         desk.run(shell("steering.md", "rollq set math batch_groups=0"))
         assert "code" in buffer.tasks()
 
@@ -171,13 +169,6 @@ def test_arrays_are_stored_and_loaded(tmp_path: Path) -> None:
     store, load = lines.splitlines()
     stored = run(f"{imports}\n{store}", Path=Path, replace=replace, segment=segment, routed=routed)["segment"]
     assert np.array_equal(run(f"{imports}\n{load}", sequence=stored)["routed"], routed)
-
-
-def test_images_are_written_once_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pictures").mkdir()
-    run(python("images.md", "enumerate(dataset)"), dataset=[{"image": Image.new("RGB", (4, 4))}] * 2)
-    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == ["0.png", "1.png"]
 
 
 def test_a_batch_of_the_coordinator_is_finalized(fresh_server: EmbeddedServer) -> None:
