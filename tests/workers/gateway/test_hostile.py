@@ -174,37 +174,59 @@ def test_a_command_sees_of_the_workspaces_of_rows_only_its_copy(place: str, tmp_
         end()
 
 
-CONNECTS = """
-import socket
+PROBES = """
+import os, pathlib, pty, socket, subprocess, sys
+outer = sys.argv[1]
 try:
-    socket.socket(socket.AF_UNIX).connect(chr(0) + "NAME")
-    print("connected")
+    socket.socket(socket.AF_UNIX).connect(chr(0) + outer)
+    print("socket: connected")
 except OSError:
-    print("refused")
+    print("socket: refused")
+mount = ["unshare", "--user", "--map-root-user", "--mount", "--cgroup", "mount", "-t"]
+for kind in ("cgroup2", "tmpfs"):
+    print(kind, subprocess.run([*mount, kind, "none", os.environ["TMPDIR"]], stderr=subprocess.DEVNULL).returncode != 0)
+print("devices:", *sorted(os.listdir("/dev")))
+print("terminals:", *sorted(os.listdir("/dev/pts")))
+master, slave = pty.openpty()
+os.write(slave, b"typed")
+print("own terminal:", os.ttyname(slave), os.read(master, 5).decode())
+for path in ("a", "b"):
+    os.mkdir(path)
+pathlib.Path("a/file").write_text("moved")
+os.rename("a/file", "b/file")
+os.link("b/file", "a/file")
+open("/dev/null", "w").write("x")
+open("/dev/shm/x", "w").write("x")
+print(pathlib.Path("a/file").read_text(), len(open("/dev/urandom", "rb").read(8)))
 """
 
 
 @pytest.mark.usefixtures("can_be_enclosed")
-def test_a_command_reaches_no_abstract_socket_of_another_process(tmp_path: Path) -> None:
+def test_a_command_has_separate_devices_and_sockets_and_mounts_nothing(tmp_path: Path) -> None:
     name = f"rollq-{os.getpid()}"
-    (tmp_path / "connects.py").write_text(CONNECTS.replace("NAME", name))
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"\0{name}")
-        listening.listen()
-        folder = HarnessFolder.make(None)
-        try:
+    (tmp_path / "probes.py").write_text(PROBES)
+    folder = HarnessFolder.make(None)
 
-            async def work() -> str:
-                command = [sys.executable, str(tmp_path / "connects.py")]
-                enclosure = Enclosure(str(folder.root), writable=(str(tmp_path),))
-                process = await HarnessProcess.start(
-                    command, folder, {}, b"", max_file_bytes=1 << 20, enclosure=enclosure
-                )
-                await process.wait()
-                await process.end()
-                return folder.tail()
+    async def work() -> str:
+        command = [sys.executable, str(tmp_path / "probes.py"), name]
+        enclosure = Enclosure(str(folder.root), writable=(str(tmp_path),))
+        process = await HarnessProcess.start(command, folder, {}, b"", max_file_bytes=1 << 20, enclosure=enclosure)
+        await process.wait()
+        await process.end()
+        return folder.tail()
 
-            kernel_can = landlock.version() >= 6
-            assert asyncio.run(work()) == ("refused" if kernel_can else "connected")
-        finally:
-            folder.remove()
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(f"\0{name}")
+            listening.listen()
+            assert asyncio.run(work()).splitlines() == [
+                "socket: refused" if landlock.version() >= 6 else "socket: connected",
+                "cgroup2 True",
+                "tmpfs True",
+                "devices: fd full null ptmx pts random shm stderr stdin stdout tty urandom zero",
+                "terminals: ptmx",
+                "own terminal: /dev/pts/0 typed",
+                "moved 8",
+            ]
+    finally:
+        folder.remove()

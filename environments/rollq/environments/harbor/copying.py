@@ -24,7 +24,8 @@ def copy_workspace(source: Path, workspace: Path, place: str) -> None:
     """Copy a workspace into an empty folder. `place` is where the agent saw it, and where tests see the copy.
 
     Only files, folders and links are copied that the worker can read, and of links only those that lead into the
-    workspace or to programs. The way into `source` follows no link, even if something still changes it. Raises `TooLarge`.
+    workspace or to programs. The way into `source` follows no link, even if something still changes it. Raises
+    `TooLarge`.
     """
     folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -11,8 +11,13 @@ from rollq.buffer.common.sealing.kernel import system_call
 
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
+_MAKE_DEVICES: Final = 1 << 6 | 1 << 11
+"""Character and block devices. To handle any right to files denies mounts."""
+_MOVE: Final = 1 << 13
+"""Between folders. Denied wherever any right to files is handled and this one is not allowed."""
 _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
 """(version of the interface, number of rights to files that it knows)."""
+_MOVES_SINCE: Final = 2
 _NET_SINCE: Final = 4
 _SCOPES_SINCE: Final = 6
 _SCOPE_ABSTRACT_SOCKETS: Final = 1
@@ -39,32 +44,34 @@ def allow_only_reading(folders: Iterable[str]) -> None:
     try:
         for path in folders:
             with suppress(FileNotFoundError, PermissionError):
-                _allow(rules, path)
+                _allow(rules, path, _READ_FILE | _READ_DIR if os.path.isdir(path) else _READ_FILE)
         system_call("landlock_restrict_self", rules, 0)
     finally:
         os.close(rules)
 
 
-def keep_abstract_sockets_apart() -> None:
-    """Let this thread, and all that it starts, connect to no abstract Unix socket that another process has made.
+def forbid_mounts_and_foreign_sockets() -> None:
+    """Deny this thread, and all that it starts, mounts, in new namespaces too, new devices, and abstract Unix sockets
+    of others, as far as the kernel knows these rights. Raises `OSError`, including for Linux before 5.19.
 
-    Raises `OSError`, including for a kernel that cannot, before Linux 6.12. The process must have given up new rights,
-    or be root in its namespace.
+    The process must have given up new rights, or be root in its namespace.
     """
-    if version() < _SCOPES_SINCE:
-        raise OSError("the kernel's Landlock has no scopes")
-    attributes = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)
+    known = version()
+    if known < _MOVES_SINCE:
+        raise OSError("the kernel's Landlock would deny moves of files from one folder to another")
+    scopes = _SCOPE_ABSTRACT_SOCKETS * (known >= _SCOPES_SINCE)
+    attributes = struct.pack("QQQ", _MAKE_DEVICES | _MOVE, 0, scopes)
     rules = system_call("landlock_create_ruleset", ctypes.c_char_p(attributes), len(attributes), 0)
     try:
+        _allow(rules, "/", _MOVE)
         system_call("landlock_restrict_self", rules, 0)
     finally:
         os.close(rules)
 
 
-def _allow(rules: int, path: str) -> None:
+def _allow(rules: int, path: str, rights: int) -> None:
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        rights = _READ_FILE | _READ_DIR if os.path.isdir(path) else _READ_FILE
         rule = struct.pack("=Qi", rights, place)
         system_call("landlock_add_rule", rules, _PATH_BENEATH, ctypes.c_char_p(rule), 0)
     finally:

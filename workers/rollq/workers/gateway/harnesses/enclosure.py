@@ -13,7 +13,6 @@ import re
 import resource
 import select
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from typing import Final
 
 from rollq.buffer.common.child_processes import bare_python
 from rollq.buffer.common.sealing.kernel import c_call, system_call
-from rollq.buffer.common.sealing.landlock import keep_abstract_sockets_apart
+from rollq.buffer.common.sealing.landlock import forbid_mounts_and_foreign_sockets
 
 LEAST_PROCESSES: Final = 301
 """The least that Linux takes as the largest process id of a namespace."""
@@ -44,6 +43,14 @@ _KEPT_CAPABILITIES: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
 """The rest of root: files of all owners, other users, low ports, chroot; no mounts and no devices."""
 _KERNEL_FILES: Final = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 """Settings of the machine in /proc, which root could change."""
+_DEVICES: Final = ("/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero")
+_DEVICE_LINKS: Final = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/ptmx": "pts/ptmx",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+}
 _SYSTEM: Final = frozenset({
     "/bin", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var",
 })  # fmt: skip
@@ -161,6 +168,7 @@ def _build(enclosure: Enclosure) -> None:
         _change_root(f"{enclosure.root}/tmp", [path for _, path in enclosure.places])
     kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (*enclosure.writable, enclosure.root)}
     _set_read_only("/", True)
+    _cover_devices()
     _cover_temporary(sessions, f"size={enclosure.most_bytes},mode=1777")
     _mount("tmpfs", sessions, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
     os.mkdir(enclosure.root)
@@ -170,7 +178,7 @@ def _build(enclosure: Enclosure) -> None:
         os.close(file)
     for source, path in enclosure.places:
         _mount(source, path, None, _BIND)
-    for path in filter(os.path.exists, (*enclosure.hidden, *_disks())):
+    for path in filter(os.path.exists, enclosure.hidden):
         _hide(path)
     _mount("proc", "/proc", "proc", _NO_SETUID | _NO_DEVICES | _NO_EXECUTION)
     limit_processes(enclosure.most_processes)
@@ -178,8 +186,8 @@ def _build(enclosure: Enclosure) -> None:
         _mount(path, path, None, _BIND)
         _set_read_only(path, True)
     os.chdir(place)
-    with contextlib.suppress(OSError):  # before Linux 6.12
-        keep_abstract_sockets_apart()  # another session would get open folders through them
+    with contextlib.suppress(OSError):  # before Linux 5.19, or without Landlock
+        forbid_mounts_and_foreign_sockets()
     for capability in range(64):
         if capability not in _KEPT_CAPABILITIES:
             with contextlib.suppress(OSError):  # beyond the last one
@@ -217,11 +225,26 @@ def _hide(path: str) -> None:
         _mount("/dev/null", path, None, _BIND)
 
 
+def _cover_devices() -> None:
+    """Leave only devices that keep nothing, and terminals of this enclosure: no disks, no log of the kernel, and no
+    terminal of a person."""
+    opened = {path: os.open(path, os.O_PATH) for path in filter(os.path.exists, _DEVICES)}
+    _mount("tmpfs", "/dev", "tmpfs", _NO_SETUID | _NO_EXECUTION, "size=64k,mode=755")
+    for path, file in opened.items():
+        os.close(os.open(path, os.O_CREAT))
+        _mount(f"/proc/self/fd/{file}", path, None, _BIND)
+        os.close(file)
+    for path in ("/dev/pts", "/dev/shm"):
+        os.mkdir(path)
+    _mount("devpts", "/dev/pts", "devpts", _NO_SETUID | _NO_EXECUTION, "newinstance,ptmxmode=0666,mode=620")
+    for path, to in _DEVICE_LINKS.items():
+        os.symlink(to, path)
+
+
 def _cover_temporary(free: str, options: str) -> None:
     """Let programs write to /tmp, which keeps what it has, and to shared memory, without anybody else seeing it. `free`
     is a folder that is covered later."""
-    if os.path.isdir("/dev/shm"):
-        _mount("tmpfs", "/dev/shm", "tmpfs", _NO_SETUID | _NO_DEVICES, options)
+    _mount("tmpfs", "/dev/shm", "tmpfs", _NO_SETUID | _NO_DEVICES, options)
     _mount("tmpfs", free, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
     changed, work = f"{free}/changed", f"{free}/work"
     for path in (changed, work):
@@ -229,12 +252,6 @@ def _cover_temporary(free: str, options: str) -> None:
         os.chmod(path, 0o1777)
     layers = f"lowerdir=/tmp,upperdir={changed},workdir={work}"
     _mount("overlay", "/tmp", "overlay", _NO_SETUID | _NO_DEVICES, layers)
-
-
-def _disks() -> list[str]:
-    """Devices with file systems, which root could read and write."""
-    with os.scandir("/dev") as entries:
-        return [entry.path for entry in entries if stat.S_ISBLK(entry.stat(follow_symlinks=False).st_mode)]
 
 
 def _set_read_only(path: str, value: bool) -> None:
