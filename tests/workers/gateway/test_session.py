@@ -86,6 +86,20 @@ def test_a_conversation_with_a_tool_is_one_segment_with_the_results_outside_the_
     ]
 
 
+def test_only_some_of_the_names_that_a_client_makes_up_are_kept(tokenizer: HfTokenizer) -> None:
+    """A sample with all of them would be too large for its group."""
+    session = make_session(Model(tokenizer, ["Yes", "No"]))
+    client = Client(session)
+
+    async def use() -> None:
+        await client.say("Sure?", ignored=("user", *(f"name {number}" for number in range(100))))
+        await client.say("Really?", ignored=("user", "name 99"))
+
+    run(use)
+    ignored = session.sample(extra={}).extra["ignored"]
+    assert (len(ignored), ignored["user"], ignored["name 0"], ignored["others"]) == (33, 2, 1, 100 - 31 + 1)
+
+
 def test_thoughts_that_a_client_drops_are_put_back(tokenizer: HfTokenizer) -> None:
     model = Model(tokenizer, ["<think>Hm.</think>Yes", "No"])
     session = make_session(model)

@@ -139,3 +139,8 @@ def test_numbers_in_texts_are_those_of_exact_arithmetic() -> None:
 @pytest.mark.slow
 def test_a_hundred_thousand_numbers_in_texts_are_those_of_exact_arithmetic() -> None:
     check_pairs(100_000, seed=2)
+
+
+def test_a_hundred_thousand_roots_without_an_end_are_read_at_once() -> None:
+    """A search for the end from each would take hours."""
+    assert last_number("\\sqrt[" * 100_000) is None

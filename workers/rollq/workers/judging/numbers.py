@@ -54,7 +54,7 @@ _TERM: Final = r"\{ ?-? ?[\d.,]+ ?\}|\d"
 _FRAC: Final = r"(?:(?P<whole>(?>\d+)) ?)?\\[dtc]?frac ?"
 NUMBER: Final = re.compile(
     rf"{_FRAC}(?P<over>{_TERM}) ?(?P<under>{_TERM})"
-    r"|(?P<other>\\[dtc]?frac ?\{[^{}\n]*\} ?\{[^{}\n]*\}|\\sqrt ?(?:\[[^]\n]*\])? ?(?:\{[^{}\n]*\}|\d))"
+    r"|(?P<other>\\[dtc]?frac ?\{[^{}\n]*\} ?\{[^{}\n]*\}|\\sqrt ?(?:\[[^][\n]*\])? ?(?:\{[^{}\n]*\}|\d))"
     rf"|(?<![\d/])(?<!/ )(?:(?P<units>(?>\d+))[ \u2009])?(?P<top>{_PLAIN}) ?/ ?(?P<bottom>{_PLAIN})(?! ?/ ?\d)"
     rf"|(?P<factor>{_PLAIN}){_TIMES_TEN}(?P<tens>{_RAISED})"
     rf"|(?P<base>{_PLAIN})(?P<power>{_RAISED})"

@@ -7,6 +7,7 @@ harness has seen. It answers the same requests from the record, and samples only
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
@@ -31,6 +32,9 @@ MOST_BYTES: Final = 128
 """Most bytes of a token: a request with more bytes for each token that fits is not tokenised."""
 MOST_MESSAGES: Final = 10_000
 """Most messages in a request; more would block the worker's event loop."""
+MOST_IGNORED: Final = 32
+"""Most names of ignored parts that a sample keeps; an agent may send any number of names."""
+OTHERS: Final = "others"
 THREAD_BYTES: Final = 8000
 """A larger request is rendered and tokenised in a thread: a template that rewrites it has all of it tokenised."""
 
@@ -49,7 +53,7 @@ class Answering:
     """Answers the calls of one session. `failure` is the error that ended it, if any; `recorded` counts the answers in
     the record at the start, and `replayed` the answers taken from it; `forced` counts calls that demanded a tool call,
     which the model was free to make; `guided` counts calls whose answer follows a schema; `ignored` counts calls with a
-    part that has no effect, by its name."""
+    part that has no effect, by the name of the part."""
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
         """Raises `CorruptFrame` for records that cannot be read."""
@@ -118,12 +122,18 @@ class Answering:
         self.tools = self.tools or call.tools
         self.forced += call.tool_choice == "required"
         self.guided += call.schema is not None
-        self.ignored.update(call.ignored)
+        self._count_ignored(call.ignored)
         if record is None:
             await self._record(RecordedCall(number, located.digest, placement.delta, completion, created_s))
         else:
             self.replayed += 1
         return answer_of(node, completion, len(placement.context), self.rollout, created_s)
+
+    def _count_ignored(self, names: Iterable[str]) -> None:
+        """Count the names of a call; new ones beyond `MOST_IGNORED` count as others."""
+        for name in names:
+            known = name in self.ignored or len(self.ignored) < MOST_IGNORED
+            self.ignored[name if known else OTHERS] += 1
 
     async def _place(self, located: Located, begun: int) -> Placement:
         most, size = self.most_prompt_tokens + 1, located.size
