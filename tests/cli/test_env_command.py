@@ -88,9 +88,9 @@ def test_what_is_shown_is_toml_with_the_same_values(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_made_name_their_task(tmp_path: Path) -> None:
     file = tmp_path / "rollq.toml"
-    file.write_text(FILE.replace("chain_sum", "chain_sun"))
+    file.write_text(FILE + "\n[tasks.sums.env_options]\nmax_terms = 1\n")
     tried = CliRunner().invoke(main, ["try", str(file)])
-    assert 'tasks.sums: env = "reasoning-gym:chain_sun": ' in tried.output
+    assert 'tasks.sums: env = "reasoning-gym:chain_sum": env_options of chain_sum: max_terms must be' in tried.output
 
 
 def test_rows_are_written_once(tmp_path: Path) -> None:

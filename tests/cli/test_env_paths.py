@@ -133,6 +133,27 @@ def test_a_changed_file_makes_other_rows(folder: Path, changed: str, task: str) 
     assert identities(after, with_rows=True) != known
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own_games.Gues", "own_games.py has no 'Gues'; did you mean 'Guess'?"),
+        ("own_games.deep.Guess", "there is no module own_games.deep in "),
+    ],
+)
+def test_a_class_that_is_not_in_the_code_beside_the_file_is_refused(folder: Path, name: str, words: str) -> None:
+    (folder / "rollq.toml").write_text(FILE.replace("own_games.Guess", name))
+    with pytest.raises(ConfigError) as refused:
+        load_settings(folder / "rollq.toml")
+    assert f'tasks.guess.env = "text:{name}": ' in str(refused.value)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("code", ["from others import Guess", "from os import *", "Guess = object", "def Guess(): ..."])
+def test_a_class_may_come_from_anywhere(folder: Path, code: str) -> None:
+    (folder / "own_games.py").write_text(f"if True:\n    {code}\n")
+    load_settings(folder / "rollq.toml")
+
+
 def test_a_role_that_makes_no_rows_needs_no_episodes(folder: Path) -> None:
     (folder / "data/episodes.jsonl").unlink()
     settings = load_settings(folder / "rollq.toml")

@@ -1,10 +1,14 @@
 """Entries of generators that draw from random numbers of the whole process."""
 
+from dataclasses import fields
 from itertools import islice
 
 import pytest
+from reasoning_gym.factory import DATASETS
 
 from rollq.environments.expansion import Environment
+from rollq.environments.reasoning_gym.entries import names
+from rollq.environments.reasoning_gym.package import OURS, generators, options_of
 from rollq.environments.rows import made_rows
 
 
@@ -13,3 +17,9 @@ def test_rows_are_the_same_from_two_processes(generator: str) -> None:
     environment = Environment(f"reasoning-gym:{generator}", {}, "train", 20)
     first, second = (list(islice(made_rows(environment), 20)) for _ in range(2))
     assert first == second
+
+
+def test_generators_and_their_options_are_read_without_an_import() -> None:
+    assert sorted(generators()) == names()
+    for name, (_, config) in DATASETS.items():
+        assert options_of(name) == {field.name for field in fields(config)} - OURS

@@ -13,6 +13,7 @@ from rollq.environments.kinds import kind_named, kind_names, split_env
 SUMS = {"env": "reasoning-gym:chain_sum", "batch_groups": 2}
 DESK = "mcp:http://127.0.0.1:1/mcp"
 ASKED = {"env": DESK, "prompts": "mine.jsonl", "batch_groups": 2}
+SERVED = {"env": "openenv:http://127.0.0.1:1", "batch_groups": 2}
 GUESS = {"env": "text:games.Guess", "env_options": {"options": {"most": 3}}, "batch_groups": 2}
 FILE = """\
 run = "sums"
@@ -100,6 +101,18 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
         ({"tasks": {"a": {"env": 3}}}, "tasks.a.env = 3: must be a text in quotes"),
         ({"tasks": {"a": {**SUMS, "env_split": 1}}}, "tasks.a.env_split = 1: must be a text in quotes"),
         ({"tasks": {"a": {"env_split": "test"}}}, "tasks.a.env_split: set env too"),
+        ({"tasks": {"a": {"env": "reasoning-gym:chain_sun"}}}, "a.env: reasoning-gym has no generator 'chain_sun'"),
+        ({"tasks": {"a": {**SUMS, "env_options": {"max_termz": 3}}}}, "a.env_options.max_termz: unknown key; did you"),
+        ({"tasks": {"a": {"env": "openenv:http://"}}}, 'tasks.a.env = "openenv:http://": it has no host, or port 0: '),
+        ({"tasks": {"a": {"env": "openenv:localhost:8000"}}}, "it does not begin with http:// or https://"),
+        ({"tasks": {"a": {"env": "openenv:http://h:80x"}}}, "Port could not be cast"),
+        ({"tasks": {"a": {"env": "openenv:http://h/?a=1"}}}, "it has more than a host and a path"),
+        ({"tasks": {"a": {**SERVED, "env_options": {"seed": "8"}}}}, "a.env_options.seed = '8': must be a whole"),
+        ({"tasks": {"a": {**SERVED, "env_options": {"reset": {"seed": 1}}}}}, "reset.seed comes from the row: leave"),
+        (
+            {"tasks": {"a": {**SERVED, "env_options": {"tools": True, "action": {"move": "{text}"}}}}},
+            "tasks.a.env_options: action is for texts, and with tools = true",
+        ),
         ({"tasks": {"a": {"env": DESK}}}, "has no prompts: set prompts"),
         ({"tasks": {"a": {**ASKED, "env_split": "test"}}}, f'a.env_split: env = "{DESK}" has no rows: leave it out'),
         ({"tasks": {"a": {**ASKED, "env_shared": True}}}, "tasks.a.env_shared: env = "),

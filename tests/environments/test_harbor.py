@@ -189,8 +189,8 @@ def test_images_can_be_left_out(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "split", "words"),
     [
-        ({"workdir": "/usr"}, "train", "env_options: workdir = '/usr': must be a path directly below /"),
-        ({"image": ""}, "train", "env_options: image: unknown key"),
+        ({"workdir": "/usr"}, "train", "env_options.workdir = '/usr': must be a path directly below /"),
+        ({"image": ""}, "train", "env_options.image: unknown key"),
         ({}, "test", 'env_split = "test": there is no folder '),
     ],
 )

@@ -52,7 +52,7 @@ def test_what_it_expands_to_is_a_loop() -> None:
     ("name", "options", "words"),
     [
         ("python3 server.py", {"headers": {"a": "B"}}, "headers are for the URL of an MCP server"),
-        ("http://desk/mcp", {"max_turns": 3}, "env_options: max_turns: unknown key"),
+        ("http://desk/mcp", {"max_turns": 3}, r"env_options\.max_turns: unknown key"),
         ("http://desk/mcp", {"function": "a.b"}, "mcp and function exclude each other"),
     ],
 )

@@ -110,7 +110,7 @@ def test_rows_need_a_server() -> None:
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=f"env_options: .*{problem}"):
+    with pytest.raises(ConfigError, match=f"env_options.*{problem}"):
         OpenEnv().open("http://127.0.0.1:1", options, "train")
 
 

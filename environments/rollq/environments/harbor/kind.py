@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import Settings
-from rollq.buffer.settings_errors import explanation
 from rollq.environments.episodes import ENV
 from rollq.environments.harbor.tasks import FILES, HarborTask, digest_of, tasks_in
 from rollq.environments.kinds import Finding, path_in
+from rollq.environments.options import read_options
 from rollq.workers.gateway.harnesses.enclosure import check_place
 
 JUDGE: Final = "rollq.environments.harbor.judge.JUDGE"
@@ -40,10 +40,7 @@ class Harbor:
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TaskFolder":
         """The tasks of one folder. Raises `ConfigError`, including for tasks with an image."""
-        try:
-            given = HarborOptions(**options)
-        except ValidationError as error:
-            raise ConfigError(f"env_options: {explanation(error, HarborOptions)}") from error
+        given = read_options(HarborOptions, options)
         path = path_in(folder, name)
         tasks = tasks_in(path, split)
         if not given.without_images and (task := next((task for task in tasks if task.image()), None)):

@@ -6,12 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from pydantic import ValidationError
-
-from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings_errors import explanation
 from rollq.environments.kinds import Finding, path_in
 from rollq.environments.mcp.check import check_server
+from rollq.environments.options import read_options
 from rollq.workers.agents.mcp.server import McpServer
 from rollq.workers.agents.tools import ToolSettings
 
@@ -59,10 +56,7 @@ class Mcp:
 
         Starts nothing. Raises `ConfigError` for a wrong name or option.
         """
-        try:
-            settings = ToolSettings.model_validate({**options, "mcp": name})
-        except ValidationError as error:
-            raise ConfigError(f"env_options: {explanation(error, ToolSettings)}") from error
+        settings = read_options(ToolSettings, {**options, "mcp": name})
         if settings.mcp_url is None:
             settings = settings.model_copy(update={"folder": path_in(folder, str(settings.folder or ""))})
         return McpSource(settings)

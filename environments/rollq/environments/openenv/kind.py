@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-from pydantic import ValidationError
+from urllib.parse import urlsplit
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings_errors import explanation
 from rollq.environments.kinds import Finding
 from rollq.environments.openenv.options import OpenEnvOptions
+from rollq.environments.options import read_options
 
 ROOM: Final = "rollq.environments.openenv"
 SETUP_S: Final = 600.0
@@ -22,12 +21,11 @@ class OpenEnv:
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "OpenEnvSource":
         """The environment at a URL; no request is made."""
-        if not name.startswith(("http://", "https://")):
-            raise ConfigError(f'env = "openenv:{name}": write the URL of the server, as openenv:http://127.0.0.1:8000')
-        try:
-            return OpenEnvSource(name, OpenEnvOptions(**options), split)
-        except ValidationError as error:
-            raise ConfigError(f"env_options: {explanation(error, OpenEnvOptions)}") from error
+        if problem := _problem_of(name):
+            raise ConfigError(
+                f'env = "openenv:{name}": {problem}: write the URL of the server, as openenv:http://127.0.0.1:8000'
+            )
+        return OpenEnvSource(name, read_options(OpenEnvOptions, options), split)
 
     def installed(self) -> str:
         """No package is needed but aiohttp."""
@@ -40,6 +38,20 @@ class OpenEnv:
     def names(self) -> Iterable[str]:
         """Only the user knows the URLs."""
         return ()
+
+
+def _problem_of(url: str) -> str:
+    """Why this is not the URL of a server; empty if it is."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        return str(error)
+    if parts.scheme not in ("http", "https"):
+        return "it does not begin with http:// or https://"
+    if not has_host:
+        return "it has no host, or port 0"
+    return "it has more than a host and a path" if parts.query or parts.fragment else ""
 
 
 class OpenEnvSource:

@@ -1,11 +1,14 @@
 """`env_options` of the kind `openenv`, and the options of its episodes, which a worker gets."""
 
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rollq.buffer.rules.settings import Settings
 from rollq.environments.openenv.templates import JSON, NAMES, names_in
+
+PLACE: Final = frozenset({"seed", "split", "index"})
+"""Data of a reset that each row has."""
 
 
 class EpisodeOptions(Settings):
@@ -19,6 +22,12 @@ class EpisodeOptions(Settings):
         default="reply", description="an action that the server refuses is answered with a message, or ends with 0"
     )
     reset: dict[str, Any] = Field(default_factory=dict, description="more data of each reset")
+
+    @model_validator(mode="after")
+    def _reset_has_no_place(self) -> Self:
+        if ours := self.reset.keys() & PLACE:
+            raise ValueError(f"reset.{min(ours)} comes from the row: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _action_reads_the_turn(self) -> Self:
@@ -40,6 +49,12 @@ class OpenEnvOptions(EpisodeOptions):
         default="", description="prompt of a row, with fields of its {task} and first observation; default: observation"
     )
     seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
+
+    @model_validator(mode="after")
+    def _tools_are_the_actions(self) -> Self:
+        if self.tools and self.action is not None:
+            raise ValueError("action is for texts, and with tools = true the model calls tools: leave one of them out")
+        return self
 
     def for_episodes(self) -> dict[str, Any]:
         """The options of episodes, without the defaults."""

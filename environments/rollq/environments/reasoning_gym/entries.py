@@ -3,17 +3,16 @@
 An entry depends on its generator, the options and its seed alone: its place among others does not matter.
 """
 
-import difflib
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from rollq.buffer.common import exact_json
+from rollq.environments.reasoning_gym.package import problem_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about its own syntax
@@ -58,25 +57,13 @@ def _generator(name: str, options: str) -> Any:
 
 
 def _new(name: str, options: str, seed: int) -> Any:
-    if name not in DATASETS:
-        problem = f"reasoning-gym has no generator {name!r}"
-        raise UnknownGenerator(f"{problem}{_nearest(name, DATASETS)}; `rollq env list reasoning-gym` has them")
     given = exact_json.loads(options)
-    if is_dataclass(config := DATASETS[name][1]):
-        known = sorted({field.name for field in fields(config)} - {"seed", "size"})
-        for key in given.keys() - known:
-            raise UnknownGenerator(
-                f"env_options.{key}: unknown key{_nearest(key, known)}; {name} has {', '.join(known)}"
-            )
+    if problem := problem_of(name, given):
+        raise UnknownGenerator(problem)
     try:
         return reasoning_gym.create_dataset(name, seed=seed, size=1, **given)
     except (TypeError, AssertionError, ValueError) as error:
         raise UnknownGenerator(f"env_options of {name}: {error}") from error
-
-
-def _nearest(word: str, words: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, words, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _made(name: str, options: str, seed: int) -> Mapping[str, Any]:

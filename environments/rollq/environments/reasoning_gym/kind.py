@@ -11,7 +11,7 @@ from typing import Any, Final
 from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
 from rollq.environments.kinds import Finding
-from rollq.environments.reasoning_gym.package import INSTALL, PACKAGE, installed
+from rollq.environments.reasoning_gym.package import INSTALL, PACKAGE, installed, problem_of
 
 JUDGE: Final = "rollq.environments.reasoning_gym.judge.JUDGE"
 EXAMPLE_NAMES_S: Final = 120
@@ -21,7 +21,7 @@ class ReasoningGym:
     """See `Kind`."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "Generator":
-        """See `Kind.open`. The generator's name and options are checked when its rows are made."""
+        """See `Kind.open`. Values of options are checked when rows are made, by the package."""
         options = dict(options)
         seed = options.pop("seed", 0)
         trusted = options.pop("trust_graders", False)
@@ -31,6 +31,8 @@ class ReasoningGym:
             raise ConfigError(f"env_options.trust_graders = {trusted!r:.80}: must be true or false")
         if "size" in options:
             raise ConfigError("env_options.size: write rows, the number of rows")
+        if problem := problem_of(name, options):
+            raise ConfigError(problem)
         return Generator(name, options, split, seed, trusted)
 
     def installed(self) -> str:

@@ -1,10 +1,21 @@
-"""The package reasoning-gym as it is installed here, without importing it."""
+"""The package reasoning-gym as it is installed here, without importing it, which takes seconds."""
 
+import ast
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 PACKAGE: Final = "reasoning-gym"
 INSTALL: Final = "pip install 'rollq[reasoning-gym]'"
+OURS: Final = frozenset({"seed", "size"})
+"""Options of all generators that rollq sets."""
+_REGISTERED: Final = re.compile(r'^register_dataset\(\s*(?:DATASET_NAME|"(\w+)")\s*,\s*\w+\s*,\s*(\w+)', re.MULTILINE)
+_NAME: Final = re.compile(r'^DATASET_NAME = "(\w+)"', re.MULTILINE)
 WRONG: Final = {
     "boxnet": "gives its own answers 0",
     "complex_arithmetic": 'gives "nan" the full reward',
@@ -24,3 +35,47 @@ def installed() -> str:
         return version(PACKAGE)
     except PackageNotFoundError:
         return ""
+
+
+@cache
+def generators() -> Mapping[str, tuple[Path, str]]:
+    """Its generators, each with the file and the class of its options; empty without the package."""
+    spec = find_spec("reasoning_gym")
+    folders = map(Path, (spec and spec.submodule_search_locations) or ())
+    found = {}
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        text = path.read_text("utf-8")
+        own = _NAME.search(text)
+        for made in _REGISTERED.finditer(text):
+            if name := made[1] or (own and own[1]):
+                found[name] = (path, made[2])
+    return found
+
+
+@cache
+def options_of(name: str) -> frozenset[str]:
+    """The options of a generator, but for those that rollq sets; empty where its source does not say."""
+    path, options = generators()[name]
+    classes = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef))
+    found = next((node for node in classes if node.name == options and not node.bases), None)
+    fields = () if found is None else (node.target for node in found.body if isinstance(node, ast.AnnAssign))
+    return frozenset(field.id for field in fields if isinstance(field, ast.Name)) - OURS
+
+
+def problem_of(name: str, options: Collection[str]) -> str:
+    """Why there is not such a generator, or it does not take these options; empty without the package."""
+    if not (known := generators()):
+        return ""
+    if name not in known:
+        hint = f"reasoning-gym has no generator {name!r}{_nearest(name, known)}"
+        return f"env: {hint}; `rollq env list reasoning-gym` has them"
+    taken = options_of(name)
+    for key in sorted(set(options) - taken) if taken else ():
+        allowed = f"{name} has {', '.join(sorted(taken))}"
+        return f"env_options.{key}: unknown key{_nearest(key, taken)}; {allowed}"
+    return ""
+
+
+def _nearest(word: str, words: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,6 +1,9 @@
-"""Digests of the files beside `rollq.toml` that episodes are made from."""
+"""The files beside `rollq.toml` that episodes are made from: their digests, and the names in code. Imports none."""
 
+import ast
+import difflib
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +23,42 @@ def digest_of_file(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def digest_of_code(folder: Path, module: str) -> str:
-    """The digest of the source of a top-level module or package in `folder`; empty if it is not there. Raises
-    `ConfigError`."""
-    files = [path for path in (folder / f"{module}.py", *sorted((folder / module).rglob("*.py"))) if path.is_file()]
-    parts = [f"{path.relative_to(folder)} {digest_of_file(path)}" for path in files]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""
+def source_files(folder: Path, package: str) -> list[Path]:
+    """The source of a top-level module or package in `folder`; empty if it is not there."""
+    return [path for path in (folder / f"{package}.py", *sorted((folder / package).rglob("*.py"))) if path.is_file()]
+
+
+def digest_of_code(folder: Path, package: str) -> str:
+    """The digest of the source of a top-level module or package in `folder`. Raises `ConfigError`."""
+    parts = [f"{path.relative_to(folder)} {digest_of_file(path)}" for path in source_files(folder, package)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def problem_of(folder: Path, path: str) -> str:
+    """Why the code in `folder` does not have the name at a dotted path; empty if it may have it. Imports nothing."""
+    module, _, name = path.rpartition(".")
+    place = folder.joinpath(*module.split("."))
+    file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+    if file is None:
+        return f"there is no module {module} in {folder}"
+    try:
+        names = set(_names(ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"{file} cannot be read: {error}"
+    if name in names or names & {"*", "__getattr__"}:
+        return ""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"{file} has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """The names that a module may have: what it defines, imports and assigns anywhere outside functions and classes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        else:
+            if isinstance(node, ast.Name):
+                yield node.id
+            yield from _names(node)

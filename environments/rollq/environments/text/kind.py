@@ -9,16 +9,16 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import Settings
-from rollq.buffer.settings_errors import explanation
 from rollq.environments.episodes import ENV, OPENING, SEED, row_seed
 from rollq.environments.kinds import Finding, Level, path_in
+from rollq.environments.options import read_options
 from rollq.environments.text.episode import ARGUMENTS, TextEpisode, is_text, opening_text
-from rollq.environments.text.files import digest_of_code, digest_of_file
+from rollq.environments.text.files import digest_of_code, digest_of_file, problem_of, source_files
 from rollq.environments.text.processes import ChildFailed, end_children
 from rollq.environments.trials import AT_ONCE, try_rows
 
@@ -40,13 +40,13 @@ class Text:
     """Environments of Gymnasium, GEM, SkyRL-gym and TextArena, for one player."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TextSource":
-        """The environment at a dotted path; nothing is imported."""
+        """The environment at a dotted path; nothing is imported, but code beside `rollq.toml` must have the name."""
         if not all(part.isidentifier() for part in name.split(".")) or "." not in name:
             raise ConfigError(f'env = "text:{name}": write a dotted path, as text:games.Guess or text:gymnasium.make')
-        try:
-            return TextSource(name, TextOptions(**options), split, folder)
-        except ValidationError as error:
-            raise ConfigError(f"env_options: {explanation(error, TextOptions)}") from error
+        source = TextSource(name, read_options(TextOptions, options), split, folder)
+        if source.has_own_code and (problem := problem_of(folder, name)):
+            raise ConfigError(f'env = "text:{name}": {problem}')
+        return source
 
     def installed(self) -> str:
         """No package is needed but the environment's."""
@@ -81,14 +81,15 @@ class TextSource:
             "version": version_of(package, self.python),
             "options": exact_json.dumps(options).decode(),
             "split": self.split,
-            **({"code": code} if (code := self._code()) else {}),
+            **({"code": digest_of_code(self._folder, package)} if self.has_own_code else {}),
             **({"episodes": digest_of_file(path_in(self._folder, episodes))} if episodes else {}),
         }
 
-    def _code(self) -> str:
-        """The digest of a class without a version, if its source is beside `rollq.toml`."""
+    @property
+    def has_own_code(self) -> bool:
+        """Whether the class is beside `rollq.toml`, and not in an installed package."""
         package = self.path.partition(".")[0]
-        return "" if version_of(package, self.python) else digest_of_code(self._folder, package)
+        return bool(source_files(self._folder, package)) and not version_of(package, self.python)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each line of `episodes`, with the opening of its episode as its prompt; without them, a row for
@@ -126,7 +127,7 @@ class TextSource:
                 yield from runner.run(try_rows(self._episode, rows))
             finally:
                 runner.run(end_children())
-        if not (version_of(self.path.partition(".")[0], self.python) or self._code()):
+        if not (version_of(self.path.partition(".")[0], self.python) or self.has_own_code):
             yield Finding(
                 Level.NOTE,
                 "the class is in no installed package, and not beside rollq.toml: only other openings show that it "
