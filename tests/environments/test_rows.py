@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 
 from rollq.buffer.errors import ConfigError
@@ -92,6 +94,29 @@ def test_a_file_is_whole_or_absent_after_a_kill(tmp_path: Path) -> None:
     before = path.stat().st_mtime_ns
     assert write_missing_rows(sums(), tmp_path) == path
     assert path.stat().st_mtime_ns == before
+
+
+def test_the_process_that_makes_rows_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ("ROLLQ_REDIS_PASSWORD", "ROLLQ_REDIS_URL", "OPENAI_API_KEY", "HF_TOKEN")
+    for name in secrets:
+        monkeypatch.setenv(name, "hunter2")
+    before = set(psutil.Process().children())
+    with closing(made_rows(sums())) as rows:
+        next(rows)
+        [child] = set(psutil.Process().children()) - before
+        assert child.environ().keys() & set(secrets) == set()
+        assert "PATH" in child.environ()
+
+
+def test_the_process_that_makes_rows_ends_with_its_parent(tmp_path: Path) -> None:
+    parent = writing(tmp_path, 2_000_000, 0)
+    wait_until(
+        lambda: any("making_rows" in " ".join(child.cmdline()) for child in psutil.Process(parent.pid).children())
+    )
+    [child] = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.parametrize("generator", ["word_ladder", "polynomial_multiplication"])

@@ -1,13 +1,15 @@
 """The process that makes the rows of one environment: JSON on the standard input says which, each row is a line.
 
-Its last line on the standard error is the reason when it fails.
+Its last line on the standard error is the reason when it fails. Invariant: it ends with its parent, however that ends.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 from rollq.buffer.common import exact_json
+from rollq.buffer.common.child_processes import die_with_parent
 from rollq.buffer.errors import ConfigError
 from rollq.environments.kinds import kind_named, split_env
 
@@ -15,6 +17,7 @@ from rollq.environments.kinds import kind_named, split_env
 def main() -> int:
     """Write rows until they end or nobody reads them."""
     asked = exact_json.loads(sys.stdin.buffer.read())
+    die_with_parent(signal.SIGKILL, asked["parent"])
     rows = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # packages may print
     kind, name = split_env(asked["env"])

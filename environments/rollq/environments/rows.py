@@ -1,6 +1,7 @@
 """Writes the rows of an environment to a file: the same rows from every process, without repeats.
 
-A child process makes them, with a fixed hash seed and without torch beside it. The file appears complete or not at all.
+A child process makes them, with a fixed hash seed, without torch beside it, and without a secret in its environment.
+The file appears complete or not at all.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from rollq.buffer.common import exact_json
 from rollq.buffer.common.atomic_files import atomic_file
 from rollq.buffer.errors import ConfigError
 from rollq.environments.expansion import Environment
+from rollq.workers.judging.environment import known_to_be_harmless
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +135,7 @@ def made_rows(environment: Environment, *, hash_seed: int = 0) -> Generator[dict
         "options": dict(environment.options),
         "split": environment.split,
         "folder": str(environment.folder),
+        "parent": os.getpid(),
     }
     with _child(exact_json.dumps(asked), hash_seed) as (process, errors):
         assert process.stdout is not None
@@ -146,7 +149,7 @@ def made_rows(environment: Environment, *, hash_seed: int = 0) -> Generator[dict
 @contextmanager
 def _child(asked: bytes, hash_seed: int) -> Iterator[tuple["subprocess.Popen[bytes]", list[str]]]:
     environment = {
-        **os.environ,
+        **known_to_be_harmless(os.environ),
         "PYTHONHASHSEED": str(hash_seed),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
