@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.cli.main import main
+from rollq.environments import check as checking
+from support.waiting import PATIENCE_S
 
 CHAIN_SUM = "reasoning-gym:chain_sum"
 FILE = """\
@@ -106,11 +108,53 @@ def test_rows_are_written_once(tmp_path: Path) -> None:
 def test_a_check_says_what_it_finds_and_fails_for_errors() -> None:
     good = env("check", CHAIN_SUM, "--rows", 20, "--json")
     assert good.exit_code == 0
-    assert {each["level"] for each in orjson.loads(good.output)["findings"]} == {"note"}
+    assert {each["level"] for each in orjson.loads(good.stdout)["findings"]} == {"note"}
     bad = env("check", "reasoning-gym:game_of_life_halting", "--rows", 10)
     assert bad.exit_code == 1
     assert "rubbish scores 1 for all questions" in bad.output
     assert "1 error: do not train on it as it is" in bad.output
+
+
+STUCK = """\
+import time
+from pathlib import Path
+
+SEEN = Path(__file__).with_name("seen")
+
+
+class Stuck:
+    def reset(self, seed=None):
+        with SEEN.open("a+") as seen:
+            seen.seek(0)
+            seeds = seen.read().split()
+            if str(seed) not in seeds and len(seeds) >= 16:
+                time.sleep(3600)
+            print(seed, file=seen)
+        return f"Guess {seed}.", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+"""
+
+
+def test_a_check_of_rows_that_take_for_ever_says_how_far_it_is_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck_games.py").write_text(STUCK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(checking, "REPORT_S", 0.05)
+    for limit_s in (10.0, 100.0, PATIENCE_S):  # a slow machine needs more to make any
+        (tmp_path / "seen").unlink(missing_ok=True)
+        monkeypatch.setattr(checking, "MAKING_S", limit_s)
+        checked = env("check", "text:stuck_games.Stuck", "--split", "test", "--rows", 200)
+        if "there are no rows" not in checked.output:
+            break
+    said = next(line for line in checked.output.splitlines() if "rows were looked at" in line)
+    made = int(said.split()[1])
+    assert said == f"warning {made} of 200 rows were looked at: making more takes longer than {limit_s:g} s"
+    assert "text:stuck_games.Stuck: 0 of 200 rows are made" in checked.output
+    assert f"text:stuck_games.Stuck: {made} rows are checked" in checked.output
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Checks an environment without a model: its rows, then its graders or episodes as its kind does."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -9,31 +9,44 @@ from typing import Final
 from rollq.buffer.errors import ConfigError
 from rollq.environments.expansion import Environment
 from rollq.environments.kinds import Finding, Level
-from rollq.environments.rows import PATIENCE, digest_of, made_rows, unstable_rows
+from rollq.environments.rows import PATIENCE, REPORT_S, digest_of, made_rows, unstable_rows
+from rollq.environments.time_limits import TimeLimit, every
 
+MAKING_S: Final = 120.0
+"""The longest time in which rows are made, once for each split and hash seed."""
 OTHER_SPLIT: Final = "test"
 MANY: Final = 0.5
 """Share of rows that repeat others from which on the number of different rows is small."""
 
 
-def check(environment: Environment, rows: int) -> Iterator[Finding]:
-    """Yield what is found in the first `rows` rows. Raises `ConfigError` for an environment that cannot be opened."""
+def check(environment: Environment, rows: int, tell: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:
+    """Yield what is found in the first `rows` rows; `tell` gets a line every `REPORT_S`, from a thread. Raises
+    `ConfigError` for an environment that cannot be opened."""
     source = environment.open()
     if not environment.makes_rows:
         yield from source.check([])
         return
-    with closing(made_rows(environment)) as making:
-        made = list(islice(making, rows))
+    made: list[dict[str, object]] = []
+    limit = TimeLimit(MAKING_S)
+    with (
+        every(REPORT_S, lambda: tell(f"{len(made)} of {rows} rows are made")),
+        closing(made_rows(environment, limit=limit)) as making,
+    ):
+        made.extend(islice(making, rows))
+    if limit.is_over:
+        said = f"{len(made)} of {rows} rows were looked at: making more takes longer than {MAKING_S:g} s"
+        yield Finding(Level.WARNING, said)
     if not made:
         yield Finding(Level.ERROR, "there are no rows")
         return
     yield Finding(Level.NOTE, f"{len(made)} rows")
     yield from _form(made)
-    yield from _repeats(made, _test_rows(environment, rows))
-    if unstable := unstable_rows(environment, UNSTABLE_ROWS, made):
-        text = f"rows differ under another hash seed: {unstable} of the first {min(len(made), UNSTABLE_ROWS)}"
-        yield Finding(Level.WARNING, f"{text}; rollq makes and judges all of them under hash seed 0")
-    yield from source.check(made)
+    with every(REPORT_S, lambda: tell(f"{len(made)} rows are checked")):
+        yield from _repeats(made, _test_rows(environment, rows))
+        if unstable := unstable_rows(environment, UNSTABLE_ROWS, made, TimeLimit(MAKING_S)):
+            text = f"rows differ under another hash seed: {unstable} of the first {min(len(made), UNSTABLE_ROWS)}"
+            yield Finding(Level.WARNING, f"{text}; rollq makes and judges all of them under hash seed 0")
+        yield from source.check(made)
 
 
 UNSTABLE_ROWS: Final = 50
@@ -67,7 +80,7 @@ def _test_rows(environment: Environment, rows: int) -> list[dict[str, object]]:
         return []
     other = replace(environment, split=OTHER_SPLIT)
     try:
-        with closing(made_rows(other)) as making:
+        with closing(made_rows(other, limit=TimeLimit(MAKING_S))) as making:
             return list(islice(making, min(rows, PATIENCE)))
     except ConfigError:
         return []

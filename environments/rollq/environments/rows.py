@@ -22,6 +22,7 @@ from rollq.buffer.common import exact_json
 from rollq.buffer.common.atomic_files import atomic_file
 from rollq.buffer.errors import ConfigError
 from rollq.environments.expansion import Environment
+from rollq.environments.time_limits import TimeLimit
 from rollq.workers.judging.environment import known_to_be_harmless
 
 log = logging.getLogger(__name__)
@@ -111,13 +112,16 @@ def first_row(environment: Environment) -> dict[str, Any]:
     raise ConfigError(f'env = "{environment.env}": there are no rows')
 
 
-def unstable_rows(environment: Environment, most: int, made: Sequence[Mapping[str, Any]] = ()) -> int:
-    """Of the first rows, how many differ under another hash seed. `made`: the first ones, if they are there already."""
+def unstable_rows(
+    environment: Environment, most: int, made: Sequence[Mapping[str, Any]] = (), limit: TimeLimit | None = None
+) -> int:
+    """Of the first rows, how many differ under another hash seed. `made`: the first ones, if they are there already;
+    `limit`: on making them again."""
     first = made[:most]
     if not first:
         with closing(made_rows(environment)) as rows:
             first = list(islice(rows, most))
-    with closing(made_rows(environment, hash_seed=1)) as second:
+    with closing(made_rows(environment, hash_seed=1, limit=limit)) as second:
         return sum(one != other for one, other in zip(first, islice(second, len(first)), strict=False))
 
 
@@ -128,8 +132,11 @@ def digest_of(row: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(exact_json.dumps([row.get("messages", row.get("prompt")), episode])).digest()
 
 
-def made_rows(environment: Environment, *, hash_seed: int = 0) -> Generator[dict[str, Any], None, None]:
-    """The rows that a child process makes; closing the iterator ends it. Raises `ConfigError` with its error."""
+def made_rows(
+    environment: Environment, *, hash_seed: int = 0, limit: TimeLimit | None = None
+) -> Generator[dict[str, Any], None, None]:
+    """The rows that a child process makes, until a `limit` is over; closing the iterator ends it. Raises `ConfigError`
+    with its error."""
     asked = {
         "env": environment.env,
         "options": dict(environment.options),
@@ -137,11 +144,13 @@ def made_rows(environment: Environment, *, hash_seed: int = 0) -> Generator[dict
         "folder": str(environment.folder),
         "parent": os.getpid(),
     }
-    with _child(exact_json.dumps(asked), hash_seed) as (process, errors):
+    limit = limit or TimeLimit(threading.TIMEOUT_MAX)
+    with _child(exact_json.dumps(asked), hash_seed) as (process, errors), limit.on(process):
         assert process.stdout is not None
         for line in process.stdout:
-            yield exact_json.loads(line)
-        if process.wait():
+            if line.endswith(b"\n"):  # else the process died as it wrote
+                yield exact_json.loads(line)
+        if process.wait() and not limit.is_over:
             reason = (errors[-1] if errors else "its process died").strip()
             raise ConfigError(f'env = "{environment.env}": {reason}')
 

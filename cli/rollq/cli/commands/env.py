@@ -126,7 +126,10 @@ def check(environment: str, options: Sequence[str], split: str, rows: int, as_js
     from rollq.environments.check import check as findings_of
     from rollq.environments.kinds import Level
 
-    found = list(findings_of(_environment(environment, options, split, rows), rows))
+    def tell(text: str) -> None:
+        click.echo(f"{environment}: {text}", err=True)
+
+    found = list(findings_of(_environment(environment, options, split, rows), rows, tell))
     if as_json:
         listed = [{"level": one.level, "text": one.text, "row": one.row} for one in found]
         click.echo(exact_json.dumps({"env": environment, "findings": listed}))
