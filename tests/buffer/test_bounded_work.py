@@ -31,7 +31,7 @@ READ_WHOLE_SETS = {"find", "save_index"}
 """For queries and snapshots, which must see one instant: about 5 ms for each 10,000 groups."""
 OF_ARGUMENTS = {
     "create_run", "restore_run", "restore_groups", "restore_task", "finish_restore", "store_weights", "append_round",
-    "find_dead", "find_garbage", "forget_garbage", "mark", "put", "record", "renew", "salvage", "hand_back",
+    "find_orphans", "find_garbage", "forget_garbage", "mark", "put", "record", "renew", "salvage", "hand_back",
     "end_finalize", "begin_delete", "drop_too_long", "insert", "offer", "end_loan",
 }  # fmt: skip
 """Functions whose work depends on their arguments alone."""

@@ -296,7 +296,7 @@ def test_nothing_is_collected_while_the_buffer_is_saved(world: World, tmp_path: 
     def meanwhile(done: int, _: int) -> None:
         world.buffer.put([result(lease), result(lease, "z" * 50_000)])
         collected.append(world.buffer.collect("math"))
-        assert not world.buffer.find_dead(sorted(stored(world)))
+        assert not world.buffer.find_orphans(sorted(stored(world)))
 
     world.buffer.save(tmp_path / "saved", report=meanwhile)
     assert set(collected) == {0}

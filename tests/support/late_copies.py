@@ -16,7 +16,7 @@ AT_ANY_TIME = {
     "take_production", "report_worker", "report_trainer", "append_round",  # for people, or for a broadcast that is over
     "mark",  # nothing reads it
     "join_fleet",  # what a worker can do, for 10 s; groups that no share takes are for everybody after a moment
-    "find_garbage", "find_dead",  # write nothing
+    "find_garbage", "find_orphans",  # write nothing
     "forget_garbage",  # of payloads that are gone
     "store_weights",  # by content: in the store once, and never instead of the live ones
 }  # fmt: skip

@@ -26,22 +26,22 @@ class Collecting(BufferCore):
             more = len(garbage) == NAMES_PER_CALL
         return total
 
-    def find_dead(self, names: Sequence[PayloadName]) -> set[PayloadName]:
-        """Those payloads of the run's tasks that no group names, and that no lease may yet put."""
-        tasks, dead = self.tasks(), set[PayloadName]()
+    def find_orphans(self, names: Sequence[PayloadName]) -> set[PayloadName]:
+        """The orphans among payloads of the run's tasks: no group names them, and no lease may yet put them."""
+        tasks, orphans = self.tasks(), set[PayloadName]()
         for task in dict.fromkeys(name.task for name in names if name.task in tasks):
             of_task = {name.encoded: name for name in names if name.task == task}
             texts = list(of_task)
             for start in range(0, len(texts), NAMES_PER_CALL):
-                unnamed = self.call_task("find_dead", task, *texts[start : start + NAMES_PER_CALL])
-                dead |= {of_task[text.decode()] for text in unnamed}
-        return dead
+                unnamed = self.call_task("find_orphans", task, *texts[start : start + NAMES_PER_CALL])
+                orphans |= {of_task[text.decode()] for text in unnamed}
+        return orphans
 
 
 class Audit:
-    """Finds payloads that no group has ever named, as of workers that died between writing one and putting its group.
+    """Removes orphans, as of workers that died between writing a payload and putting its group.
 
-    A payload goes when two passes have found it dead: the first one may have asked a primary that was cut off from its
+    A payload goes when two passes have found it: the first one may have asked a primary that was cut off from its
     cluster, which knows of no lease that was granted since.
     """
 
@@ -49,8 +49,8 @@ class Audit:
         self._buffer = buffer
         self._pages: Iterator[list[PayloadName]] | None = None
         self._due_s = -math.inf
-        self._suspects = set[PayloadName]()  # dead in the last pass
-        self._found = set[PayloadName]()  # dead in this one
+        self._suspects = set[PayloadName]()  # orphans of the last pass
+        self._found = set[PayloadName]()  # orphans of this one
 
     @property
     def is_at_work(self) -> bool:
@@ -68,8 +68,8 @@ class Audit:
             self._pages, self._suspects, self._found = None, self._found, set()
             self._due_s = now_s + AUDIT_PAUSE_S
             return 0
-        dead = self._buffer.find_dead(page)
-        gone = dead & self._suspects
+        orphans = self._buffer.find_orphans(page)
+        gone = orphans & self._suspects
         self._buffer.payloads.remove(list(gone))
-        self._found |= dead - gone
+        self._found |= orphans - gone
         return len(gone)

@@ -53,7 +53,7 @@ COMMON = (
     "restoring",
 )
 """Files of `lua/common/`, in an order in which each uses only names of those before it."""
-KINDS = ("run", "task", "group", "step", "batch", "snapshot", "archive")
+KINDS = ("run", "task", "group", "step", "batch", "payload", "snapshot", "archive")
 """Folders of `lua/` with one file for each function."""
 
 READ_ONLY = frozenset({"counts", "find", "inspect", "overview", "preview", "readiness", "save_group", "save_index"})
