@@ -11,7 +11,7 @@ from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.pubsub import EventKind
 
 WORKERS = 1_000
 TARGET = 1.2

@@ -22,7 +22,7 @@ from benchmarks.world import QUESTION, TASK, run, server
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import Claimed, TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.pubsub import EventKind
 from rollq.buffer.values.rollouts import Prompt
 from rollq.monitor.doctor.examine import measured_tasks
 from rollq.monitor.doctor.sizing import used_bytes

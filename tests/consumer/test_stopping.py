@@ -196,7 +196,7 @@ def test_a_report_of_an_earlier_sleep_is_not_taken_for_one_of_this(
             waits.append(buffer.clock("math").control_reason)
             buffer.report_worker("w1", {**report, "asleep_for": waits[-1]})
 
-        monkeypatch.setattr("rollq.buffer.store.events.Events.wait", lambda _, timeout_s: fall_asleep(timeout_s))
+        monkeypatch.setattr("rollq.buffer.store.pubsub.Events.wait", lambda _, timeout_s: fall_asleep(timeout_s))
         assert next(consumer).step == 1
     assert len(waits) == 1
     assert waits[0].startswith("step 1 is being trained, since 2")

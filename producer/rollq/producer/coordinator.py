@@ -25,7 +25,7 @@ from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigErr
 from rollq.buffer.roles import CoordinatorBuffer
 from rollq.buffer.rules.settings import MAX_BATCH_GROUPS
 from rollq.buffer.rules.shards import shards_among
-from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.pubsub import EventKind
 from rollq.buffer.store.waiter import Waiter
 from rollq.buffer.values.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.values.sample_numbers import means, sample_numbers, together

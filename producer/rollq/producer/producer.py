@@ -21,7 +21,7 @@ from rollq.buffer.errors import BatchOver, ServerError, ServerUnavailable
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rules.batch_sizes import groups_through
 from rollq.buffer.rules.shards import task_of
-from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.pubsub import EventKind
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import Status

@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from rollq.buffer.errors import ServerError
-from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.pubsub import EventKind
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.wake_signals import Signal, Signals
 

@@ -20,8 +20,8 @@ from rollq.buffer.rules.names import is_name
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.connection import Patience, check_policy
-from rollq.buffer.store.events import EventKind, Events, channel_of
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.store.pubsub import EventKind, Events, channel_of
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.run_store import RunStore
 from rollq.buffer.store.servers import Servers

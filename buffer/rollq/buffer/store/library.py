@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 
 from rollq.buffer.rules.codec import fields_of
 from rollq.buffer.rules.settings import CHANGEABLE_RULES
-from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.pubsub import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 from rollq.buffer.values.curves import MOST_ROW_BYTES
 from rollq.buffer.values.failures import FailureKind

@@ -15,7 +15,7 @@ REPORT_S = 30.0
 
 
 class WakeUps(Protocol):
-    """A source of wake-ups, such as `rollq.buffer.store.events.Events`."""
+    """A source of wake-ups, such as `rollq.buffer.store.pubsub.Events`."""
 
     def wait(self, timeout_s: float) -> object:
         """Block until something happens, for at most `timeout_s` seconds."""

@@ -1,5 +1,5 @@
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.pubsub import EventKind
 from rollq.buffer.values.rollouts import SampleStatus
 from support.buffer_run import World
 from support.waiting import PATIENCE_S
