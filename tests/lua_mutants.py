@@ -27,7 +27,7 @@ import redis
 from _pytest.runner import runtestprotocol
 
 import rollq.buffer
-from rollq.buffer.store import functions, library
+from rollq.buffer.store import library, redis_functions
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.pipelining import Command
 
@@ -213,7 +213,7 @@ class MutantRun:
 
     def _learn(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Run every test without a change, to learn which functions it calls."""
-        fcall = functions._fcall
+        fcall = redis_functions._fcall
         for item in items:
             called: set[str] = set()
 
@@ -221,7 +221,7 @@ class MutantRun:
                 called.add(call[0])
                 return fcall(call, *more_keys)
 
-            self._patch.setattr(functions, "_fcall", record)
+            self._patch.setattr(redis_functions, "_fcall", record)
             assert self._passes(session, item), f"{item.nodeid} fails without a change"
             self._calls[item.nodeid] = called
         self._patch.undo()
@@ -236,7 +236,7 @@ class MutantRun:
             client.function_flush()
         original = (LUA / f"{mutant.file}.lua").read_text()
         source = self._clean.replace(original, mutant.source())
-        self._patch.setattr(functions, "library_source", lambda: source)
+        self._patch.setattr(redis_functions, "library_source", lambda: source)
         kind, _, name = mutant.file.partition("/")
         concerned = (item for item in items if kind == "common" or name in self._calls[item.nodeid])
         return next((item for item in concerned if not self._passes(session, item)), None)

@@ -16,8 +16,8 @@ from rollq.buffer.calls.replies import Claimed, UnusableRow
 from rollq.buffer.errors import RollqError
 from rollq.buffer.store import library
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.redis_functions import Call
 from rollq.buffer.values.history import HISTORY_ROWS
 from rollq.buffer.values.rollouts import Lease, Prompt, Status
 from support.buffer_run import World

@@ -10,12 +10,12 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies import PutOutcome
 from rollq.buffer.errors import ServerRefused, StoreLost
 from rollq.buffer.rules.settings import TaskRules
-from rollq.buffer.store import functions
+from rollq.buffer.store import redis_functions
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import function_name, library_name
 from rollq.buffer.store.pipelining import Command
+from rollq.buffer.store.redis_functions import Call
 from rollq.buffer.values.rollouts import GroupResult, Lease
 from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.any_server import AnyServer
@@ -109,7 +109,7 @@ def test_a_payload_whose_call_missed_its_function_expires_if_its_worker_dies(
     keys = task_keys(world.buffer.run, "math")
     lasting, staged = (keys.payload(lease.group_id, lease.nonce) for lease in (first, second))
     assert client.ttl(lasting) == -1
-    assert 0 < client.ttl(staged) <= functions.STAGED_S
+    assert 0 < client.ttl(staged) <= redis_functions.STAGED_S
     assert world.buffer.put([large(second)]) == [PutOutcome.COMPLETED]
     assert client.ttl(staged) == -1
     world.check()
@@ -118,7 +118,7 @@ def test_a_payload_whose_call_missed_its_function_expires_if_its_worker_dies(
 def test_only_calls_that_missed_their_function_are_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.start().admit(3)
     keys, leases, sent = task_keys(world.buffer.run, "math"), world.lease(3), list[Any]()
-    fcall = functions._fcall
+    fcall = redis_functions._fcall
 
     def miss(call: Command, *more_keys: str) -> Command:
         """The server has lost the functions for a moment, in the middle of the first trip."""
@@ -129,7 +129,7 @@ def test_only_calls_that_missed_their_function_are_repeated(world: World, monkey
     fences = [(lease.group_id, lease.attempt, lease.nonce) for lease in leases]
     calls = [("renew", keys.clock, world.buffer.incarnation, *fence) for fence in fences]
     with monkeypatch.context() as patch:
-        patch.setattr(functions, "_fcall", miss)
+        patch.setattr(redis_functions, "_fcall", miss)
         assert world.buffer.call_all(calls) == [[[], []], [[], []], [[], []]]
     assert sent == [1, 1, 1, 1]
 

@@ -10,8 +10,8 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.put_args import GroupArgs, calls_of
 from rollq.buffer.calls.replies import Control, PutOutcome
 from rollq.buffer.errors import CorruptGroup, EpochMoved, StoreLost
-from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.redis_functions import Beside
 from rollq.buffer.values.rollouts import BESIDE, WHOLE, GroupResult, Lease, SampleStatus, Status
 from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.any_server import AnyServer

@@ -28,8 +28,8 @@ from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.redis_functions import Call
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import GroupResult, Lease, SampleStatus, Status
 from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES

@@ -8,8 +8,8 @@ from typing import Any
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.redis_functions import Call
 from rollq.buffer.values.rollouts import Status
 from rollq_docs.moves import GONE, NEW, Move, moves
 from rollq_docs.states import LINES, PICTURE, picture

@@ -21,8 +21,8 @@ from faults.findings import Tally
 from faults.mutations import mutate_words
 from faults.saved_store import SavedStore
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.library import READ_ONLY, function_name
+from rollq.buffer.store.redis_functions import Beside, Call
 from support.buffer_run import World
 from support.golden_run import GOLDEN_TASKS, golden_run
 from support.late_copies import RecordingBuffer, name_of

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from rollq.buffer.store import functions, library
+from rollq.buffer.store import library, redis_functions
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from support.buffer_machine import run_machine
 from support.late_copies import RecordingBuffer, check_copies
@@ -158,7 +158,7 @@ def is_noticed(bug: Bug, folder: Path) -> bool:
         raise ValueError(f"{bug.name}: the functions no longer contain {bug.right!r}")
     broken = source.replace(bug.right, bug.wrong)
     with (
-        mock.patch.object(functions, "library_source", return_value=broken),
+        mock.patch.object(redis_functions, "library_source", return_value=broken),
         EmbeddedServer(folder / "server") as server,
     ):
         try:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from rollq.buffer.store import functions, library
+from rollq.buffer.store import library, redis_functions
 
 PLACE = "-- Like read_clock, for the trainer"
 CHECK = """
@@ -34,5 +34,5 @@ def checked_clocks() -> Iterator[None]:
     source = library.library_source()
     if source.count(PLACE) != 1:
         raise ValueError(f"the functions contain {PLACE!r} {source.count(PLACE)} times")
-    with mock.patch.object(functions, "library_source", return_value=source.replace(PLACE, CHECK + PLACE)):
+    with mock.patch.object(redis_functions, "library_source", return_value=source.replace(PLACE, CHECK + PLACE)):
         yield

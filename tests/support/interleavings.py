@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.functions import Call
 from rollq.buffer.store.pipelining import Command
+from rollq.buffer.store.redis_functions import Call
 from support.buffer_run import World, set_clock
 from support.late_copies import READ
 from support.waiting import PATIENCE_S

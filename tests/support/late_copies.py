@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.library import READ_ONLY
+from rollq.buffer.store.redis_functions import Beside, Call
 from support.buffer_run import World
 from support.golden_run import golden_run
 

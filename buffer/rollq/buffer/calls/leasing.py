@@ -18,9 +18,9 @@ from rollq.buffer.calls.replies import Leased, PutOutcome, Renewed, SalvageOutco
 from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.staleness import Floors
-from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_errors import code_of
+from rollq.buffer.store.redis_functions import Beside, Call
 from rollq.buffer.values.rollouts import AWAY, BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
 from rollq.buffer.wire.group_fields import decode_kept, frames_by_index, is_large
 from rollq.buffer.wire.parts import tokens_in_parts

@@ -24,8 +24,8 @@ from rollq.buffer.rules.revisions import differences
 from rollq.buffer.rules.settings import FIXED_RULES, TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
 from rollq.buffer.snapshots.save import Report
-from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.store.redis_functions import Beside
 from rollq.buffer.values.rollouts import NO_VERSION, WHOLE
 from rollq.buffer.wire.group_fields import frame_bytes, is_large
 

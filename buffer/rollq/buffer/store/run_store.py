@@ -14,7 +14,7 @@ from typing import Any, Self
 import redis
 
 from rollq.buffer.errors import RunMismatch, StoreLost
-from rollq.buffer.store import functions
+from rollq.buffer.store import redis_functions
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import SCHEMA_VERSION, RunKeys, task_keys
 from rollq.buffer.store.library import connection_name, library_name
@@ -48,7 +48,7 @@ class RunStore:
         keys = RunKeys(run)
         servers = connect_servers(url, password, connection_name(library_name()))
         try:
-            functions.load_library(servers, key=keys.info)  # others get it when they are first called
+            redis_functions.load_library(servers, key=keys.info)  # others get it when they are first called
         except BaseException:
             servers.close()
             raise
@@ -118,26 +118,26 @@ class RunStore:
             incarnations = self.send("HMGET", self.keys.info, "incarnation", "restored_as")
             if self._incarnation.encode() not in incarnations:
                 raise StoreLost(f"the server has lost run {self.run!r} and rollq's functions: it was emptied")
-        functions.load_library(self.servers, self._patience, key=key)
+        redis_functions.load_library(self.servers, self._patience, key=key)
 
     # -- for the parts of the buffer --------------------------------------------------------------------------------
 
     def call(self, name: str, key: str, *args: Any) -> Any:
         """Call one of rollq's functions. Raises the error that its reply names."""
-        return functions.call(self.servers, self._patience, self._load_functions, name, key, *args)
+        return redis_functions.call(self.servers, self._patience, self._load_functions, name, key, *args)
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:
         """Call a function on a task's clock, with the run's incarnation as the first argument."""
         return self.call(name, task_keys(self.run, task).clock, self.incarnation, *args)
 
-    def call_each(self, calls: Callable[[], Iterable[functions.Call]]) -> list[Any]:
+    def call_each(self, calls: Callable[[], Iterable[redis_functions.Call]]) -> list[Any]:
         """Call functions in one round trip; `calls()` yields (name, key, arguments ...), or that and payloads.
 
         Returns their replies, with an exception in place of the reply of a call that failed.
         """
-        return functions.call_all(self.servers, self._patience, self._load_functions, calls)
+        return redis_functions.call_all(self.servers, self._patience, self._load_functions, calls)
 
-    def call_all(self, calls: Sequence[functions.Call]) -> list[Any]:
+    def call_all(self, calls: Sequence[redis_functions.Call]) -> list[Any]:
         """Call functions in one round trip. Raises the first error after all of them have run."""
         return [_good(index, reply) for index, reply in enumerate(self.call_each(lambda: calls))]
 

@@ -84,8 +84,8 @@ def _clean(location: "RunLocation") -> None:
 
 
 def _load(location: "RunLocation") -> None:
-    from rollq.buffer.store.functions import load_library
     from rollq.buffer.store.library import digest, library_name
+    from rollq.buffer.store.redis_functions import load_library
 
     with location.without_payloads() as buffer:
         load_library(buffer.servers)
