@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from rollq.buffer.common.backoff import backoff_s
 from rollq.buffer.errors import ConfigError, ServerRefused
-from rollq.buffer.store.outages import Outages
+from rollq.buffer.store.outage_log import Outages
 from rollq.buffer.store.redis_errors import Trouble, diagnose, reply_text
 from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_url
 

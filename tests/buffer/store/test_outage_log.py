@@ -9,10 +9,10 @@ from math import inf
 import pytest
 from redis.exceptions import ResponseError
 
-from rollq.buffer.store import outages
+from rollq.buffer.store import outage_log
 from rollq.buffer.store.connection import Patience, connect, patiently
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.store.outages import Outages
+from rollq.buffer.store.outage_log import Outages
 from support.waiting import wait_until
 
 
@@ -31,7 +31,7 @@ def test_threads_that_wait_for_a_server_share_its_lines(
     fresh_server: EmbeddedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(outages, "EVERY_S", 0.5)
+    monkeypatch.setattr(outage_log, "EVERY_S", 0.5)
     with connect(fresh_server.url) as client:
         fresh_server.kill()
         ping: Callable[[], object] = partial(client.set, "key", "value")
