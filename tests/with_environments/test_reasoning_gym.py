@@ -24,7 +24,7 @@ import orjson
 out = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)
 from rollq.environments.kinds import kind_named
-from rollq.environments.reasoning_gym.entries import names
+from rollq.environments.reasoning_gym.generators import names
 for name in names():
     if name != "composite":  # it mixes others, which its options name
         rows = kind_named("reasoning-gym").open(name, {}, "train").rows()

@@ -7,7 +7,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 
 def prepare(name: str, options: str, seed: int, question: str) -> None:
     """Keep the entry of a seed for the calls that follow. Raises `SampleFailed` if it asks another question."""
-    from rollq.environments.reasoning_gym.entries import entry
+    from rollq.environments.reasoning_gym.generators import entry
 
     made = entry(name, options, seed)["question"]
     if made not in question:  # the user may put words around it
@@ -18,7 +18,7 @@ def prepare(name: str, options: str, seed: int, question: str) -> None:
 
 def grade(name: str, options: str, seed: int, answer: str | None) -> dict[str, Any]:
     """The score of an answer; None is the entry's own. Raises what the grader raises."""
-    from rollq.environments.reasoning_gym.entries import entry, score
+    from rollq.environments.reasoning_gym.generators import entry, score
 
     made = entry(name, options, seed)
     return {"score": score(name, options, made, made["answer"] if answer is None else answer)}

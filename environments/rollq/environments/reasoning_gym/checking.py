@@ -12,7 +12,7 @@ from rollq.buffer.values.failures import SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 from rollq.environments.kinds import Finding, Level
 from rollq.environments.reasoning_gym import calls
-from rollq.environments.reasoning_gym.judge import ENTRIES, GRADER_ERRORS, GeneratorOptions, Grader
+from rollq.environments.reasoning_gym.judge import GENERATORS, GRADER_ERRORS, GeneratorOptions, Grader
 from rollq.environments.rubbish import RUBBISH, canaries
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import SCORE, InvalidReward
@@ -43,7 +43,7 @@ async def faults_of_grader(
 ) -> list[Finding]:
     """The faults of one grader with these rows. Texts of ours run in `processes`, if it runs texts; others are
     sealed."""
-    grader = Grader(settings, processes.sealed(ENTRIES), CALL_S)
+    grader = Grader(settings, processes.sealed(GENERATORS), CALL_S)
     own = await _own_answers(grader, rows)
     rubbish = await _rubbish(grader, _different(rows))
     return [*own, *rubbish, *await _code(settings, processes, rows[0])]

@@ -26,7 +26,7 @@ from rollq.workers.judging.rewards import SCORE, Answer, InvalidReward
 from rollq.workers.user_code.calls import UserFunction
 from rollq.workers.user_code.real_numbers import is_real
 
-ENTRIES: Final = "rollq.environments.reasoning_gym.entries"
+GENERATORS: Final = "rollq.environments.reasoning_gym.generators"
 """Imported by judge processes before they are sealed, since it reads files of its package."""
 GRADER_ERRORS: Final = "grader_errors"
 """The name of the fact that a sample has a reward of 0 because its text upset the grader; its mean is a curve."""
@@ -124,7 +124,7 @@ def make_judge(settings: GeneratorOptions, context: JudgeContext) -> Judge:
     if not settings.trust_graders:
         check_trusted(settings.generator)
     can_seal = not all(sealing_available().values())
-    processes = context.processes.sealed(ENTRIES) if can_seal else context.processes
+    processes = context.processes.sealed(GENERATORS) if can_seal else context.processes
     grader = Grader(settings, processes, context.timeout_s)
     return Judge("reasoning-gym", UserFunction.wrap(grader.judge, None, quick=False))
 

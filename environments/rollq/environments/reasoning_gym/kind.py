@@ -47,7 +47,7 @@ class ReasoningGym:
         """See `Kind.names`. Asks a child process, which takes seconds."""
         if not installed():
             return []
-        show = "import rollq.environments.reasoning_gym.entries as e; print(*e.names())"
+        show = "import rollq.environments.reasoning_gym.generators as e; print(*e.names())"
         environment = {"PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""}
         command = [sys.executable, "-c", show]
         done = subprocess.run(command, env=environment, capture_output=True, timeout=EXAMPLE_NAMES_S, check=True)
@@ -71,7 +71,7 @@ class Generator:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """See `Source.rows`. There is no end of them."""
-        from rollq.environments.reasoning_gym.entries import UnknownGenerator, entries
+        from rollq.environments.reasoning_gym.generators import UnknownGenerator, entries
 
         try:
             for seed, entry in entries(self.name, self.options, map(self.row_seed, count())):
