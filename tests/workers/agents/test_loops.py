@@ -21,9 +21,9 @@ from rollq.buffer.values.rollouts import (
 from rollq.buffer.wire.frame_decoding import decode_sample
 from rollq.buffer.wire.frame_encoding import encode_samples
 from rollq.buffer.wire.parts import join_parts, join_spans, rest_of
-from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.conversation import Conversation, with_environment
 from rollq.workers.agents.loops import PromptTooLong, Rollout, SingleTurn, prompt_tokens
+from rollq.workers.agents.segments import join, spent
 from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
 from rollq.workers.seeds import sample_seed
 from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.buffer.values.routed_experts import ROUTED_EXPERTS
-from rollq.workers.agents.continuation import join
+from rollq.workers.agents.segments import join
 from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion
 from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from rollq.buffer.values.rollouts import Int32Array, Segment, VersionSpan
-from rollq.workers.agents.continuation import first_tokens, join, padded_arrays
+from rollq.workers.agents.segments import first_tokens, join, padded_arrays
 from rollq.workers.agents.template_forms import for_template, tools_for_template
 from rollq.workers.engines.protocol import Completion, Tokenizer
 

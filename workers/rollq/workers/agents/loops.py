@@ -14,8 +14,8 @@ import numpy as np
 
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment
-from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.image_prompts import ImageTokenizer
+from rollq.workers.agents.segments import join, spent
 from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.agents.template_forms import for_template
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason

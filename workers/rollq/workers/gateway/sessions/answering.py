@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 
 from rollq.buffer.values.rollouts import FinishReason, Int32Array, Sample, Segment
-from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.loops import Rollout, finish
+from rollq.workers.agents.segments import join, spent
 from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import ChatFormat, Turn

@@ -1,4 +1,4 @@
-"""Joins the tokens of an interrupted response with the tokens that continue it. Pure."""
+"""Segments of a response that comes in parts: joined, cut, and checked. Pure."""
 
 from dataclasses import replace
 from typing import Any, TypeGuard
