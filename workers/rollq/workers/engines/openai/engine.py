@@ -32,7 +32,7 @@ from rollq.buffer.values.rollouts import FinishReason
 from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.gate import Call, Gated, RequestGate
 from rollq.workers.engines.limits import check_supported, token_limit
-from rollq.workers.engines.openai import completions_api, weight_routes
+from rollq.workers.engines.openai import completions_api, weight_push
 from rollq.workers.engines.openai.dialect import NO_VERSION, Description, Dialect, Weights
 from rollq.workers.engines.openai.server import WrongWeights
 from rollq.workers.engines.openai.servers import Servers
@@ -100,11 +100,11 @@ async def describe(http: aiohttp.ClientSession, url: str, model: str | None, *, 
     name, context_tokens = completions_api.choose_model(await exchange(http, "GET", f"{url}/models", None), model)
     if not pushes:
         return Description(name, context_tokens)
-    dtype, sequences = await weight_routes.dtype_of(http, url), await weight_routes.max_sequences_of(http, url)
+    dtype, sequences = await weight_push.dtype_of(http, url), await weight_push.max_sequences_of(http, url)
     return Description(name, context_tokens, dtype, sequences)
 
 
-OPENAI = Dialect("openai", completions_api, weight_routes, describe)
+OPENAI = Dialect("openai", completions_api, weight_push, describe)
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ import aiohttp
 
 from rollq.workers.engines.openai.dialect import Description, Dialect
 from rollq.workers.engines.openai.engine import OpenAIEngine, ServerSettings
-from rollq.workers.engines.sglang import generate_api, weight_routes
+from rollq.workers.engines.sglang import generate_api, weight_push
 from rollq.workers.http.client import exchange
 
 
@@ -24,7 +24,7 @@ async def describe(http: aiohttp.ClientSession, url: str, _: str | None, *, push
 SGLANG = Dialect(
     "sglang",
     generate_api,
-    weight_routes,
+    weight_push,
     describe,
     warning="tested with SGLang 0.5.23 on a CPU, and never on a GPU: compare its logprobs before you rely on it",
 )

@@ -1,4 +1,4 @@
-"""Weights into a vLLM server over HTTP: its development routes, and `LoadExtension` in its workers.
+"""Pushes weights into a vLLM server over HTTP, by its development routes and `LoadExtension` in its workers.
 
 Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. While it
 loads, it has another name, and a restarted server has vLLM's.
