@@ -12,7 +12,8 @@ import numpy as np
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 
 GROUPS = 32

@@ -26,7 +26,8 @@ from tqdm import tqdm
 from benchmarks.results import Result
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_server import free_port
 from rollq.consumer.tracker_settings import MlflowSettings

@@ -6,7 +6,8 @@ from benchmarks.fill import fill, in_bulk
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 
 BATCH_GROUPS = 256

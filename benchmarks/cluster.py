@@ -21,7 +21,7 @@ from benchmarks.exchange import GROUP_SIZE, NEVER_STALE, SIZES
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_cluster import SLOTS, EmbeddedCluster
 from rollq.buffer.store.embedded_server import EmbeddedServer

@@ -25,7 +25,7 @@ from benchmarks.results import Result
 from benchmarks.watching import REPORT
 from benchmarks.world import TASK, admit_and_lease, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
 

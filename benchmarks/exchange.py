@@ -10,7 +10,8 @@ import numpy as np
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.rollouts import WHOLE, Group, GroupResult, Sample
 from rollq.buffer.values.sample_columns import Samples

@@ -20,7 +20,7 @@ from benchmarks.exchange import GROUP_SIZE, SIZES
 from benchmarks.fleet import REPORT, WORKER_WAITS_FOR
 from benchmarks.world import TASK, make_sample
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.errors import StaleWorker
 from rollq.buffer.values.rollouts import GroupResult, Lease, Sample
 

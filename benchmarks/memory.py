@@ -17,7 +17,8 @@ import numpy as np
 
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Sample

@@ -21,7 +21,7 @@ import orjson
 from benchmarks.results import Result
 from benchmarks.world import TASK, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.prompts import decode_prompt

@@ -20,7 +20,8 @@ from benchmarks.ranks import hear, tell
 from benchmarks.results import Result
 from benchmarks.world import QUESTION, TASK, run, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.pubsub import EventKind
 from rollq.buffer.values.rollouts import Prompt

@@ -25,7 +25,7 @@ from benchmarks.generation import ENGINE_ARGS, GROUP_SIZE, IN_FLIGHT, MAX_TOKENS
 from benchmarks.results import Result
 from benchmarks.world import TASK, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.weights.store import locate_weights
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.exchange import NEVER_STALE
 from benchmarks.peers.protocol import GROUP_SIZE, Columns, serve
 from benchmarks.world import SAMPLING, TASK, admit_and_lease, results_of, run, server
-from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.values.sample_columns import Samples

@@ -4,7 +4,7 @@ import numpy as np
 import orjson
 import pytest
 
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import BatchOver
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import GroupResult, PipelineOutput, Prompt

@@ -12,7 +12,8 @@ import redis
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.exclusion import MOST_EXCLUDED_ROWS
 from rollq.buffer.calls.orders import GroupOrder, Order
-from rollq.buffer.calls.replies import Claimed, UnusableRow
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.prompts import UnusableRow
 from rollq.buffer.errors import RollqError
 from rollq.buffer.store import library
 from rollq.buffer.store.embedded_server import EmbeddedServer

@@ -7,7 +7,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.claiming import ReleaseMode
-from rollq.buffer.calls.replies import Claimed, Readiness, Shortfall
+from rollq.buffer.calls.replies.claims import Claimed, Readiness, Shortfall
 from support.any_server import AnyServer
 from support.buffer_run import World
 

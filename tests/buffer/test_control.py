@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError, FencedError
 from rollq.buffer.values.rollouts import MOST_ERROR_BYTES, GroupResult, Lease
 from support.buffer_run import World, make_sample

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.calls.replies import Claimed, Counting, Shortfall
+from rollq.buffer.calls.replies.claims import Claimed, Counting, Shortfall
 from rollq.buffer.errors import HistoryGone, NotClaimed
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.keys import task_keys

@@ -9,7 +9,9 @@ from redis.client import PubSub
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.put_args import RESULT_ARGS
-from rollq.buffer.calls.replies import Control, PutOutcome, Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
+from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.scores import ARRIVALS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.group_details import PastLease
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Prompt, SamplePart
 from support.buffer_run import World, make_sample

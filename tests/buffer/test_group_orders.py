@@ -6,7 +6,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder, Ordered, Refusal
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.values.rollouts import Prompt, Status
 from support.buffer_run import World
 from support.finished_groups import finished_groups

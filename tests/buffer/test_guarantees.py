@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, PutOutcome
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.calls.sweeping import SWEEP_IDS_PER_CALL
 from rollq.buffer.errors import ConfigError, FencedError
 from rollq.buffer.rules.staleness import counted_version, stale_threshold, staleness, token_mask

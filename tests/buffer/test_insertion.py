@@ -12,7 +12,7 @@ from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.put_args import MAX_CALL_BYTES
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ConfigError, InvalidGroup, ServerRefused
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.embedded_server import EmbeddedServer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import (
     StaleWorker,
 )

@@ -7,7 +7,8 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder
-from rollq.buffer.calls.replies import Control, Offer, Offered, PutOutcome, SalvageOutcome
+from rollq.buffer.calls.replies.leases import Offer, Offered, PutOutcome, SalvageOutcome
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, GroupResult, Lease, SamplePart, SampleStatus

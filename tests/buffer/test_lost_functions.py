@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ServerRefused, StoreLost
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store import redis_functions

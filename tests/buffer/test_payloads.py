@@ -8,7 +8,8 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.put_args import GroupArgs, calls_of
-from rollq.buffer.calls.replies import Control, PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import CorruptGroup, EpochMoved, StoreLost
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_functions import Beside

@@ -18,7 +18,7 @@ from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.payload_removal import AUDIT_PAUSE_S, Audit
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ConfigError, CorruptGroup, RunMismatch, ServerRefused, ServerUnavailable, StoreLost
 from rollq.buffer.payloads import folders_and_buckets as files
 from rollq.buffer.payloads.interface import PayloadName

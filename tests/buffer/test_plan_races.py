@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.calls.replies import Claimed, Shortfall
+from rollq.buffer.calls.replies.claims import Claimed, Shortfall
 from support.any_server import AnyServer
 from support.buffer_run import World
 from support.interleavings import Act, PausingBuffer, Role, explore

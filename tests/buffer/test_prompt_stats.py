@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PromptStats, PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.calls.replies.prompts import PromptStats
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import GroupResult, Lease, Prompt, SampleStatus

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import LiveModel, PutOutcome, Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
+from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import GroupResult, Prompt

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
 from rollq.buffer.errors import ConfigError, RunMismatch
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys

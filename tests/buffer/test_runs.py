@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.errors import (
     ConfigError,
     RunMismatch,

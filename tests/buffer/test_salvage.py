@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome, SalvageOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome, SalvageOutcome
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.failures import FailureKind

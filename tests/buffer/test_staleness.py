@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rollq.buffer.calls.put_args import version_of
-from rollq.buffer.calls.replies import PutOutcome, Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.store.keys import task_keys

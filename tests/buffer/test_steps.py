@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import TaskRules
 from support.buffer_run import World

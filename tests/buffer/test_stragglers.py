@@ -1,6 +1,7 @@
 """Long answers, which a batch waits for."""
 
-from rollq.buffer.calls.replies import PutOutcome, Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.values.rollouts import GroupResult
 from support.buffer_run import World, make_sample
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import (
     CheckpointOverdue,

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import Order
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.cli.main import main
 from support.buffer_run import World
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.cli.main import main
 from support.buffer_run import World

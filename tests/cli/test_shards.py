@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError, RunMismatch
 from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.cli.main import main

@@ -7,7 +7,7 @@ import pytest
 
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
 from rollq.buffer.errors import ClaimTimeout
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.consumer.claims import trainer_lease

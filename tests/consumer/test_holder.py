@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import TrainerHeld
 from rollq.consumer import Consumer, ConsumerSettings
 from support.forks import FORKS

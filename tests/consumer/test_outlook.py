@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollq.buffer.calls.replies import Clock, Control, Counts, LastError, Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
+from rollq.buffer.calls.replies.tasks import Clock, Control, Counts, LastError
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.values.memory_use import Fullness

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.calls.replies.claims import ClaimedGroup
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE
 from rollq.consumer import Consumer, ConsumerSettings

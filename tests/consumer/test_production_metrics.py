@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.calls.replies import Production
+from rollq.buffer.calls.replies.tasks import Production
 from rollq.consumer.production import describe_production, summarise_times, together
 
 

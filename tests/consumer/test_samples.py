@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ArrayError
 from rollq.buffer.values.rollouts import (
     ArrayRef,

@@ -12,7 +12,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.batches import MAX_FILL
 from rollq.buffer.calls.evaluations import EvaluatedGroup, EvaluationState, evaluation_metrics
-from rollq.buffer.calls.replies import Control, Counts
+from rollq.buffer.calls.replies.tasks import Control, Counts
 from rollq.buffer.errors import (
     BatchOver,
     ClaimTimeout,

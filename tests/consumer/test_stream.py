@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, FencedError, NotClaimed
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import (

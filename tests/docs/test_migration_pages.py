@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings.task_tables import field_of, place_of

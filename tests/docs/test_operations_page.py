@@ -14,7 +14,7 @@ import redis
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import NotClaimed, ServerRefused, StoreLost
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.embedded_server import EmbeddedServer, embedded_binary, free_port

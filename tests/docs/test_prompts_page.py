@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollq.buffer.calls.replies import PromptStats
+from rollq.buffer.calls.replies.prompts import PromptStats
 from rollq.buffer.rules.settings import TaskRules
 from rollq.cli.settings.model import TaskSettings
 from rollq.cli.settings.task_tables import flattened, place_of

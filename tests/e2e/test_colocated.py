@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.settings.file import load_settings

@@ -32,7 +32,7 @@ from faults.random_runs import broken_promise
 from faults.recovery import percentile, trainer_recoveries_s, worker_recoveries_s
 from faults.scenarios import scenarios
 from faults.seeded_bugs import BUGS, is_noticed
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.monitor.text.tables import aligned
 from support.buffer_machine import run_machine

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import TrainerHeld
 from support.buffer_run import World
 

@@ -19,7 +19,8 @@ from faults.sleepers import Sleepers
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.calls.orders import GroupOrder
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import CheckpointOverdue, HistoryGone, ServerRefused, StaleWorker
 from rollq.buffer.rules.settings import TaskRules

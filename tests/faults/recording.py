@@ -9,7 +9,7 @@ from faults.digests import samples_digest, versions_of
 from faults.history import Call, History
 from rollq.buffer.calls.leasing import Leasing
 from rollq.buffer.calls.lending import Lending
-from rollq.buffer.calls.replies import Leased, PutOutcome, SalvageOutcome
+from rollq.buffer.calls.replies.leases import Leased, PutOutcome, SalvageOutcome
 from rollq.buffer.errors import RollqError, ServerError
 from rollq.buffer.values.rollouts import GroupResult, Lease, SamplePart, SampleStatus
 

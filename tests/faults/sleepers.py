@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import StaleWorker, StoreLost
 from rollq.buffer.values.rollouts import GroupResult, Lease, SamplePart
 from support.buffer_run import OUTSIDE_BYTES, World, make_sample

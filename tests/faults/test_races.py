@@ -3,7 +3,7 @@
 from collections import Counter
 
 from faults.races import trainer_races, zombie_puts
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.store.embedded_server import EmbeddedServer
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.rollouts import Int32Array, Segment
 from rollq.buffer.values.routed_experts import ROUTED_EXPERTS

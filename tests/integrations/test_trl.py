@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError, FencedError, InvalidGroup, ProductionStopped, SyncFirst
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings

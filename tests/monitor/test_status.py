@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import FencedError
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.keys import task_keys

@@ -6,7 +6,8 @@ import orjson
 import pytest
 
 from rollq.buffer.calls.evaluations import EvaluationState
-from rollq.buffer.calls.replies import LastError, Unusable
+from rollq.buffer.calls.replies.prompts import Unusable
+from rollq.buffer.calls.replies.tasks import LastError
 from rollq.buffer.values.history import SeenProducer
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place

@@ -13,7 +13,8 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome, Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, RollqError, UnknownBatch
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Prompt, Status

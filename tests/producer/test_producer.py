@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import BatchState, Control, PutOutcome
+from rollq.buffer.calls.replies.batches import BatchState
+from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import InvalidPrompt, ServerRefused, StoreLost
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued

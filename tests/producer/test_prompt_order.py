@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rollq.buffer.calls.replies import PromptStats
+from rollq.buffer.calls.replies.prompts import PromptStats
 from rollq.buffer.errors import ConfigError
 from rollq.producer.prompt_order import Curriculum, PromptOrder, Shuffle, make_order, shuffled
 from rollq.producer.sampler import Sampler

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Unusable, UnusableRow
+from rollq.buffer.calls.replies.prompts import Unusable, UnusableRow
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.tickets import open_queue
 from rollq.cli.settings.model import EvaluationSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.store.keys import task_keys
 from rollq.producer.producer import Producer

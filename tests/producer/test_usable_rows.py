@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.calls.replies import Unusable
+from rollq.buffer.calls.replies.prompts import Unusable
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.values.rollouts import Prompt
 from rollq.producer.usable_rows import MORE, MOST_REASONS, UsableRows

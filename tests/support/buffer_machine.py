@@ -26,7 +26,9 @@ from hypothesis.stateful import (
 
 from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.calls.orders import GroupOrder, Refusal
-from rollq.buffer.calls.replies import Claimed, Offer, Offered, PutOutcome, SalvageOutcome, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.leases import Offer, Offered, PutOutcome, SalvageOutcome
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import FencedError, HistoryGone, NotClaimed, StaleWorker
 from rollq.buffer.store.keys import task_keys

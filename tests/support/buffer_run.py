@@ -9,7 +9,9 @@ import numpy as np
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.payload_removal import AUDIT_PAUSE_S, Audit
-from rollq.buffer.calls.replies import Claimed, PutOutcome, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.keys import task_keys

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollq.buffer.calls.orders import GroupOrder, Order
-from rollq.buffer.calls.replies import Claimed, Control, Offer, UnusableRow
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.leases import Offer
+from rollq.buffer.calls.replies.prompts import UnusableRow
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.rollouts import FinishedGroup, Prompt, SamplePart
 from support.buffer_run import World, make_sample, text_of
 from support.finished_groups import finished_sample

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.errors import StaleWorker
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.values.failures import FailureKind

@@ -10,7 +10,8 @@ import numpy as np
 import orjson
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Claimed, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.failures import FailureKind

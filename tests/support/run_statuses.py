@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status.rates import Rates

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.broadcast_log import BroadcastLog
 from rollq.consumer.weights.sender import Sender

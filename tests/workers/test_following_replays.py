@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.rules.settings import TaskRules
 from rollq.workers.buffer_calls import BufferCalls

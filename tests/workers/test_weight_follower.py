@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights, locate_weights, read_files, store_weights
 from rollq.consumer.weights.probe import probe_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rollq.buffer.calls.orders import Order
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.steering import CONTROLS, way_back, why_not
 from rollq.monitor.status.read import RunStatus

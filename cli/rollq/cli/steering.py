@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import Order
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.batch_sizes import is_retired
 from rollq.buffer.rules.shards import shards_among

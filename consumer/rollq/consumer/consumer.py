@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.calls.evaluations import rewards_of
-from rollq.buffer.calls.replies import Production, TrainerEpoch
+from rollq.buffer.calls.replies.tasks import Production
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rules.shards import task_of

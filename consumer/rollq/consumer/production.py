@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rollq.buffer.calls.replies import Production
+from rollq.buffer.calls.replies.tasks import Production
 from rollq.buffer.rules.shards import add_up
 
 

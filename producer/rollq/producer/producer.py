@@ -15,7 +15,8 @@ from rq import Queue
 
 from rollq.buffer.calls.batches import MAX_FILL
 from rollq.buffer.calls.payload_removal import Audit
-from rollq.buffer.calls.replies import BatchState, Control, Counts
+from rollq.buffer.calls.replies.batches import BatchState
+from rollq.buffer.calls.replies.tasks import Control, Counts
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import BatchOver, ServerError, ServerUnavailable
 from rollq.buffer.roles import ProducerBuffer

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.calls.replies import PromptStats
+from rollq.buffer.calls.replies.prompts import PromptStats
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.splitmix import splitmix64
 from rollq.buffer.common.user_functions import PROMPT_ORDER, check_object

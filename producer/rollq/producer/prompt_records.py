@@ -6,7 +6,7 @@ producer writes it.
 
 import logging
 
-from rollq.buffer.calls.replies import PromptRecord
+from rollq.buffer.calls.replies.prompts import PromptRecord
 from rollq.buffer.errors import RunMismatch
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rules.shards import task_of

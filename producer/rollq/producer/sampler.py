@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.calls.replies import PromptStats
+from rollq.buffer.calls.replies.prompts import PromptStats
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import Prompt
 from rollq.producer.progress_log import PassLog

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from rollq.buffer.calls.replies import Unusable, UnusableRow
+from rollq.buffer.calls.replies.prompts import Unusable, UnusableRow
 from rollq.buffer.common.log_once import MAX_KEYS, LogOnce
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.values.rollouts import Prompt

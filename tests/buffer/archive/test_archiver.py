@@ -14,7 +14,7 @@ from rollq.buffer.archive.archiver import Archiver, file_name
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.archiving import Portion, StoredGroup
-from rollq.buffer.calls.replies import Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys

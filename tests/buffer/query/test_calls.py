@@ -11,7 +11,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome, SalvageOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome, SalvageOutcome
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.query import calls as asking
 from rollq.buffer.query.language import parse_query

@@ -16,7 +16,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import BatchState, Claimed, PutOutcome
+from rollq.buffer.calls.replies.batches import BatchState
+from rollq.buffer.calls.replies.claims import Claimed
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.settings import TaskRules

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.store import servers
 from rollq.buffer.store.connection import Patience, open_client

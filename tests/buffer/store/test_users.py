@@ -17,7 +17,7 @@ from rq.worker import Worker
 
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.query.selection import Selection
 from rollq.buffer.roles import MonitorBuffer

@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.calls.orders import Order
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.history import HistoryRow
 from rollq.buffer.values.rollouts import Status
 from rollq.cli.changes import change_of

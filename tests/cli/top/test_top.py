@@ -10,7 +10,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import GroupOrder
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.history import HISTORY_COUNTERS

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.chain import Chain, is_chain
 from rollq.buffer.weights.loading import KEPT_MODELS, load_weights

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.query.pages import MOST_READ
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.failures import FailureKind

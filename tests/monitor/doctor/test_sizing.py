@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import SalvageOutcome
+from rollq.buffer.calls.replies.leases import SalvageOutcome
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.embedded_server import EmbeddedServer

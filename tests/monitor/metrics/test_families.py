@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from rollq.buffer.calls.evaluations import EvaluationState
-from rollq.buffer.calls.replies import LastError
+from rollq.buffer.calls.replies.tasks import LastError
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.metrics.catalogue import CALLS, METRICS, UP

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.broadcast_log import BroadcastLog, TensorSpec
 from rollq.buffer.weights.manifest import Tensor

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.producer.batches import BatchResult, OverRollout

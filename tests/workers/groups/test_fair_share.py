@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.buffer.calls.orders import Fleet
-from rollq.buffer.calls.replies import UnderWay
+from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.workers.groups.fair_share import (
     ALIKE,
     PATIENCE_S,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rewards.credit import TOKEN_REWARDS
 from rollq.buffer.values.failures import FailureKind, SampleFailed

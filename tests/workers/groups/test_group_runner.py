@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Leased
+from rollq.buffer.calls.replies.leases import Leased
 from rollq.buffer.errors import StoreLost, WeightsError
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ServerRefused
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue

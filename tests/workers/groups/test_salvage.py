@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies import SalvageOutcome
+from rollq.buffer.calls.replies.leases import SalvageOutcome
 from rollq.buffer.errors import ServerRefused
 from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,

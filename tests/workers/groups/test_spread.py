@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.calls.orders import Fleet
-from rollq.buffer.calls.replies import UnderWay
+from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.workers.engines.speed import EngineSpeed
 from rollq.workers.groups.spread import (
     Spare,

@@ -9,7 +9,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.orders import Order
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.rollouts import FinishReason, Lease, Prompt, Sample, Status
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.engines.host import EngineHost

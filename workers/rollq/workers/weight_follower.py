@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.errors import ConfigError, ServerError, WeightsError
 from rollq.buffer.weights.broadcast_log import round_number
 from rollq.buffer.weights.loading import load_weights

@@ -1,1 +1,1 @@
-"""The calls that each role may make of the server: one mixin of `Buffer` a module, and the values of the replies."""
+"""The calls that each role may make of the server: one mixin of `Buffer` a module."""

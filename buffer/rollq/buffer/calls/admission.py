@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from rollq.buffer.calls.replies import Admitted, Control, PromptRecord, PromptStats, UnusableRow
+from rollq.buffer.calls.replies.prompts import Admitted, PromptRecord, PromptStats, UnusableRow
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL, MOVED_IDS_PER_CALL, Sweeping
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.keys import task_keys

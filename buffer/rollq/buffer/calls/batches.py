@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from rollq.buffer.calls.core import BufferCore, pairs
-from rollq.buffer.calls.replies import BatchState
+from rollq.buffer.calls.replies.batches import BatchState
 from rollq.buffer.errors import BatchOver
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Prompt

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from rollq.buffer.calls.replies import Claimed, ClaimedGroup, Counting, Readiness, Shortfall
+from rollq.buffer.calls.replies.claims import Claimed, ClaimedGroup, Counting, Readiness, Shortfall
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.values.rollouts import PipelineOutput
 

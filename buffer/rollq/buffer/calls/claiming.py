@@ -22,7 +22,8 @@ from rollq.buffer.calls.claim_replies import (
     has_groups,
     shortfall_of,
 )
-from rollq.buffer.calls.replies import Claimed, ClaimedGroup, Readiness, Shortfall, TrainerEpoch
+from rollq.buffer.calls.replies.claims import Claimed, ClaimedGroup, Readiness, Shortfall
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL, Sweeping
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.keys import task_keys

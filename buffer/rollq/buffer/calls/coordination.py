@@ -6,7 +6,8 @@ import orjson
 
 from rollq.buffer.calls.evaluations import Evaluations
 from rollq.buffer.calls.fetching import Fetching
-from rollq.buffer.calls.replies import ClaimedGroup, Finalizing
+from rollq.buffer.calls.replies.batches import Finalizing
+from rollq.buffer.calls.replies.claims import ClaimedGroup
 from rollq.buffer.calls.sweeping import Sweeping
 from rollq.buffer.values.rollouts import PipelineOutput
 

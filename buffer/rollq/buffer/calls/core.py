@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Self
 import redis
 from redis.exceptions import RedisError
 
-from rollq.buffer.calls.replies import Clock, Control, LiveModel
+from rollq.buffer.calls.replies.tasks import Clock, Control
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, StoreLost
 from rollq.buffer.payloads import object_payloads

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from rollq.buffer.calls.batches import Batches
-from rollq.buffer.calls.replies import BatchState
+from rollq.buffer.calls.replies.batches import BatchState
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.curves import as_number
 from rollq.buffer.values.rollouts import SampleStatus

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollq.buffer.calls.core import BufferCore, pairs
-from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.calls.replies.claims import ClaimedGroup
 from rollq.buffer.errors import CorruptFrame, CorruptGroup
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys

@@ -10,7 +10,8 @@ import orjson
 
 from rollq.buffer.calls.core import BufferCore, number, pairs
 from rollq.buffer.calls.evaluations import EvaluationState, evaluation_state
-from rollq.buffer.calls.replies import ArchiveState, Counts, ExcludedRows, LastError, Unusable
+from rollq.buffer.calls.replies.prompts import ExcludedRows, Unusable
+from rollq.buffer.calls.replies.tasks import ArchiveState, Counts, LastError
 from rollq.buffer.calls.trainer_process import process_of
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.common.whole_numbers import whole_number

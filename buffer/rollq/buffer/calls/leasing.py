@@ -14,7 +14,8 @@ from redis.exceptions import RedisError
 from rollq.buffer.calls.core import BufferCore, pairs
 from rollq.buffer.calls.orders import Fleet, Order
 from rollq.buffer.calls.put_args import GroupArgs, calls_of, encode_result, part_args, result_args
-from rollq.buffer.calls.replies import Leased, PutOutcome, Renewed, SalvageOutcome, UnderWay
+from rollq.buffer.calls.replies.leases import Leased, PutOutcome, Renewed, SalvageOutcome
+from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.staleness import Floors

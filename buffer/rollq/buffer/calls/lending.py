@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rollq.buffer.calls.core import pairs
 from rollq.buffer.calls.leasing import Leasing, decode_lease, fences, leases_by_task, named_payloads
-from rollq.buffer.calls.replies import Offer, Offered
+from rollq.buffer.calls.replies.leases import Offer, Offered
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE, Lease, Sample, SampleStatus
 from rollq.buffer.wire.group_fields import decode_kept

@@ -6,7 +6,7 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.calls.core import BufferCore
-from rollq.buffer.calls.replies import Reaped
+from rollq.buffer.calls.replies.leases import Reaped
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
 from rollq.buffer.values.places import Place

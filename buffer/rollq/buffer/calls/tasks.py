@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.calls.inspection import Inspection
-from rollq.buffer.calls.replies import Clock
+from rollq.buffer.calls.replies.tasks import Clock
 from rollq.buffer.errors import ConfigError, RunMismatch
 from rollq.buffer.rules.codec import decode_rules, encode_rules
 from rollq.buffer.rules.revisions import Revision, changed_by_file, changed_by_hand, differences, digest_of_rules

@@ -14,7 +14,8 @@ import orjson
 from rollq.buffer.calls.claiming import Claiming
 from rollq.buffer.calls.core import number, pairs
 from rollq.buffer.calls.fetching import Fetching
-from rollq.buffer.calls.replies import Clock, Production, TrainerEpoch
+from rollq.buffer.calls.replies.tasks import Clock, Production
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.calls.trainer_process import Holder, process_of, this_process
 from rollq.buffer.common.whole_numbers import whole_number

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, Looking
-from rollq.buffer.calls.replies import Clock
+from rollq.buffer.calls.replies.tasks import Clock
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.conditions import Condition
 from rollq.buffer.query.language import parse_query

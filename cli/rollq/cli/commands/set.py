@@ -11,7 +11,7 @@ from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.calls.replies import Clock
+    from rollq.buffer.calls.replies.tasks import Clock
     from rollq.buffer.rules.settings import TaskRules
 
 SHARED_MARGIN = 3

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rollq.buffer.archive.run_archive import RunArchive
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.calls.group_details import FoundGroup
-    from rollq.buffer.calls.replies import Counts
+    from rollq.buffer.calls.replies.tasks import Counts
     from rollq.buffer.query.conditions import Condition
     from rollq.buffer.query.plan import Range
     from rollq.buffer.query.records import GroupRecord

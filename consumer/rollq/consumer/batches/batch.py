@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.calls.replies.claims import ClaimedGroup
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rewards.advantages import AdvantageSettings, advantages
 from rollq.buffer.rewards.credit import StepKind

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from statistics import median_low
 from typing import Any
 
-from rollq.buffer.calls.replies import Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
 from rollq.buffer.values.trainer_state import TrainerPhase
 
 AVERAGED_STEPS = 10

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.calls.replies.claims import Claimed
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.batches.content import BatchContent
 from rollq.consumer.batches.sequences import TokenStaleness

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rollq.buffer.calls.replies import Claimed
+from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import CorruptGroup, NotClaimed
 from rollq.consumer.batches.batch import Batch

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-from rollq.buffer.calls.replies import Claimed, Shortfall
+from rollq.buffer.calls.replies.claims import Claimed, Shortfall
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.training import TRAINER_LEASE_S
 from rollq.buffer.errors import ClaimTimeout, ConfigError, TrainerHeld
 from rollq.buffer.roles import TrainerBuffer

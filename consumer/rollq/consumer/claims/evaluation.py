@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import orjson
 
 from rollq.buffer.calls.evaluations import Evaluations, evaluation_metrics
-from rollq.buffer.calls.replies import BatchState
+from rollq.buffer.calls.replies.batches import BatchState
 from rollq.buffer.common.counting import count
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.waiter import Waiter, WakeUps

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.calls.replies.claims import ClaimedGroup
 from rollq.buffer.errors import CorruptGroup
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.values.rollouts import Group, Prompt, Sample, SampleStatus, Segment

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from rollq.buffer.calls.replies import Clock, Control, Counts, Shortfall
+from rollq.buffer.calls.replies.claims import Shortfall
+from rollq.buffer.calls.replies.tasks import Clock, Control, Counts
 from rollq.buffer.common.counting import count
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.memory_use import Fullness

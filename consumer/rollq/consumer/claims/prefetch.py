@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from rollq.buffer.calls.replies import ClaimedGroup
+from rollq.buffer.calls.replies.claims import ClaimedGroup
 from rollq.buffer.errors import CorruptFrame, CorruptGroup, RollqError, ServerError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.values.rollouts import Group

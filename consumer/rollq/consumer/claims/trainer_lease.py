@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rollq.buffer.calls.replies import TrainerEpoch
+from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.training import TRAINER_LEASE_S
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RollqError, ServerError, ServerRefused

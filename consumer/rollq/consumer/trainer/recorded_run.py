@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.archive.rows import TrainedGroup
 from rollq.buffer.calls.claiming import ReleaseMode
-from rollq.buffer.calls.replies import Production
+from rollq.buffer.calls.replies.tasks import Production
 from rollq.buffer.errors import ArchiveError, InvalidGroup
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.batches.batch import Batch

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rollq.buffer.calls.replies import dropped_groups, unaccounted_groups
+from rollq.buffer.calls.replies.tasks import dropped_groups, unaccounted_groups
 from rollq.buffer.values.rollouts import Status
 from rollq.monitor.report.live_view import staleness_shares
 from rollq.monitor.report.records import BufferReading, StepRecord

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rollq.buffer.calls.replies import Unusable
+from rollq.buffer.calls.replies.prompts import Unusable
 
 
 class PromptRows(NamedTuple):

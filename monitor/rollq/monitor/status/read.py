@@ -8,7 +8,9 @@ from typing import Any
 from rq import Queue
 
 from rollq.buffer.calls.evaluations import EvaluationState
-from rollq.buffer.calls.replies import Counts, LastError, LiveModel, Unusable
+from rollq.buffer.calls.replies.prompts import Unusable
+from rollq.buffer.calls.replies.tasks import Counts, LastError
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.roles import MonitorBuffer

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.calls.evaluations import EvaluationState
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.places import Place
 from rollq.buffer.values.rollouts import AUDITED, Status

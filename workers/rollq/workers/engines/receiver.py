@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
-from rollq.buffer.calls.replies import LiveModel
+from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog
 from rollq.workers.buffer_calls import BufferCalls

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from time import monotonic, time
 
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.tracing.spans import Attributes, GroupTrace
 from rollq.buffer.tracing.tracer import Tracer
 from rollq.buffer.values.rollouts import Lease, Sample

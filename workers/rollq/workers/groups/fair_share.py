@@ -12,7 +12,7 @@ leaves them to the next worker with a place: it would only keep them.
 from math import ceil, floor
 
 from rollq.buffer.calls.orders import Fleet
-from rollq.buffer.calls.replies import UnderWay
+from rollq.buffer.calls.replies.tasks import UnderWay
 
 NOISE = 0.1
 """A share is taken for the next whole number of groups when it is this near."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
-from rollq.buffer.calls.replies import PutOutcome
+from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RunMismatch, StoreLost
 from rollq.buffer.values.failures import FailureKind

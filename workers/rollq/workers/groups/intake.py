@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from time import monotonic
 
-from rollq.buffer.calls.replies import UnderWay
+from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import StaleWorker
 from rollq.buffer.tickets import Ticket

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from time import monotonic
 
-from rollq.buffer.calls.replies import Offer, Offered
+from rollq.buffer.calls.replies.leases import Offer, Offered
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason

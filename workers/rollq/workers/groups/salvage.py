@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from rollq.buffer.calls.replies import SalvageOutcome
+from rollq.buffer.calls.replies.leases import SalvageOutcome
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import RollqError
 from rollq.buffer.values.rollouts import MOST_PART_BYTES, MOST_PARTS, Sample, SamplePart, SampleStatus

@@ -11,7 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from rollq.buffer.calls.orders import Fleet
-from rollq.buffer.calls.replies import UnderWay
+from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.workers.engines.speed import EngineSpeed
 
 LEAST_PART = 0.2

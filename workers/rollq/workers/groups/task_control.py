@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import StrEnum
 from time import monotonic
 
-from rollq.buffer.calls.replies import Control
+from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost

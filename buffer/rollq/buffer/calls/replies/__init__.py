@@ -1,0 +1,1 @@
+"""The values that calls return, frozen: a module for each kind of question."""

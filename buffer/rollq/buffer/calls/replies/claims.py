@@ -1,0 +1,84 @@
+"""The replies to claims of a step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.values.rollouts import PipelineOutput
+
+
+class ClaimedGroup(NamedTuple):
+    """One group of a claimed batch, without its samples. `tokens`: response tokens; `reward`: mean over samples;
+    `payload`: the name of the key that holds their frame, '' when it is in the group's rollout; `nonce`: of the lease
+    that made them; `rows`: see `rollq.buffer.wire.sample_rows`."""
+
+    task: str
+    group_id: int
+    oldest_version: int
+    arrival: int
+    tries: int
+    tokens: int
+    reward: float
+    payload: str = ""
+    nonce: str = ""
+    rows: bytes = b""
+    shaped: PipelineOutput | None = None
+
+
+class Counting(NamedTuple):
+    """How old the tokens of a claimed group are.
+
+    Tokens of dead epochs count as `floors` says. Tokens with a staleness of `token_threshold` or more are masked.
+    """
+
+    floors: Floors
+    token_threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The batch of a step; every call for the step gives the same one, until it is released.
+
+    `counting` has one entry for each group, of the group's first claim: its tokens stay as old as they were then.
+    `claim_round` names this claim for its release; `releases`: how often the step was released before, in this epoch.
+
+    While the batch fills, `lack` says what it lacks yet: later calls return the same groups and further ones. `parts`
+    are the ends of the parts that it was divided into, as numbers of groups, and the groups are in the order of the
+    parts; see `Claiming.divide`, to which `plan_round` belongs. `planned` are the groups per task when it is whole.
+    """
+
+    step: int
+    groups: tuple[ClaimedGroup, ...]
+    counting: tuple[Counting, ...]
+    claim_round: int
+    releases: int
+    planned: Mapping[str, int]
+    parts: tuple[int, ...] = ()
+    plan_round: int = 0
+    lack: "Shortfall | None" = None
+
+
+class Readiness(NamedTuple):
+    """The groups of a task for a claim of a step.
+
+    They are the completed groups that are fresh at it; the groups in generation that it waits for, because they would
+    be too old at the next step; and the groups that must reach the archive first.
+    """
+
+    ready: int
+    stragglers: int
+    unarchived: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """No batch yet: per task that is short, how many groups are ready, how many are wanted, how many in generation
+    would be too old at the next step and are waited for, and how many must reach the archive first. With no task short,
+    the last batch is being released."""
+
+    step: int
+    ready: Mapping[str, int]
+    wanted: Mapping[str, int]
+    stragglers: Mapping[str, int] = field(default_factory=dict)
+    unarchived: Mapping[str, int] = field(default_factory=dict)

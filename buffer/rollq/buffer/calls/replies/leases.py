@@ -1,0 +1,78 @@
+"""The replies to calls for leases, results and loans."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from rollq.buffer.values.rollouts import Lease
+
+
+class Reaped(NamedTuple):
+    """Leases past their deadline: sent back, or quarantined. `held`: nobody is judged just after an outage."""
+
+    requeued: int
+    quarantined: int
+    held: bool
+
+
+class Leased(NamedTuple):
+    """The leases a worker got. `drain`: finish the groups in hand, then lease again, since a suspect must run alone."""
+
+    leases: tuple[Lease, ...]
+    drain: bool
+
+
+class Renewed(NamedTuple):
+    """Leases that are no longer the caller's, and held ones of batches that wait for nothing more: of those, what is
+    finished counts, see `Coordination.cut_off`."""
+
+    gone: list[Lease]
+    cut_off: list[Lease]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Samples of a leased group to be `added` to those that are offered to other workers, or `taken_back`, by index.
+
+    `number`: how many calls for this lease came before this one, of those that added some or took some back.
+    """
+
+    lease: Lease
+    number: int
+    added: tuple[int, ...] = ()
+    taken_back: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The samples of a leased group that are offered to other workers, and those that are lent to one, by index.
+
+    `parts`: how many parts of its samples the buffer has.
+    """
+
+    offered: frozenset[int]
+    lent: frozenset[int]
+    parts: int = 0
+
+
+class PutOutcome(StrEnum):
+    """Where a result was filed."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    DROPPED = "dropped"  # too stale, and the task drops what expires
+    DUPLICATE = "duplicate"  # this very result is in already
+    REFUSED = "refused"  # the lease is no longer the caller's
+    GATHERED = "gathered"  # finished, for its batch
+    RESTARTED = "restarted"  # its batch still needs it: pending again
+
+
+class SalvageOutcome(StrEnum):
+    """Whether a part of a sample was kept. If one is not, neither is any later part of its lease."""
+
+    KEPT = "kept"
+    FULL = "full"  # the group has `MOST_PARTS` or `MOST_PART_BYTES`
+    REFUSED = "refused"  # the lease is no longer the caller's, or an earlier part is missing
