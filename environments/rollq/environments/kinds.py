@@ -21,6 +21,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "openenv": "rollq.environments.openenv.kind.OpenEnv",
     "reasoning-gym": "rollq.environments.reasoning_gym.kind.ReasoningGym",
     "text": "rollq.environments.text.kind.Text",
+    "verifiers": "rollq.environments.verifiers.kind.Verifiers",
 }
 """Kind -> the dotted path of its class, which is imported when the kind is used."""
 

@@ -318,7 +318,7 @@ def test_a_harness_from_outside_takes_a_session_with_the_operators_key(
 def test_without_a_key_of_the_operator_no_session_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(Exception, match=KEY_VARIABLE):
-        Gateway(GatewaySettings()).check_key("")
+        Gateway(GatewaySettings()).taker("")
 
 
 def test_a_prompt_of_token_ids_is_not_offered(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,9 +149,10 @@ class Server:
     async def _offer(self, request: web.Request) -> web.StreamResponse:
         """Give a session to a program elsewhere. One whose client has left is offered again."""
         identify(None)
-        self._gateway.check_key(_bearer(request))
+        taker = self._gateway.taker(_bearer(request))
         identify(KEY_VARIABLE)
-        connection, offers = Connection(request), self._gateway.offers
+        taker.has_asked = True
+        connection, offers = Connection(request), taker.offers
         tasks, wait_s = wanted(await _body(request, may_be_empty=True), self._gateway.tasks)
         offer = await offers.take(tasks, wait_s, lambda: connection.is_lost)
         if offer is None:
@@ -161,7 +162,7 @@ class Server:
             await response.prepare(request)
             await response.write_eof()
             if not connection.is_lost:
-                offer.taken.set()
+                taker.take(offer)
             return response
         except ConnectionError:
             return web.Response(status=400)  # nobody reads it

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from rollq.workers.gateway.calls import CallRefused
+from rollq.workers.gateway.sessions.outcomes import Outcome
 
 MOST_WAIT_S: Final = 30.0
 RETRY_S: Final = 2
@@ -20,12 +21,13 @@ RETRY_S: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offer:
-    """A session of a task, and the `facts` for the program that takes it. `is_over` says whether it has ended; `taken`
-    is set once a program has it."""
+    """A session of a task, and the `facts` for the program that takes it. `is_over` says whether it has ended, and
+    `close` ends it; `taken` is set once a program has it."""
 
     task: str
     facts: Mapping[str, Any]
     is_over: Callable[[], bool]
+    close: Callable[[Outcome], object]
     taken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -116,6 +118,11 @@ class Offers:
             self._by_task.setdefault(offer.task, deque()).appendleft(offer)
             self._give(offer)
 
+    def close_all(self, outcome: Outcome) -> None:
+        """End all sessions that no program has taken."""
+        for offer in [offer for offers in self._by_task.values() for offer in offers]:
+            offer.close(outcome)
+
     def end_waits(self) -> None:
         """End all waits for sessions, now and from now on."""
         self.is_ending = True
@@ -147,3 +154,25 @@ class Offers:
             offers.remove(offer)
         if not offers:
             self._by_task.pop(offer.task, None)
+
+
+class Taker:
+    """A program, or all that share a key, which takes sessions that are `offers`."""
+
+    def __init__(self, offers: Offers) -> None:
+        """`has_asked` says whether it has asked for a session yet."""
+        self.offers = offers
+        self.has_asked = False
+        self._taken: set[Offer] = set()
+
+    def take(self, offer: Offer) -> None:
+        """Note that the program has a session."""
+        offer.taken.set()
+        self._taken = {taken for taken in self._taken if not taken.is_over()} | {offer}
+
+    def fail(self, outcome: Outcome) -> None:
+        """End all sessions that the program has, since it has died."""
+        for offer in self._taken:
+            if not offer.is_over():
+                offer.close(outcome)
+        self._taken.clear()

@@ -17,7 +17,7 @@ from typing import Final
 from rollq.buffer.common.once_a_minute import OnceAMinute
 from rollq.buffer.errors import ConfigError
 from rollq.workers.gateway.calls import CallRefused
-from rollq.workers.gateway.offers import Offers
+from rollq.workers.gateway.offers import Offers, Taker
 from rollq.workers.gateway.sessions.answering import session_over
 from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.settings import GatewaySettings
@@ -40,6 +40,8 @@ class Gateway:
         self.offers = Offers()
         self.tasks: set[str] = set()
         self.refused_outcomes = 0
+        self._operator = Taker(self.offers)
+        self._takers: dict[bytes, Taker] = {}  # by the digest of their key
         self._sessions: dict[bytes, Session] = {}  # by the digest of their token
         self._refusals = OnceAMinute()
         self._outcomes: dict[bytes, Session] = {}  # by the digest of the token that sets their outcome
@@ -64,13 +66,25 @@ class Gateway:
             del self._sessions[key]
             self._outcomes.pop(reward_key, None)
 
-    def check_key(self, key: str) -> None:
-        """Raise `CallRefused` for another key than the operator's."""
+    @contextmanager
+    def admitting(self, key: str, taker: Taker) -> Iterator[None]:
+        """Give sessions to a program that the worker has started, for a separate key."""
+        self._takers[_digest(key)] = taker
+        try:
+            yield
+        finally:
+            del self._takers[_digest(key)]
+
+    def taker(self, key: str) -> Taker:
+        """The program with this key, which may be the operator's. Raises `CallRefused` for another one."""
+        if (taker := self._takers.get(_digest(key))) is not None:
+            return taker
         expected = os.environ.get(KEY_VARIABLE, "")
         if not expected or not hmac.compare_digest(key.encode(errors="replace"), expected.encode()):
             raise CallRefused(
                 f"a session needs the key in {KEY_VARIABLE} of the worker", status=401, code="invalid_key"
             )
+        return self._operator
 
     def base_url(self, token: str) -> str:
         """The base URL of a session, without `/v1`."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -23,20 +24,18 @@ from rollq.workers.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class BuiltInLoop:
-    """A built-in agent loop. `gives_rewards`: its samples earn rewards on the way, for the judge `environment`.
-    `is_served`: its first argument is the worker's gateway."""
+    """A built-in agent loop. `gives_rewards`: its samples earn rewards on the way, for the judge `environment`."""
 
     make: Callable[..., AgentLoop]
     gives_rewards: bool = False
-    is_served: bool = False
 
 
 BUILT_IN: Final[Mapping[str, BuiltInLoop]] = {
     "single_turn": BuiltInLoop(SingleTurn),
     "tools": BuiltInLoop(tools_loop),
     "environment": BuiltInLoop(environment_loop, gives_rewards=True),
-    "harness": BuiltInLoop(harness_loop, is_served=True),
-    "outside": BuiltInLoop(outside_loop, is_served=True),
+    "harness": BuiltInLoop(harness_loop),
+    "outside": BuiltInLoop(outside_loop),
 }
 
 
@@ -46,13 +45,14 @@ def gives_rewards(name: str) -> bool:
 
 
 def make_loop(name: str, options: Mapping[str, Any], gateway: Gateway | None = None) -> AgentLoop:
-    """A built-in agent loop, or a custom class by dotted path, made with `options`. `gateway` is the worker's.
+    """A built-in agent loop, or a custom class by dotted path, made with `options`. `gateway` is the worker's, for
+    loops whose first parameter has that name.
 
     Raises `ConfigError` for an unknown loop or unsupported options.
     """
     makers = {built_in: loop.make for built_in, loop in BUILT_IN.items()}
     make: Callable[..., AgentLoop] = load_plugin("agent loop", name, makers)
-    if name in BUILT_IN and BUILT_IN[name].is_served:
+    if _takes_gateway(make):
         make = partial(make, gateway or Gateway(GatewaySettings()))
     try:
         loop = make(**options)
@@ -66,9 +66,16 @@ def make_loop(name: str, options: Mapping[str, Any], gateway: Gateway | None = N
     raise ConfigError(f"agent_options of agent loop {name!r}: {problem}")
 
 
+def _takes_gateway(make: Callable[..., AgentLoop]) -> bool:
+    try:
+        return next(iter(signature(make).parameters), "") == "gateway"
+    except (TypeError, ValueError):  # some callables show none
+        return False
+
+
 def is_offered(loop: AgentLoop) -> bool:
     """Whether sessions of the loop are offered to programs elsewhere."""
-    return isinstance(loop, Outside)
+    return isinstance(loop, Outside) and loop.is_offered
 
 
 def check_loop(loop: AgentLoop, tokenizer: Tokenizer) -> None:
@@ -79,5 +86,5 @@ def check_loop(loop: AgentLoop, tokenizer: Tokenizer) -> None:
 
 async def close_loop(loop: AgentLoop) -> None:
     """Release what samples of a built-in loop have shared."""
-    if isinstance(loop, MultiTurn):
+    if isinstance(loop, MultiTurn | Outside):
         await loop.close()

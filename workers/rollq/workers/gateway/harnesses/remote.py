@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, ClassVar, Final
 
@@ -16,7 +16,7 @@ from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.harnesses.local import about, given_prompt, make_chooser
-from rollq.workers.gateway.offers import Offer
+from rollq.workers.gateway.offers import Offer, Offers
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway, new_token
 from rollq.workers.gateway.session_settings import SessionSettings
 from rollq.workers.gateway.sessions.finished_sample import Chooser
@@ -36,14 +36,24 @@ class OutsideSettings(SessionSettings):
 @dataclass(frozen=True, slots=True)
 class Outside:
     """Waits for a harness to take each sample. An interrupted one is offered again, and its recorded calls are answered
-    from the record."""
+    from the record. `offers` are the gateway's, or another program's; `facts` are further ones for it."""
 
     settings: OutsideSettings
     gateway: Gateway
     chat_format: ChatFormat
     chosen: Chooser | None
+    offers: Offers
+    facts: Mapping[str, Any] = field(default_factory=dict)
     resumable: ClassVar[bool] = True
     records: ClassVar[bool] = True
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether sessions are offered to programs elsewhere."""
+        return self.offers is self.gateway.offers
+
+    async def close(self) -> None:
+        """Release what all samples have shared."""
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
@@ -60,13 +70,14 @@ class Outside:
                 facts = {
                     "prompt": prompt,
                     **about(rollout),
+                    **self.facts,
                     **self.gateway.addresses(token),
                     "reward_token": reward_token,
                     "deadline_s": self.settings.session_timeout_s,
                 }
-                offer = Offer(rollout.task, facts, lambda: session.is_over)
-                with self.gateway.offers.offering(offer):
-                    await _until(offer.taken, rollout, lambda: False)
+                offer = Offer(rollout.task, facts, lambda: session.is_over, session.close)
+                with self.offers.offering(offer):
+                    await _until(offer.taken, rollout, session.closed.is_set)
                 ended = await self._until_closed(rollout, session)
                 if session.answering.failure is None and not rollout.is_stopped():
                     await session.settle()
@@ -118,11 +129,16 @@ async def _until(event: asyncio.Event, rollout: Rollout, is_over: Callable[[], b
 def outside_loop(gateway: Gateway, **options: Any) -> Outside:
     """The loop `outside` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
     settings = OutsideSettings(**options)
-    if not os.environ.get(KEY_VARIABLE):
-        raise ConfigError(
-            f"agent loop 'outside' needs {KEY_VARIABLE} in the worker's environment: set it to a secret "
-            "of your choice, which programs send when they ask for a session"
-        )
+    require_key("agent loop 'outside'")
     gateway.want()
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
-    return Outside(settings, gateway, chat_format, make_chooser(settings.calls))
+    return Outside(settings, gateway, chat_format, make_chooser(settings.calls), gateway.offers)
+
+
+def require_key(who: str) -> None:
+    """Raise `ConfigError` unless programs elsewhere have a key to ask for sessions with, which `who` needs."""
+    if not os.environ.get(KEY_VARIABLE):
+        raise ConfigError(
+            f"{who} needs {KEY_VARIABLE} in the worker's environment: set it to a secret "
+            "of your choice, which programs send when they ask for a session"
+        )

@@ -23,12 +23,13 @@ KINDS: Final = tuple(kind.value for kind in FailureKind)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a session. `reward` None: the task's judge finds it. `turns`: a reward for each call. `extra`: facts
-    about the episode. `failure`: why the sample fails."""
+    about the episode. `truncated`: a limit ended it. `failure`: why the sample fails."""
 
     reward: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     turns: tuple[float, ...] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    truncated: bool = False
     failure: tuple[FailureKind, str] | None = None
 
 
@@ -42,8 +43,11 @@ def rewarded(body: Mapping[str, Any]) -> Outcome:
             'a reward is {"reward": a number, "parts": {name: a number}}, finite ones, or {"reward": null} for the '
             "task's judge"
         )
+    truncated = body.get("truncated", False)
+    if not isinstance(truncated, bool):
+        raise CallRefused("truncated is true or false")
     given = None if reward is None else float(reward)
-    return Outcome(given, {str(name): float(value) for name, value in parts.items()}, turns, extra)
+    return Outcome(given, {str(name): float(value) for name, value in parts.items()}, turns, extra, truncated)
 
 
 def failed_outcome(body: Mapping[str, Any]) -> Outcome:

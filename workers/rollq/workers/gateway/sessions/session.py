@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rollq.buffer.values.rollouts import Sample
+from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.loops import Rollout, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
@@ -195,6 +195,8 @@ class Session:
         made = finished_sample(answering.tree, self._rollout, facts)
         if self._turns is not None and made.segments and not self._rollout.evaluation:
             made = with_token_rewards(made, answering.tree.token_rewards(self._turns))
+        if self.outcome.truncated and made.segments:
+            made = replace(made, finish_reason=FinishReason.LENGTH)
         reward, parts = self.outcome.reward, dict(self.outcome.parts)
         return replace(made, reward=reward, reward_parts=parts, tools=tuple(answering.tools))
 

@@ -1,0 +1,121 @@
+"""The kind `verifiers`, named by a task set."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import Settings
+from rollq.buffer.settings_errors import explanation
+from rollq.environments.kinds import Finding, Level
+from rollq.environments.text.kind import version_of
+from rollq.environments.verifiers.exported import exported_rows
+from rollq.environments.verifiers.other_python import require_verifiers
+
+LOOP = "rollq.environments.verifiers.loop.verifiers_loop"
+JUDGE = "rollq.environments.verifiers.loop.unrewarded"
+
+
+class VerifiersOptions(Settings):
+    """`env_options`."""
+
+    python: str = Field(default="", description="Python that has verifiers; default: the worker's")
+    harness: str = Field(
+        default="inside",
+        description="inside: chat and tools in the runner; or one of verifiers; empty: the set's",
+    )
+    config: dict[str, Any] = Field(default_factory=dict, description="keys of verifiers' EnvConfig")
+    runners: int = Field(default=2, ge=0, description="processes of one worker; 0: you start them")
+    concurrent: int = Field(default=64, gt=0, description="episodes at the same time, in one worker")
+    environment: tuple[str, ...] = Field(default=(), description="variables of the worker that runners get")
+
+
+class Verifiers:
+    """See `Kind`."""
+
+    def open(self, name: str, options: Mapping[str, Any], split: str) -> "TaskSet":
+        """A task set; nothing is imported. Raises `ConfigError`."""
+        try:
+            return TaskSet(name, VerifiersOptions(**options), split)
+        except ValidationError as error:
+            raise ConfigError(f"env_options: {explanation(error, VerifiersOptions)}") from error
+
+    def installed(self) -> str:
+        """Only the options say which Python has it."""
+        return "built in"
+
+    def install(self) -> str:
+        """How to install what it needs."""
+        return "python3 -m venv .venv-verifiers; .venv-verifiers/bin/pip install 'verifiers>=0.4,<0.5'"
+
+    def names(self) -> Iterable[str]:
+        """Only the other Python knows the task sets."""
+        return ()
+
+
+class TaskSet:
+    """One task set of verifiers: see `Source`."""
+
+    def __init__(self, name: str, options: VerifiersOptions, split: str) -> None:
+        self.name, self.options, self.split = name, options, split
+
+    def spec(self) -> dict[str, Any]:
+        """The facts by which a runner opens it."""
+        return {
+            "taskset": self.name,
+            "config": self.options.config,
+            "harness": self.options.harness,
+            "split": self.split,
+        }
+
+    def identity(self) -> dict[str, str]:
+        """See `Source.identity`."""
+        package = self.name.rpartition("/")[2].partition("@")[0]
+        python = self.options.python
+        return {
+            "verifiers": version_of("verifiers", python),
+            "package": package,
+            "version": version_of(package, python),
+            "config": exact_json.dumps(self.options.config).decode(),
+            "split": self.split,
+        }
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each task. Raises `ConfigError`."""
+        require_verifiers(self.options.python)
+        return exported_rows(self.spec(), self.options.python, self.options.environment)
+
+    def settings(self) -> dict[str, Any]:
+        """The loop whose sessions runners take; they set the reward."""
+        options = self.options
+        return {
+            "answer_field": "",
+            "judge": JUDGE,
+            "agent_loop": LOOP,
+            "agent_options": {
+                "environment": self.spec(),
+                "python": options.python,
+                "runners": options.runners,
+                "concurrent": options.concurrent,
+                "variables": list(options.environment),
+            },
+        }
+
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+        """Tasks are the same when the set is read again."""
+        with closing(self.rows()) as again:  # type: ignore[type-var]
+            read = list(islice(again, len(rows)))
+        for number, (row, other) in enumerate(zip(rows, read, strict=False)):
+            if row != other:
+                yield Finding(Level.ERROR, "the task is another one when the set is read again", number)
+        if not version_of(self.name, self.options.python):
+            yield Finding(
+                Level.NOTE, "the task set is in no installed package: only other rows show that it has changed"
+            )
+        if self.options.python == "":
+            yield Finding(Level.NOTE, f"it runs in the worker's Python, {sys.executable}")

@@ -1,0 +1,56 @@
+"""The Python that has verifiers: its command, its variables, and the version of verifiers in it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import rollq
+from rollq.buffer.errors import ConfigError
+from rollq.environments.text.kind import version_of
+from rollq.workers.judging.environment import known_to_be_harmless
+
+VERSIONS: Final = ("0.4.", "verifiers>=0.4,<0.5")
+"""The beginning of a version that works, and how pip is asked for it."""
+MAIN: Final = (
+    "import sys; sys.path.append(sys.argv[1]); from rollq.environments.verifiers.runner.__main__ import main; "
+    "sys.path.remove(sys.argv.pop(1)); sys.exit(main(sys.argv[1:]))"
+)
+"""Leaves none of the worker's packages in reach."""
+
+
+def require_verifiers(python: str) -> None:
+    """Raise `ConfigError` unless this Python exists and has a verifiers that works; empty: the worker's."""
+    used = python or sys.executable
+    if shutil.which(used) is None:
+        raise ConfigError(f'env_options.python = "{python}": there is no such program')
+    version = version_of("verifiers", python)
+    starts, asked = VERSIONS
+    if not version.startswith(starts):
+        has = f"has verifiers {version}" if version else "has no package verifiers"
+        raise ConfigError(
+            f'env_options.python = "{used}" {has}: {used} -m pip install "{asked}", in an environment without torch or '
+            "vLLM, which may need other versions of its packages"
+        )
+
+
+def command(python: str, *arguments: str) -> list[str]:
+    """The command of a runner."""
+    own = next(folder for folder in map(os.path.dirname, rollq.__path__) if _has_runner(folder))
+    return [python or sys.executable, "-c", MAIN, own, *arguments]
+
+
+def variables(named: Sequence[str]) -> dict[str, str]:
+    """The variables of a runner: harmless ones, and the `named` ones. Folders with modules of the user's can be
+    imported from, in the programs that verifiers starts too."""
+    kept = known_to_be_harmless(os.environ, named)
+    for name in ("PYTHONHOME", "VIRTUAL_ENV"):
+        kept.pop(name, None)
+    installed = (sys.prefix, sys.base_prefix)
+    folders = [os.path.abspath(folder) for folder in sys.path if not folder.startswith(installed)]
+    return kept | {"PYTHONPATH": os.pathsep.join(folders)}
+
+
+def _has_runner(folder: str) -> bool:
+    return os.path.isdir(os.path.join(folder, "rollq", "environments", "verifiers"))

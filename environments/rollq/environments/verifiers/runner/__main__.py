@@ -1,0 +1,101 @@
+"""`python -m rollq.environments.verifiers.runner`: runs episodes of verifiers for a worker's sessions.
+
+usage: runner --gateway URL [--tasks NAME ...] [--concurrent N]
+
+The key of the gateway is in ROLLQ_GATEWAY_KEY, or is the first line of the standard input. `runner --rows` writes the
+rows of the environment whose JSON is on the standard input.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import aiohttp
+
+from rollq.environments.verifiers.runner.episodes import Environments
+from rollq.environments.verifiers.runner.rows import row_of
+from rollq.environments.verifiers.runner.sessions import Refused, Sessions
+from rollq.environments.verifiers.runner.spec import SpecError, opened
+from rollq.environments.verifiers.runner.toolsets import watch_starts
+
+KEY_VARIABLE = "ROLLQ_GATEWAY_KEY"
+PREFIX = "ROLLQ_"
+_PR_SET_DUMPABLE = 4
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the program; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="runner")
+    parser.add_argument("--gateway", help="URL of a worker's gateway")
+    parser.add_argument("--tasks", nargs="*", default=[], help="tasks whose sessions are taken; default: all")
+    parser.add_argument("--concurrent", type=int, default=64, help="episodes at the same time")
+    parser.add_argument("--rows", action="store_true", help="write rows instead")
+    given = parser.parse_args(arguments)
+    try:
+        if given.rows:
+            write_rows()
+        elif not given.gateway:
+            parser.error("--gateway is missing")
+        else:
+            asyncio.run(serve(given.gateway, take_key(), given.tasks, given.concurrent))
+    except (SpecError, Refused) as error:
+        print(" ".join(str(error).split()) if given.rows else error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def write_rows() -> None:
+    """Write the rows of an environment, until they end or nobody reads them. Raises `SpecError`."""
+    spec = json.loads(sys.stdin.readline())
+    rows = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # task sets may print
+    try:
+        for task in opened(spec).env.taskset:
+            rows.write(json.dumps(row_of(task)) + "\n")
+            rows.flush()
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def take_key() -> str:
+    """The key of the gateway, which the model's programs must not find: it is in no variable, and this process's memory
+    cannot be read by others of this user."""
+    if key := os.environ.get(KEY_VARIABLE):
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        reading, writing = os.pipe()
+        os.write(writing, f"{key}\n".encode())
+        os.close(writing)
+        os.dup2(reading, 0)
+        os.execve(sys.executable, sys.orig_argv, kept)
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    key = sys.stdin.readline().strip()
+    if not key:
+        print(f"{KEY_VARIABLE} is missing: set it to the key of the gateway", file=sys.stderr)
+        raise SystemExit(2)
+    return key
+
+
+async def serve(gateway: str, key: str, tasks: Sequence[str], concurrent: int) -> None:
+    """Play the sessions of a gateway. Raises `Refused`."""
+    watch_starts()
+    async with AsyncExitStack() as stack:
+        limits = aiohttp.TCPConnector(limit=0)
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=limits, timeout=aiohttp.ClientTimeout(total=60))
+        )
+        await Sessions(http, gateway, key, tasks).work(Environments(stack).play, concurrent)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
