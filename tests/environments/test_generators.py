@@ -7,7 +7,7 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from rollq.environments.expansion import Environment
-from rollq.environments.reasoning_gym.entries import names
+from rollq.environments.reasoning_gym.generators import names
 from rollq.environments.reasoning_gym.package import OURS, generators, options_of
 from rollq.environments.rows import made_rows
 
