@@ -31,7 +31,8 @@ def env(*arguments: object) -> Result:
 
 def test_kinds_are_listed_with_versions() -> None:
     lines = env("list").output.splitlines()
-    assert [line.split()[0] for line in lines] == ["harbor", "mcp", "openenv", "reasoning-gym", "text"]
+    kinds = ["harbor", "mcp", "openenv", "reasoning-gym", "text", "verifiers"]
+    assert [line.split()[0] for line in lines] == kinds
     assert "0.1.25" in lines[3]
 
 

@@ -1,6 +1,7 @@
 """`rollq try`: rows, judges and samples without a server."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import orjson
@@ -145,3 +146,31 @@ def test_a_group_judge_that_fails_is_one_problem_of_its_row(tmp_path: Path) -> N
     assert result.exit_code == 1
     said = "p.jsonl:1: group judge 'tried_judges.no_place': ValueError: returned 1 entries for 4 samples"
     assert result.output.rpartition("problem")[2].count(said) == 1
+
+
+AGENT = """
+import json, os, sys, urllib.request
+body = {"model": "m", "messages": [{"role": "user", "content": sys.stdin.read()}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+urllib.request.urlopen(request).read()
+"""
+
+
+def test_agents_reach_the_model_over_a_gateway(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    command = f"agent_options.command = ['{sys.executable}', '{tmp_path}/agent.py']"
+    more = f'agent_loop = "harness"\nagent_options.tool_parser = "hermes"\n{command}'
+    result = tried(tmp_path, "--sample", "--rows", "1", more=more)
+    assert "4 samples of 1 row" in result.output, result.output
+    assert "length: 4 tokens on average" in result.output
+
+
+def test_programs_elsewhere_cannot_be_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_GATEWAY_KEY", "key")
+    result = tried(tmp_path, "--sample", more='agent_loop = "outside"')
+    assert result.exit_code == 2
+    assert "programs elsewhere would ask a worker for its samples; leave out --sample" in result.output

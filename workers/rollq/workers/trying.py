@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
@@ -19,6 +19,9 @@ from rollq.workers.judging.options import NONE
 from rollq.workers.judging.own_answers import FORMS, UNCHECKED, Judged, judge_own_answer
 from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.user_code.errors import reason_of
+
+MOST_SAMPLES: Final = 100_000
+"""At the same time, where the engine limits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Trying:
         self._task = task
         self._recipe = recipe
         self._tokenizer = tokenizer
+        self._places = asyncio.Semaphore(recipe.sessions or MOST_SAMPLES)
 
     async def look(self, row: TriedRow, given: str | None) -> None:
         """Render a row's prompt, and judge the text that is `given`, or the row's own answer."""
@@ -117,7 +121,8 @@ class Trying:
         recipe = self._recipe
         try:
             rollout = rollout_of(self._task, recipe.settings, row.prompt, index, seed, self._tokenizer, engine.generate)
-            made = await recipe.loop.run(rollout)
+            async with self._places:
+                made = await recipe.loop.run(rollout)
         except Exception as error:  # noqa: BLE001 - a loop of the user's
             row.problems.append(f"{row.place}: {failed_with(error).error}")
             return None

@@ -2,8 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from rollq.cli.options import file_and
 if TYPE_CHECKING:
     from rollq.cli.settings.model import JudgedPrompts, RollqSettings
     from rollq.producer.prompts import PromptFile
+    from rollq.workers.gateway.open_sessions import Gateway
     from rollq.workers.groups.task_settings import WorkerTask
     from rollq.workers.judging.rewards import Verdict
     from rollq.workers.settings import WorkerSettings
@@ -98,18 +99,24 @@ async def try_all(
     seed: int,
 ) -> None:
     """Judge the given texts, or each row's own answer; with `samples`, sample the rows too."""
+    from rollq.workers.gateway.open_sessions import Gateway
+    from rollq.workers.groups.agent_loops import check_loop
     from rollq.workers.groups.recipes import make_recipes
     from rollq.workers.judging.process_pool import JudgePool
     from rollq.workers.run import load_engine, make_tokenizer
     from rollq.workers.trying import Trying
 
-    if samples and rules.agent_loop in ("harness", "outside"):
+    processes, gateway = JudgePool(worker.judge_processes), Gateway(worker.gateway)
+    recipe = make_recipes({task: rules}, worker, seed, processes, gateway)[task]
+    if samples and gateway.tasks:
         raise ConfigError(
-            f'agent_loop = "{rules.agent_loop}": its agents reach the model of a worker; leave out --sample'
+            f'agent_loop = "{rules.agent_loop}": programs elsewhere would ask a worker for its samples; leave out '
+            "--sample"
         )
-    processes = JudgePool(worker.judge_processes)
-    recipe = make_recipes({task: rules}, worker, seed, processes)[task]
-    trying = Trying(task, recipe, make_tokenizer(worker))
+    tokenizer = make_tokenizer(worker)
+    if samples:
+        check_loop(recipe.loop, tokenizer)
+    trying = Trying(task, recipe, tokenizer)
     try:
         for row in rows:
             number = row.prompt.row or 0
@@ -118,12 +125,29 @@ async def try_all(
             engine = load_engine(worker)
             await engine.start()
             try:
-                await trying.sample(rows, engine, seed)
+                async with served(gateway):
+                    await trying.sample(rows, engine, seed)
             finally:
                 await engine.close()
     finally:
         await recipe.close()
         await processes.close()
+
+
+@asynccontextmanager
+async def served(gateway: "Gateway") -> AsyncIterator[None]:
+    """Listen for agents, if the loop has some."""
+    if not gateway.is_wanted:
+        yield
+        return
+    from rollq.workers.gateway.http_server import Server  # needs aiohttp
+
+    server = Server(gateway)
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.close()
 
 
 def _table(settings: "RollqSettings", task: str | None) -> "tuple[str, JudgedPrompts]":
