@@ -254,7 +254,7 @@ CHEATS = {
 @pytest.mark.usefixtures("can_be_enclosed")
 def test_a_command_that_does_the_task_is_paid(folder: Path, tmp_path: Path) -> None:
     add_task(folder)
-    assert judged(source(folder), HONEST, tmp_path) == {"score": 1.0}
+    assert judged(source(folder), HONEST, tmp_path) == {"score": 1.0, "tests_timed_out": 0.0}
 
 
 @pytest.mark.usefixtures("can_be_enclosed")
@@ -264,7 +264,7 @@ def test_a_command_that_cheats_gets_nothing(cheat: str, folder: Path, tmp_path: 
     victim = tmp_path / "victim"
     victim.write_text("whole")
     script = CHEATS[cheat].format(folder=folder, victim=victim) + "; true"
-    assert judged(source(folder), script, tmp_path) == {"score": 0.0}
+    assert judged(source(folder), script, tmp_path) == {"score": 0.0, "tests_timed_out": 0.0}
     assert victim.read_text() == "whole"
 
 
@@ -276,17 +276,24 @@ def test_a_command_that_cheats_gets_nothing(cheat: str, folder: Path, tmp_path: 
         ("no-such-program", FailureKind.SANDBOX, "the tests cannot start: "),
         ("echo nan > /logs/verifier/reward.txt", FailureKind.GRADER, "not a finite number"),
         ("ln -s /etc/hostname /logs/verifier/reward.txt", FailureKind.GRADER, "reward.txt cannot be read"),
-        ("echo started; sleep 1000", FailureKind.GRADER, "the tests took longer than 1 s"),
     ],
 )
 def test_tests_that_give_no_reward_fail_the_sample(
     test: str, kind: FailureKind, words: str, folder: Path, tmp_path: Path
 ) -> None:
-    add_task(folder, test=test, settings=f"[verifier]\ntimeout_sec = {1 if 'sleep' in test else 120}")
+    add_task(folder, test=test, settings="[verifier]\ntimeout_sec = 120")
     failed = judged(source(folder), HONEST, tmp_path)
     assert isinstance(failed, SampleFailed), failed
     assert failed.kind is kind
     assert words in str(failed)
+
+
+@pytest.mark.usefixtures("can_be_enclosed")
+def test_work_that_the_tests_do_not_get_done_with_is_worth_nothing(folder: Path, tmp_path: Path) -> None:
+    """If it failed, samples that hang would vanish from their groups."""
+    add_task(folder, test="/app/program", settings="[verifier]\ntimeout_sec = 2")
+    hangs = "echo 'sleep 1000' > program; chmod +x program"
+    assert judged(source(folder), hangs, tmp_path) == {"score": 0.0, "tests_timed_out": 1.0}
 
 
 @pytest.mark.parametrize(

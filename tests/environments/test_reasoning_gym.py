@@ -14,7 +14,7 @@ from rollq.environments.check import check
 from rollq.environments.expansion import Environment
 from rollq.environments.kinds import Level
 from rollq.environments.reasoning_gym.extraction import extracted
-from rollq.environments.reasoning_gym.judge import ENTRIES, GeneratorOptions, Grader
+from rollq.environments.reasoning_gym.judge import GENERATORS, GeneratorOptions, Grader
 from rollq.environments.reasoning_gym.plain_answers import RUN_TEXTS, is_plain
 from rollq.environments.rows import made_rows
 from rollq.workers.judging.judge import JudgeContext
@@ -123,7 +123,7 @@ def test_code_that_answers_for_its_grader_gets_no_reward_beyond_one(answer: str)
 
     async def score_all() -> list[Mapping[str, Any]]:
         processes = JudgePool(1)
-        grader = Grader(GeneratorOptions(generator="countdown"), processes.sealed(ENTRIES), PATIENCE_S)
+        grader = Grader(GeneratorOptions(generator="countdown"), processes.sealed(GENERATORS), PATIENCE_S)
         try:
             texts = [writes.replace("{}", str(pipe), 1) for pipe in range(3, 12)]
             return [await grader.score(prompt_of("countdown"), text) for text in texts]

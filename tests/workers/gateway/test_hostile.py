@@ -185,6 +185,7 @@ except OSError:
 mount = ["unshare", "--user", "--map-root-user", "--mount", "--cgroup", "mount", "-t"]
 for kind in ("cgroup2", "tmpfs"):
     print(kind, subprocess.run([*mount, kind, "none", os.environ["TMPDIR"]], stderr=subprocess.DEVNULL).returncode != 0)
+print("sockets of the system:", *os.listdir("/run"))
 print("devices:", *sorted(os.listdir("/dev")))
 print("terminals:", *sorted(os.listdir("/dev/pts")))
 master, slave = pty.openpty()
@@ -223,6 +224,7 @@ def test_a_command_has_separate_devices_and_sockets_and_mounts_nothing(tmp_path:
                 "socket: refused" if landlock.version() >= 6 else "socket: connected",
                 "cgroup2 True",
                 "tmpfs True",
+                "sockets of the system:",
                 "devices: fd full null ptmx pts random shm stderr stdin stdout tty urandom zero",
                 "terminals: ptmx",
                 "own terminal: /dev/pts/0 typed",

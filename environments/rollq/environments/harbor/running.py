@@ -16,6 +16,7 @@ from rollq.workers.gateway.harnesses.enclosure import CANNOT, Enclosure
 from rollq.workers.gateway.harnesses.launcher import NOT_FOUND
 from rollq.workers.gateway.harnesses.local import secret_files
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess
+from rollq.workers.judging.rewards import SCORE
 
 LOGS: Final = "/logs"
 VERIFIER: Final = "verifier"
@@ -23,6 +24,8 @@ VERIFIER: Final = "verifier"
 MOST_BYTES: Final = 256_000_000
 """The largest file, and the most in temporary folders."""
 SHOWN: Final = 500
+TIMED_OUT: Final = "tests_timed_out"
+"""The name of the fact that a sample has a reward of 0 because the tests took too long on its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,11 @@ class Runner:
             raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start: {error}") from error
         said = f": {ended.output[-SHOWN:]}" if ended.output else ""
         if ended.code is None:
-            raise SampleFailed(FailureKind.GRADER, f"the tests took longer than {limit_s:g} s{said}")
+            return {SCORE: 0.0, TIMED_OUT: 1.0}
         if ended.code in (CANNOT, NOT_FOUND) and not any((logs / VERIFIER).iterdir()):
             raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start{said}")
         try:
-            return read_rewards(logs / VERIFIER)
+            return {**read_rewards(logs / VERIFIER), TIMED_OUT: 0.0}
         except ValueError as error:
             raise SampleFailed(FailureKind.GRADER, f"{error} (exit code {ended.code}){said}") from error
 

@@ -169,6 +169,7 @@ def _build(enclosure: Enclosure) -> None:
     kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (*enclosure.writable, enclosure.root)}
     _set_read_only("/", True)
     _cover_devices()
+    _cover_sockets((sessions, *enclosure.writable))
     _cover_temporary(sessions, f"size={enclosure.most_bytes},mode=1777")
     _mount("tmpfs", sessions, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
     os.mkdir(enclosure.root)
@@ -239,6 +240,21 @@ def _cover_devices() -> None:
     _mount("devpts", "/dev/pts", "devpts", _NO_SETUID | _NO_EXECUTION, "newinstance,ptmxmode=0666,mode=620")
     for path, to in _DEVICE_LINKS.items():
         os.symlink(to, path)
+
+
+def _cover_sockets(needed: Sequence[str]) -> None:
+    """Cover the folder of the system's sockets, since some that answer there start programs outside. It keeps the file
+    that says which servers resolve names, and the `needed` folders, empty."""
+    names = os.path.realpath("/etc/resolv.conf")
+    opened = os.open(names, os.O_PATH) if names.startswith("/run/") and os.path.exists(names) else None
+    _mount("tmpfs", "/run", "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
+    for path in (path for path in needed if path.startswith("/run/")):
+        os.makedirs(path, exist_ok=True)
+    if opened is not None:
+        os.makedirs(os.path.dirname(names), exist_ok=True)
+        os.close(os.open(names, os.O_CREAT))
+        _mount(f"/proc/self/fd/{opened}", names, None, _BIND)
+        os.close(opened)
 
 
 def _cover_temporary(free: str, options: str) -> None:
