@@ -444,13 +444,14 @@ def test_a_hook_that_is_slow_to_say_no_does_not_wake_engines_that_were_sent_to_s
         assert buffer.clock(TASK).control is Control.SLEEP
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 def test_xp15_a_hook_that_fails_ends_nothing(
-    server_url: str, run_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server_url: str, run_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 40))
 
     def broken(state: TaskState) -> bool:
-        raise ZeroDivisionError("a mistake in the hook")
+        raise error("a mistake in the hook")
 
     with (
         producer(server_url, run_name, task, should_continue=broken) as made,

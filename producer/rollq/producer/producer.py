@@ -267,7 +267,7 @@ class Producer:
     def _should_continue(self, task: str, hook: ShouldContinue, state: TaskState) -> bool:
         try:
             return bool(hook(state))
-        except Exception as error:  # noqa: BLE001 - user code: a mistake in it must not end a run
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code: a mistake in it must not end a run
             self._log_once.warning(
                 task, "task %s: its should_continue hook failed, so production continues", task, exc_info=error
             )
