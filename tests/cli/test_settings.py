@@ -49,6 +49,14 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert settings.worker.options == {"model": tmp_path / "tiny"}
 
 
+def test_the_model_of_an_engine_is_a_path_and_other_options_of_this_name_are_not(tmp_path: Path) -> None:
+    more = 'agent_loop = "own.Loop"\nagent_options = { workspace = "w", options = { model = "judge-1" } }\n'
+    engine = '[worker.options.engine_args.speculative_config]\nmodel = "draft"\n'
+    settings = load(tmp_path, more=more, trainer=engine)
+    assert settings.worker.options["engine_args"]["speculative_config"] == {"model": tmp_path / "draft"}
+    assert settings.tasks["math"].agent_options == {"workspace": tmp_path / "w", "options": {"model": "judge-1"}}
+
+
 def test_absolute_paths_and_home_stay_where_they_are(tmp_path: Path) -> None:
     text = 'run = "r"\n[tasks.a]\nprompts = "/data/a.jsonl"\nbatch_groups = 1\n'
     assert load(tmp_path, text).tasks["a"].prompts == Path("/data/a.jsonl")

@@ -80,7 +80,8 @@ def _config_error(path: Path, problems: list[str]) -> ConfigError:
 OPTIONS = ("options", "agent_options")
 """Tables of engines and agent loops, which are plain values until these validate them."""
 PATH_OPTIONS = ("model", "workspace")
-"""Paths in them."""
+"""Paths in them, and in these tables of an engine."""
+ENGINE_TABLES = ("engine_args", "speculative_config")
 
 
 def anchored(settings: AnySettings, folder: Path) -> AnySettings:
@@ -107,6 +108,8 @@ def _option(key: str, value: Any, folder: Path) -> Any:
         return folder / Path(value).expanduser()
     if key == "tools" and isinstance(value, dict):
         return {name: _tool(table, folder) for name, table in value.items()}
+    if key in ENGINE_TABLES and isinstance(value, dict):
+        return {name: _option(name, item, folder) for name, item in value.items()}
     return value
 
 
