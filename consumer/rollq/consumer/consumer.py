@@ -142,24 +142,12 @@ class Consumer(Iterator[Batch]):
         try:
             buffer.check_payloads()
             sizes = BatchSizes.from_run(buffer, batch)
-            publisher = WeightPublisher(
-                buffer,
-                settings.transport,
-                settings.s3_url if settings.transport == "s3" else settings.weights_dir,
-                settings.keep_versions,
-                full_every=settings.full_every,
-                max_file_bytes=settings.max_file_bytes,
-                scratch=settings.weights_dir,
-                sender=make_sender(buffer, settings),
-            )
+            publisher = _publisher(buffer, settings)
             with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as source:
                 start = None if source is None else partial(publisher.start, source)
                 epoch = begin_epoch(buffer, settings, start, resume_from, lineage)
-            annotator = None
-            if connection.archive:
-                annotator = Annotator(
-                    connection.archive, connection.run, buffer.incarnation, epoch.epoch, settings.rank
-                )
+            names = connection.run, buffer.incarnation, epoch.epoch, settings.rank
+            annotator = Annotator(connection.archive, *names) if connection.archive else None
             return cls(buffer, epoch, sizes, settings, publisher, annotator)
         except BaseException:
             buffer.close()
@@ -382,3 +370,17 @@ class Consumer(Iterator[Batch]):
             )
         self._lease.buffer.report_evaluations(self._lease.epoch, self._step - 1, rewards_of(metrics))
         return metrics
+
+
+def _publisher(buffer: TrainerBuffer, settings: ConsumerSettings) -> WeightPublisher:
+    """The publisher over the transport of the settings."""
+    return WeightPublisher(
+        buffer,
+        settings.transport,
+        settings.s3_url if settings.transport == "s3" else settings.weights_dir,
+        settings.keep_versions,
+        full_every=settings.full_every,
+        max_file_bytes=settings.max_file_bytes,
+        scratch=settings.weights_dir,
+        sender=make_sender(buffer, settings),
+    )
