@@ -91,13 +91,11 @@ def policy_loss(
         keep=keep,
     )
     terms = _imitated_or_distilled(micro, settings, policy.terms, new, new_top, behaviour, others)
-    weights, is_policy = _weights(micro, settings), torch.ones_like(policy.was_clipped)
-    if (is_other := _is_of(micro, settings.components)) is not None:
-        weights = torch.where(is_other, _component_weights(micro, settings.components), weights)
-        is_policy = ~is_other
     # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that backward() works
-    loss = (terms * weights).sum() * micro.loss_scale + new.sum() * 0
+    loss = (terms * _weights(micro, settings)).sum() * micro.loss_scale + new.sum() * 0
     if metrics is not None:
+        is_other = _is_of(micro, settings.components)
+        is_policy = torch.ones_like(policy.was_clipped) if is_other is None else ~is_other
         metrics.add(
             loss=loss.detach() / micro.loss_scale,
             ratio=policy.ratio,
@@ -234,17 +232,19 @@ def _distilled_top_k(new: torch.Tensor | None, teacher: TopLogprobs | None, is_d
 
 
 def _weights(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
-    """The weight of each loss token in the batch's loss, float32 [n], where tasks with another loss do not count."""
+    """The weight of each loss token in the batch's loss, float32 [n]; a task with another loss has a separate mean."""
     components = settings.components
     counted = [counts for task, counts in micro.task_counts.items() if task not in components]
     counts = sum(counted, BatchCounts())
-    return token_weights(
+    weights = token_weights(
         micro.sample_loss_tokens[micro.loss_mask],
         settings.aggregation,
         tokens=counts.loss_tokens,
         samples=max(counts.samples, 1),
         constant=settings.constant_tokens,
     )
+    is_other = _is_of(micro, components)
+    return weights if is_other is None else torch.where(is_other, _component_weights(micro, components), weights)
 
 
 def _component_weights(micro: MicroBatch, tasks: Mapping[str, float]) -> torch.Tensor:
