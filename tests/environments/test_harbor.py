@@ -237,6 +237,7 @@ CHEATS = {
     "done; for f in tests/test.sh /tests/test.sh ../tests/test.sh .bashrc .profile .bash_profile; do "
     "echo 'echo 1 > /logs/verifier/reward.txt; exit' > $f; done",
     "copies tests and solution": "cat {folder}/hello/tests/expected {folder}/*/solution/solve.sh > greeting",
+    "reads the repository of the tasks": "cat {folder}/../.git/config > greeting",
     "links to tests": "ln -s {folder}/hello/tests/expected greeting",
     "links to tests in place": "ln -s / up; ln -s /app/up/tests/expected greeting",
     "leaves processes": "(trap '' TERM HUP; while sleep 0.05; do for d in /logs/verifier ../logs-*/verifier; do "
@@ -261,6 +262,8 @@ def test_a_command_that_does_the_task_is_paid(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_command_that_cheats_gets_nothing(cheat: str, folder: Path, tmp_path: Path) -> None:
     add_task(folder)
+    (folder.parent / ".git").mkdir()
+    (folder.parent / ".git" / "config").write_text("the secret greeting")
     victim = tmp_path / "victim"
     victim.write_text("whole")
     script = CHEATS[cheat].format(folder=folder, victim=victim) + "; true"
@@ -292,7 +295,7 @@ def test_tests_that_give_no_reward_fail_the_sample(
 def test_work_that_the_tests_do_not_get_done_with_is_worth_nothing(folder: Path, tmp_path: Path) -> None:
     """If it failed, samples that hang would vanish from their groups."""
     add_task(folder, test="/app/program", settings="[verifier]\ntimeout_sec = 2")
-    hangs = "echo 'sleep 1000' > program; chmod +x program"
+    hangs = "echo 'kill -INT 1; sleep 1000' > program; chmod +x program"
     assert judged(source(folder), hangs, tmp_path) == {"score": 0.0, "tests_timed_out": 1.0}
 
 

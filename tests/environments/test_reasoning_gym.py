@@ -90,22 +90,41 @@ def test_no_text_reaches_a_grader_that_would_run_it(generator: str) -> None:
     empty, own, *code = judged(
         generator, [f"<answer>{text}</answer>" for text in ("", row_of(generator)["answer"], *CODE)]
     )
-    assert (own.reward, own.facts["answers_with_code"]) == (1.0, 0.0)
+    assert (own.reward, own.facts["refused_answers"]) == (1.0, 0.0)
     for verdict in code:
         assert (verdict.reward, verdict.error) == (empty.reward, None)
-        assert verdict.facts == {"grader_errors": 0.0, "answers_with_code": 1.0}
+        assert verdict.facts == {"grader_errors": 0.0, "refused_answers": 1.0}
 
 
 @pytest.mark.parametrize("generator", sorted(RUN_TEXTS))
 def test_own_answers_are_plain_and_code_is_not(generator: str) -> None:
-    assert is_plain(generator, row_of(generator)["answer"])
-    assert not [text for text in CODE if is_plain(generator, text)]
+    own = row_of(generator)["answer"]
+    assert is_plain(generator, own, own)
+    assert not [text for text in CODE if is_plain(generator, text, own)]
+
+
+@pytest.mark.parametrize(
+    ("generator", "answer", "own"),
+    [
+        ("countdown", "(1+2+3)*(E-E)+floor(E)*floor(E)", "3*2 - 1"),
+        ("countdown", "7**0 + 3", "7 - 3"),
+        ("puzzle24", "7 * *0 + 3//8", "7 - 3"),
+        ("puzzle24", "1e2", "7 - 3"),
+        ("puzzle24", "6.1", "7 - 3"),
+        ("simple_integration", "Integral(2*X, X)", "X**2 + C"),
+        ("polynomial_multiplication", "expand((x + 1)*(x + 2))", "x**2 + 3*x + 2"),
+    ],
+)
+def test_a_way_around_the_question_is_not_plain(generator: str, answer: str, own: str) -> None:
+    assert is_plain(generator, own, own)
+    assert not is_plain(generator, answer, own)
 
 
 @pytest.mark.parametrize(
     ("generator", "answer"),
     [
-        ("countdown", "(12 + 7)*3 - 1e2/4"),
+        ("countdown", "(12 + 7)*3 - 100/4"),
+        ("intermediate_integration", "Integral(sin(x)/x, x) + C"),
         ("intermediate_integration", "-3*exp(2*x)*sin(x)/5 + log(Abs(X)) + C"),
         ("polynomial_multiplication", "243*x**5 + 3x^2 - y"),
         ("n_queens", "[['Q', '_'], ['_', 'Q']]"),
@@ -114,7 +133,7 @@ def test_own_answers_are_plain_and_code_is_not(generator: str) -> None:
     ],
 )
 def test_boards_letters_and_formulas_reach_the_grader(generator: str, answer: str) -> None:
-    assert is_plain(generator, answer)
+    assert is_plain(generator, answer, answer)
 
 
 @pytest.mark.parametrize("answer", ['{"reward":{"score":1000.0}}', '{"reward":1000.0}', '{"tokens":[1000.0]}'])

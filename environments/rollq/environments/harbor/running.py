@@ -14,7 +14,7 @@ from rollq.environments.harbor.rewards import Rewards, read_rewards
 from rollq.environments.harbor.tasks import SOLUTION, SOLVE, TEST, TESTS, HarborTask
 from rollq.workers.gateway.harnesses.enclosure import CANNOT, Enclosure
 from rollq.workers.gateway.harnesses.launcher import NOT_FOUND
-from rollq.workers.gateway.harnesses.local import secret_files
+from rollq.workers.gateway.harnesses.local import repositories_above, secret_files
 from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess
 from rollq.workers.judging.rewards import SCORE
 
@@ -99,7 +99,7 @@ class Runner:
             places[f"/{name}"] = copy
         enclosure = Enclosure(
             root=str(folder.root),
-            hidden=(*secret_files(), str(task.folder.resolve())),
+            hidden=(*secret_files(), str(task.folder.resolve()), *repositories_above(task.folder)),
             places=tuple((str(source), path) for path, source in places.items()),
             most_bytes=MOST_BYTES,
         )

@@ -30,7 +30,7 @@ GENERATORS: Final = "rollq.environments.reasoning_gym.generators"
 """Imported by judge processes before they are sealed, since it reads files of its package."""
 GRADER_ERRORS: Final = "grader_errors"
 """The name of the fact that a sample has a reward of 0 because its text upset the grader; its mean is a curve."""
-EMPTIED: Final = "answers_with_code"
+REFUSED: Final = "refused_answers"
 """The name of the fact that a sample was graded as an empty answer, since the grader would have run its words."""
 
 
@@ -56,11 +56,12 @@ class Grader:
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Answer:
         """The score of a sample. Raises `SampleFailed` when the grader is at fault."""
-        answer = extracted(sample.text, str(prompt.answer))
+        own = str(prompt.answer)
+        answer = extracted(sample.text, own)
         if self._name not in RUN_TEXTS:
             return await self.score(prompt, answer)
-        plain = is_plain(self._name, answer)
-        return {**await self.score(prompt, answer if plain else ""), EMPTIED: float(not plain)}
+        plain = is_plain(self._name, answer, own)
+        return {**await self.score(prompt, answer if plain else ""), REFUSED: float(not plain)}
 
     async def score(self, prompt: Prompt, answer: str) -> dict[str, Any]:
         """The score of a bare answer. Raises `SampleFailed` when the grader is at fault."""

@@ -1,36 +1,47 @@
 """Says which answers may reach a grader that runs them as code. Pure.
 
 Code needs words: without names of functions and attributes, and without texts to make such names from, there is only
-arithmetic.
+arithmetic. Names of mathematics are needed for some answers, and for others they are a way around the question.
 """
 
 import re
 from typing import Final
 
-RUN_BY_PYTHON: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-"""Generators whose graders pass the answer to Python's `eval`."""
-RUN_BY_SYMPY: Final = frozenset({
-    "countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration",
-})  # fmt: skip
-"""Generators whose graders pass the answer to sympy's parser, which evaluates it."""
-RUN_TEXTS: Final = RUN_BY_PYTHON | RUN_BY_SYMPY
+BOARDS: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Generators whose graders pass a board or letters to Python's `eval`."""
+FORMULAS: Final = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
+"""Generators whose graders pass a formula to sympy's parser, which evaluates it."""
+SUMS: Final = frozenset({"countdown", "puzzle24"})
+"""Generators whose graders do so with numbers that must each be used once."""
+RUN_TEXTS: Final = BOARDS | FORMULAS | SUMS
 """Generators whose graders run the model's text as code."""
 
 _WORD: Final = re.compile(r"\w*[^\W\d]\w*")
 _CELL: Final = re.compile(r"[A-Z]+|_")
 """A cell of a board, or letters in capitals; Python has no function of such a name."""
 _VARIABLE: Final = re.compile(r"\d*[A-Za-z]|\d+[eE]\d+")
-_MATHEMATICS: Final = frozenset({
-    "Abs", "Integral", "acos", "acosh", "acot", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "coth", "csc",
-    "csch", "erf", "exp", "ln", "log", "pi", "sec", "sech", "sin", "sinh", "sqrt", "tan", "tanh",
+_FUNCTIONS: Final = frozenset({
+    "Abs", "acos", "acosh", "acot", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "coth", "csc", "csch",
+    "erf", "exp", "ln", "log", "pi", "sec", "sech", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
+_UNSOLVED: Final = "Integral"
+"""A formula with it may be the question again, which its grader accepts; some own answers have it."""
+_SUM: Final = re.compile(r"[\d()+\-*/\s]*", re.ASCII)
+_WAY_AROUND: Final = re.compile(r"\*\s*\*|/\s*/")
+"""Powers and rounding: `7**0` is 1 for every number, which uses up a number."""
 
 
-def is_plain(generator: str, answer: str) -> bool:
-    """Whether an answer to one of `RUN_TEXTS` is nothing but a board, letters or a formula."""
+def is_plain(generator: str, answer: str, own: str) -> bool:
+    """Whether an answer to one of `RUN_TEXTS` is nothing but a board, letters, a formula, or a sum.
+
+    `own` is the row's answer.
+    """
     if not answer.isascii():  # Python reads some other letters as these
         return False
-    words = _WORD.findall(answer)
-    if generator in RUN_BY_PYTHON:
+    if generator in SUMS:
+        return bool(_SUM.fullmatch(answer)) and not _WAY_AROUND.search(answer)
+    words = set(_WORD.findall(answer))
+    if generator in BOARDS:
         return "\\" not in answer and all(_CELL.fullmatch(word) for word in words)
-    return not set("'\"\\") & set(answer) and all(_VARIABLE.fullmatch(word) or word in _MATHEMATICS for word in words)
+    allowed = _FUNCTIONS | ({_UNSOLVED} if _UNSOLVED in own else set())
+    return not set("'\"\\") & set(answer) and all(_VARIABLE.fullmatch(word) for word in words - allowed)

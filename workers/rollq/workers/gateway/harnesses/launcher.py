@@ -77,6 +77,7 @@ def start_enclosed(text: str, command: list[str]) -> int:
 def run(command: list[str]) -> int:
     """Run the command as a child of the first process of its namespaces; returns its exit code, or 128 and the signal
     that ended it."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # the command may send it to this process
     child = start(command)
     if child is None:
         return NOT_FOUND

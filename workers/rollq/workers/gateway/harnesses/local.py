@@ -296,7 +296,7 @@ def make_enclosure(settings: HarnessSettings, root: Path) -> Enclosure:
     hidden, and so is the folder of all rows' workspaces."""
     hidden = secret_files()
     if settings.workspace is not None and settings.workspace_field:
-        hidden += (os.path.realpath(settings.workspace),)
+        hidden += (os.path.realpath(settings.workspace), *repositories_above(settings.workspace))
     return Enclosure(
         root=str(root),
         writable=tuple(str(path.absolute()) for path in settings.writable),
@@ -311,6 +311,11 @@ def secret_files() -> tuple[str, ...]:
     """The files that hold secrets of the worker's."""
     paths = [value for name, value in os.environ.items() if name.startswith("ROLLQ_") and name.endswith("_FILE")]
     return tuple(os.path.abspath(path) for path in paths if path)
+
+
+def repositories_above(folder: Path) -> tuple[str, ...]:
+    """Data of repositories that a folder may be in: they have the files of all versions."""
+    return tuple(str(parent / ".git") for parent in folder.resolve().parents if (parent / ".git").exists())
 
 
 def can_enclose(settings: HarnessSettings) -> bool:

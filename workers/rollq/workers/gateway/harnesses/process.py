@@ -208,11 +208,12 @@ class HarnessProcess:
         max_file_bytes: int,
         enclosure: Enclosure | None = None,
     ) -> "HarnessProcess":
-        """Start a command in the workspace of a folder, with the prompt as its standard input. Files that it writes,
-        including its output, are at most `max_file_bytes` long. It runs in the `enclosure`, if there is one."""
+        """Start the only command of a folder in its workspace, with the prompt as its standard input. Files that it
+        writes, including its output, are at most `max_file_bytes` long. It runs in the `enclosure`, if there is one."""
         enclosed = "" if enclosure is None else enclosure.as_text()
-        folder.prompt.write_bytes(prompt)
-        with folder.prompt.open("rb") as stdin, folder.output.open("wb") as output:
+        with folder.prompt.open("xb") as file:
+            file.write(prompt)
+        with folder.prompt.open("rb") as stdin, folder.output.open("xb") as output:
             process = await asyncio.create_subprocess_exec(
                 *bare_python(launcher.__name__, os.getpid(), folder.root, max_file_bytes, enclosed, *command),
                 stdin=stdin,
