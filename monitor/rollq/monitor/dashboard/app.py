@@ -2,6 +2,25 @@
 archive.
 
 Everything that they show comes from a `RunStatus` or a `GroupView`, as in `rollq status` and `rollq show`.
+
+/api/status                      as `rollq status --json`
+/api/events                      the same each second, as server-sent events; the event `lost` says why there is none
+/api/history?minutes=            columns of numbers for each task, at most 360 points
+/api/curves?run=                 columns of numbers by train step, at most 1,000 points
+/api/runs                        runs of the server with curves
+/api/groups                      groups with the outcome of each sample, by these parameters:
+    task, status, step
+    prompt, q                    texts in the prompt, and in the answers
+    min_reward, max_reward, min_tokens, max_tokens, finish    a sample fits all of these
+    prompt_of                    TASK/GROUP: groups of the same prompt
+    sort, limit, after           as -tokens: highest first; `after` is in the page before, null in the last
+/api/groups/TASK/GROUP           a group, with the first 600 tokens of each sample
+/api/groups/TASK/GROUP/tokens    more tokens, at most 4,000: sample, start, count
+/api/changes                     takes {"order": "drop", "kind": "group", "name": "math/12", "dry_run": true} by POST,
+                                 with the token
+
+Errors are {"error": ...} with status 400, 403 without the token, 404, or 503 for a run that cannot be read. An archive
+has only the addresses of groups.
 """
 
 import time
