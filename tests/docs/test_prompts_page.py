@@ -24,17 +24,16 @@ VERL = {
     "reward_model": {"style": "rule", "ground_truth": "4"},
     "extra_info": {"index": 7, "split": "train"},
 }
-GSM8K = {"question": "2+2?", "answer": "2+2=4 #### 4"}
 
 
-@pytest.mark.parametrize(("number", "row", "answer"), [(0, VERL, "4"), (1, GSM8K, "2+2=4 #### 4")])
-def test_the_mappings_fit_the_data_that_they_are_for(number: int, row: dict[str, object], answer: str) -> None:
-    data, problems = flattened(tomllib.loads([block.code for block in BLOCKS if block.language == "toml"][number]))
+def test_the_mapping_fits_the_data_that_it_is_for() -> None:
+    (settings,) = [block.code for block in BLOCKS if block.language == "toml"]
+    data, problems = flattened(tomllib.loads(settings))
     assert problems == []
     (task, *_) = data["tasks"].values()
-    prompt = Columns.from_task(TaskSettings(batch_groups=1, **task)).prompt(row)[0]
+    prompt = Columns.from_task(TaskSettings(batch_groups=1, **task)).prompt(VERL)[0]
     assert prompt.content[-1] == {"role": "user", "content": "2+2?"}
-    assert prompt.answer == answer
+    assert prompt.answer == "4"
 
 
 def test_the_order_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
