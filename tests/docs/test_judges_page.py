@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples" / "judges")
     yield tmp_path
     for module in ("rewards", "grading", "steps", "ranking"):
         sys.modules.pop(module, None)
