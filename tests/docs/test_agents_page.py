@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, code in FILES.items():
         (tmp_path / name).write_text(f'run = "r"\n{code}' if name.endswith("toml") else code)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples" / "agents")
     yield tmp_path
     for module in ("shop", "games", "loops"):
         sys.modules.pop(module, None)
