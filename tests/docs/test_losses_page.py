@@ -7,7 +7,6 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from rollq.buffer.values.rollouts import Sample
 from rollq.consumer import Batch, policy_loss
 from rollq.consumer.losses import PRESETS, LossSettings
 from support.consumer_groups import make_group, make_sample, make_segment
-from support.documented_commands import ROOT, code_with
+from support.documented_commands import ROOT
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 
 PAGE = ROOT / "docs" / "guide" / "losses.md"
@@ -101,8 +100,7 @@ def test_the_pairs_of_the_page_raise_the_best_sample_over_the_worst(code: Callab
     assert after[2] - after[0] > policy[2] - policy[0]
 
 
-def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "example.py").write_text(code_with(PAGE, "policy_terms"))
-    runpy.run_path(str(tmp_path / "example.py"))
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "terms.py"))
     # -(1.0004 - 0.5 * 0.9997) / 2: both samples moved as far as they should
     assert capsys.readouterr().out == "-0.2503, clipped: [True, True, True]\n"
