@@ -11,7 +11,9 @@ import pytest
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
+from rollq.environments.kinds import Level
 from rollq.environments.verifiers import runners as runners_module
+from rollq.environments.verifiers.checking import findings
 from rollq.environments.verifiers.kind import Verifiers
 from rollq.environments.verifiers.loop import RunnerLoop
 from rollq.environments.verifiers.other_python import variables
@@ -60,10 +62,10 @@ def test_a_python_without_verifiers_is_refused(tmp_path: Path) -> None:
     gateway = Gateway(GatewaySettings())
     with pytest.raises(ConfigError, match=r'env_options\.python = "/no/python": there is no such program'):
         loop_of(gateway, python="/no/python")
-    with pytest.raises(ConfigError, match=r'has no package verifiers: .* -m pip install "verifiers>=0.4,<0.5"'):
+    with pytest.raises(ConfigError, match=r"env_options\.python is not set, .* has no package verifiers"):
         next(Verifiers().open("sums", {}, "train").rows())
     old = pretended_python(tmp_path, version="0.3.1")
-    with pytest.raises(ConfigError, match=r"has verifiers 0\.3\.1"):
+    with pytest.raises(ConfigError, match=r"has verifiers 0\.3\.1: .* -m pip install .verifiers>=0\.4,<0\.5"):
         loop_of(gateway, python=str(old))
 
 
@@ -152,3 +154,16 @@ def test_without_runners_others_take_the_sessions(monkeypatch: pytest.MonkeyPatc
         loop_of(Gateway(GatewaySettings()), runners=0)
     monkeypatch.setenv(KEY_VARIABLE, "key")
     assert is_offered(loop_of(Gateway(GatewaySettings()), runners=0))
+
+
+def test_findings_count_failures_and_rewards_of_nothing() -> None:
+    failed = {"path": "/fail", "body": {"kind": "tool", "reason": "gone"}, "seconds": 1.0}
+    paid = {"path": "/reward", "body": {"reward": 1.5}, "seconds": 3.0}
+    found = list(findings([{"outcomes": [paid, failed, failed, paid], "left": 2}]))
+    assert [(each.level, each.text, each.row) for each in found] == [
+        (Level.ERROR, "2 of 4 episodes fail: tool: gone", 1),
+        (Level.NOTE, 'the answer "0" earns 1.5 on average; an episode takes 2 s without a model', None),
+        (Level.WARNING, 'the answer "0" earns at least 1.5 in each of 2 rows', None),
+        (Level.ERROR, "2 processes are left of the episodes", None),
+    ]
+    assert list(findings([{"outcomes": [], "left": 0}])) == []

@@ -17,6 +17,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, rollout
 from support.environment_pythons import ENVIRONMENTS, ROOT
 from support.served_gateway import listening
+from support.waiting import PATIENCE_S
 
 TASK_SETS = ROOT / "tests" / "support" / "task_sets"
 Words = Sequence[str | Sequence[int] | FinishReason]
@@ -78,5 +79,5 @@ async def all_of(*samples: Any) -> list[Sample]:
 
 
 def run(work: Callable[[], Any]) -> None:
-    """Run a coroutine; it takes long enough that only pytest limits it."""
-    asyncio.run(work())
+    """Run a coroutine within the time that only a test which hangs takes."""
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))

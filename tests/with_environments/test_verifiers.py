@@ -5,17 +5,20 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, SampleStatus
+from rollq.environments.kinds import Level
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import EOS, Model, call, chat_tokenizer
-from support.environment_pythons import ENVIRONMENTS
+from support.environment_pythons import ENVIRONMENTS, ROOT
 from support.played_verifiers import TASK_SETS, all_of, playing, rows_of, run, task_set
 
 
@@ -155,5 +158,114 @@ def test_sessions_of_a_killed_runner_fail_at_once(
             assert not [process for process in left if process.is_running()]
             again = await played.play(rows[2], ["3"])
             assert again.reward == 3.0
+
+    run(work)
+
+
+def test_a_tool_set_that_dies_is_noticed_at_once(tokenizer: HfTokenizer) -> None:
+    made = task_set("rollq_faulty_tools")
+    (row,) = rows_of(made, 1)
+
+    async def work() -> None:
+        async with playing(made, tokenizer) as played:
+            sample = await played.play(row, ["1"])
+        assert sample.failure is FailureKind.TOOL
+        error = sample.error or ""
+        assert "toolset Dying ended with exit code 1 before it was up" in error
+        assert "the index is missing" in error
+
+    run(work)
+
+
+def test_an_environment_that_cannot_be_trained_is_refused() -> None:
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("rollq_sumz", {}, r"taskset 'rollq_sumz' not found .* Did you mean rollq_sums\?"),
+        (
+            "rollq_sums",
+            {"config": {"id": "user_sim"}},
+            r"would play 2 seats \(assistant, user\), and a sample trains one",
+        ),
+        ("rollq_sums", {"config": {"taskset": {"task": {"tool": True}}}}, "tool"),
+        ("rollq_sums", {"harness": "nul"}, "harness 'nul' not found .* null"),
+        ("rollq_unstarted_tools", {}, r"rollq_unstarted_tools\.py must end with: .* Dying\.run\(\)"),
+    ]
+    for name, options, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            rows_of(task_set(name, **options), 1)
+
+
+def test_a_split_is_the_set_s_and_other_rows_are_the_same_again(rows: list[dict[str, Any]]) -> None:
+    assert rows_of(task_set(), 20) == rows
+    assert rows_of(task_set(split="test"), 1)[0]["prompt"] == "1000+1?"
+
+
+def test_a_check_plays_episodes_without_a_model() -> None:
+    made = task_set()
+    found = [(each.level, each.text, each.row) for each in made.check(rows_of(made, 20))]
+    errors = [(text, row) for level, text, row in found if level is Level.ERROR]
+    assert [row for _, row in errors] == [3, 4]
+    assert errors[0][0].endswith("the grader is broken")
+    assert errors[1][0].startswith("1 of 16 episodes fail: environment")
+    notes = [text for level, text, _ in found if level is not Level.ERROR]
+    assert notes[0].startswith('the answer "0" earns 1 on average')
+
+
+def test_limits_end_an_episode_and_a_grader_that_hangs_fails_it(
+    tokenizer: HfTokenizer, rows: list[dict[str, Any]]
+) -> None:
+    made = task_set(
+        config={"taskset": {"task": {"tools": True}}, "agent": {"max_turns": 2, "timeout": {"scoring": 3}}},
+    )
+    words = [call("add", one=0, other=1)] * 9
+
+    async def work() -> None:
+        async with playing(made, tokenizer) as played:
+            turns, hung = await all_of(played.play(rows[0], words), played.play(rows[5], words))
+        assert (turns.finish_reason, turns.reward, len(turns.extra["calls"])) == (FinishReason.LENGTH, 1.0, 2)
+        assert turns.extra["program"]["stop"] == "max_turns"
+        assert hung.failure is FailureKind.GRADER
+        assert "these rewards were not computed: " in (hung.error or "")
+
+    run(work)
+
+
+def test_many_sessions_leave_nothing_in_a_runner(tokenizer: HfTokenizer, rows: list[dict[str, Any]]) -> None:
+    async def work() -> None:
+        async with playing(task_set(concurrent=32), tokenizer) as played:
+            places = asyncio.Semaphore(32)
+
+            async def play(number: int) -> None:
+                async with places:
+                    row = number % 3
+                    sample = await played.play(rows[row], [str(row + 1)])
+                    assert sample.reward == 3.0, sample.error
+
+            await all_of(*map(play, range(150)))
+            (runner,) = psutil.Process(played.launcher).children()
+            files, memory = runner.num_fds(), runner.memory_info().rss
+            await all_of(*map(play, range(450)))
+            assert runner.num_fds() <= files + 40  # connections that wait for a call
+            assert runner.memory_info().rss <= memory + 30_000_000
+
+    run(work)
+
+
+def test_a_runner_elsewhere_takes_sessions_and_hides_the_key(
+    tokenizer: HfTokenizer, rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLQ_GATEWAY_KEY", "the secret")
+
+    async def work() -> None:
+        async with playing(task_set(runners=0), tokenizer) as played:
+            variables = {**os.environ, "PYTHONPATH": f"{TASK_SETS}:{ROOT}/environments"}
+            command = ["-m", "rollq.environments.verifiers.runner", "--gateway", played.gateway.url]
+            process = await asyncio.create_subprocess_exec(str(ENVIRONMENTS), *command, env=variables)
+            try:
+                sample = await played.play(rows[0], ["1"])
+                assert sample.reward == 3.0, sample.error
+                assert b"the secret" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+            finally:
+                process.kill()
+                await process.wait()
 
     run(work)

@@ -49,7 +49,7 @@ class SumTask(vf.Task[SumData, vf.State, SumTaskConfig]):
 
     @vf.reward
     async def short(self, trace: vf.Trace) -> float:
-        if self.data.trap == "hang":
+        if self.data.trap == "hang" and (trace.last_reply or "") != "0":
             await asyncio.sleep(3600)
         return float(len(trace.last_reply or "") < 10)
 

@@ -11,16 +11,19 @@ from rollq.buffer.errors import ConfigError
 from rollq.environments.verifiers.other_python import command, variables
 
 
-def exported_rows(spec: Mapping[str, Any], python: str, named: Sequence[str]) -> Generator[dict[str, Any], None, None]:
-    """The rows; closing the iterator ends the process. Raises `ConfigError` with its error."""
+def written(
+    what: str, asked: Mapping[str, Any], python: str, named: Sequence[str]
+) -> Generator[dict[str, Any], None, None]:
+    """The objects that a runner writes with the option `what`; closing the iterator ends the process. Raises
+    `ConfigError` with its error."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command(python, "--rows"), env=variables(named), **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(command(python, what), env=variables(named), **pipes) as process:  # type: ignore[call-overload]
         said: list[str] = []
         reader = threading.Thread(target=_keep, args=(process.stderr, said), daemon=True)
         reader.start()
         try:
             with suppress(BrokenPipeError):
-                process.stdin.write(exact_json.dumps(spec) + b"\n")
+                process.stdin.write(exact_json.dumps(asked) + b"\n")
                 process.stdin.close()
             for line in process.stdout:
                 yield exact_json.loads(line)

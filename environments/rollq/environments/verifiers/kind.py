@@ -1,9 +1,6 @@
 """The kind `verifiers`, named by a task set."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from itertools import islice
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -14,7 +11,8 @@ from rollq.buffer.rules.settings import Settings
 from rollq.buffer.settings_errors import explanation
 from rollq.environments.kinds import Finding, Level
 from rollq.environments.text.kind import version_of
-from rollq.environments.verifiers.exported import exported_rows
+from rollq.environments.verifiers.checking import TRIED, findings
+from rollq.environments.verifiers.exported import written
 from rollq.environments.verifiers.other_python import require_verifiers
 
 LOOP = "rollq.environments.verifiers.loop.verifiers_loop"
@@ -88,7 +86,7 @@ class TaskSet:
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each task. Raises `ConfigError`."""
         require_verifiers(self.options.python)
-        return exported_rows(self.spec(), self.options.python, self.options.environment)
+        return self._written("--rows")
 
     def settings(self) -> dict[str, Any]:
         """The loop whose sessions runners take; they set the reward."""
@@ -107,15 +105,13 @@ class TaskSet:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Tasks are the same when the set is read again."""
-        with closing(self.rows()) as again:  # type: ignore[type-var]
-            read = list(islice(again, len(rows)))
-        for number, (row, other) in enumerate(zip(rows, read, strict=False)):
-            if row != other:
-                yield Finding(Level.ERROR, "the task is another one when the set is read again", number)
+        """Episodes of the first rows with a model that says "0": they earn rewards, and leave nothing."""
+        require_verifiers(self.options.python)
+        yield from findings(self._written("--try", rows=[dict(row) for row in rows[:TRIED]]))
         if not version_of(self.name, self.options.python):
             yield Finding(
                 Level.NOTE, "the task set is in no installed package: only other rows show that it has changed"
             )
-        if self.options.python == "":
-            yield Finding(Level.NOTE, f"it runs in the worker's Python, {sys.executable}")
+
+    def _written(self, what: str, **asked: Any) -> Iterator[dict[str, Any]]:
+        return written(what, {"spec": self.spec(), **asked}, self.options.python, self.options.environment)

@@ -29,10 +29,12 @@ def require_verifiers(python: str) -> None:
     starts, asked = VERSIONS
     if not version.startswith(starts):
         has = f"has verifiers {version}" if version else "has no package verifiers"
-        raise ConfigError(
-            f'env_options.python = "{used}" {has}: {used} -m pip install "{asked}", in an environment without torch or '
-            "vLLM, which may need other versions of its packages"
-        )
+        if not python:
+            raise ConfigError(
+                f"env_options.python is not set, and the worker's Python {has}: make an environment without torch and "
+                f'vLLM, which may need other versions of its packages, pip install "{asked}" there, and name its python'
+            )
+        raise ConfigError(f'env_options.python = "{python}" {has}: {python} -m pip install "{asked}"')
 
 
 def command(python: str, *arguments: str) -> list[str]:

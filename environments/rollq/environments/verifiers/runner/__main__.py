@@ -3,7 +3,7 @@
 usage: runner --gateway URL [--tasks NAME ...] [--concurrent N]
 
 The key of the gateway is in ROLLQ_GATEWAY_KEY, or is the first line of the standard input. `runner --rows` writes the
-rows of the environment whose JSON is on the standard input.
+rows of the environment whose JSON is on the standard input, and `runner --try` the outcomes of the rows in it.
 """
 
 import argparse
@@ -13,8 +13,9 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 import aiohttp
 
@@ -23,6 +24,7 @@ from rollq.environments.verifiers.runner.rows import row_of
 from rollq.environments.verifiers.runner.sessions import Refused, Sessions
 from rollq.environments.verifiers.runner.spec import SpecError, opened
 from rollq.environments.verifiers.runner.toolsets import watch_starts
+from rollq.environments.verifiers.runner.trial import tried
 
 KEY_VARIABLE = "ROLLQ_GATEWAY_KEY"
 PREFIX = "ROLLQ_"
@@ -36,33 +38,46 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tasks", nargs="*", default=[], help="tasks whose sessions are taken; default: all")
     parser.add_argument("--concurrent", type=int, default=64, help="episodes at the same time")
     parser.add_argument("--rows", action="store_true", help="write rows instead")
+    parser.add_argument("--try", action="store_true", dest="tries", help="write outcomes of rows instead")
     given = parser.parse_args(arguments)
     try:
-        if given.rows:
-            write_rows()
+        if given.rows or given.tries:
+            write(outcomes if given.tries else rows)
         elif not given.gateway:
             parser.error("--gateway is missing")
         else:
             asyncio.run(serve(given.gateway, take_key(), given.tasks, given.concurrent))
     except (SpecError, Refused) as error:
-        print(" ".join(str(error).split()) if given.rows else error, file=sys.stderr)
+        print(" ".join(str(error).split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def write_rows() -> None:
-    """Write the rows of an environment, until they end or nobody reads them. Raises `SpecError`."""
-    spec = json.loads(sys.stdin.readline())
-    rows = os.fdopen(os.dup(1), "w")
+def write(made: Callable[[Any], Iterable[Any]]) -> None:
+    """Write a line of JSON for each that is `made` of what is asked for, until they end or nobody reads them. Raises
+    `SpecError`."""
+    asked = json.loads(sys.stdin.readline())
+    lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # task sets may print
     try:
-        for task in opened(spec).env.taskset:
-            rows.write(json.dumps(row_of(task)) + "\n")
-            rows.flush()
+        for one in made(asked):
+            lines.write(json.dumps(one) + "\n")
+            lines.flush()
     except BrokenPipeError:
         os._exit(0)
+
+
+def rows(asked: Mapping[str, Any]) -> Iterator[Any]:
+    """The rows of an environment. Raises `SpecError`."""
+    return map(row_of, opened(asked["spec"]).env.taskset)
+
+
+def outcomes(asked: Mapping[str, Any]) -> Iterator[Any]:
+    """The outcomes of rows, as one object. Raises `SpecError`."""
+    watch_starts()
+    yield asyncio.run(tried(asked["spec"], asked["rows"]))
 
 
 def take_key() -> str:
