@@ -11,6 +11,8 @@ import pytest
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample, SampleStatus
+from rollq.cli.settings.environment_rows import identities
+from rollq.cli.settings.file import load_settings
 from rollq.environments.kinds import Level
 from rollq.environments.verifiers import runners as runners_module
 from rollq.environments.verifiers.checking import findings
@@ -54,8 +56,20 @@ def test_options_become_those_of_the_loop() -> None:
         "environment": {"taskset": "sums", "config": {}, "harness": "null", "split": "test"},
         "python": "p", "runners": 2, "concurrent": 8, "variables": ["A"],
     }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"env_options: .*harnes"):
+    with pytest.raises(ConfigError, match=r"env_options\.harnes: unknown key.*'harness'"):
         Verifiers().open("sums", {"harnes": "null"}, "train")
+
+
+def test_a_settings_file_names_a_task_set_and_a_python_beside_it(tmp_path: Path) -> None:
+    python = pretended_python(tmp_path, version="0.4.0")
+    file = tmp_path / "rollq.toml"
+    file.write_text(
+        'run = "desk"\n[tasks.desk]\nenv = "verifiers:sums"\nbatch_groups = 8\n'
+        f'env_options = {{ python = "{python.relative_to(tmp_path)}" }}\n'
+    )
+    settings = load_settings(file, {})
+    assert settings.tasks["desk"].agent_options["python"] == str(python)
+    assert identities(settings)["tasks.desk"].startswith("verifiers:sums (verifiers 0.4.0, package sums")
 
 
 def test_a_python_without_verifiers_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class TextSource:
 
     def __init__(self, path: str, options: TextOptions, split: str, folder: Path) -> None:
         self.path, self.options, self.split = path, options, split
-        self.python = _python_in(folder, options.python)
+        self.python = python_in(folder, options.python)
         self._folder = folder
 
     def identity(self) -> dict[str, str]:
@@ -178,7 +178,7 @@ class TextSource:
         return {**prompt, ENV: {**place, OPENING: opening}}
 
 
-def _python_in(folder: Path, written: str) -> str:
+def python_in(folder: Path, written: str) -> str:
     """A Python by its path; a name alone is a command, and stays."""
     return str(path_in(folder, written)) if "/" in written else written
 

@@ -1,16 +1,16 @@
 """The kind `verifiers`, named by a task set."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from rollq.buffer.common import exact_json
-from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import Settings
-from rollq.buffer.settings_errors import explanation
 from rollq.environments.kinds import Finding, Level
-from rollq.environments.text.kind import version_of
+from rollq.environments.options import read_options
+from rollq.environments.text.kind import python_in, version_of
 from rollq.environments.verifiers.checking import TRIED, findings
 from rollq.environments.verifiers.exported import written
 from rollq.environments.verifiers.other_python import require_verifiers
@@ -36,12 +36,10 @@ class VerifiersOptions(Settings):
 class Verifiers:
     """See `Kind`."""
 
-    def open(self, name: str, options: Mapping[str, Any], split: str) -> "TaskSet":
+    def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TaskSet":
         """A task set; nothing is imported. Raises `ConfigError`."""
-        try:
-            return TaskSet(name, VerifiersOptions(**options), split)
-        except ValidationError as error:
-            raise ConfigError(f"env_options: {explanation(error, VerifiersOptions)}") from error
+        given = read_options(VerifiersOptions, options)
+        return TaskSet(name, given.model_copy(update={"python": python_in(folder, given.python)}), split)
 
     def installed(self) -> str:
         """Only the options say which Python has it."""
