@@ -83,7 +83,7 @@ $(SGLANG_INSTALLED): tests/with_vllm/requirements.txt tests/with_sglang/requirem
 	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	@touch $@
 
-environments: $(INSTALLED) .venv-openenv/.installed .venv-environments/.installed  ## the tests with real packages of environments, in .venv-openenv/ and .venv-environments/ (700 MB)
+environments: $(INSTALLED) .venv-openenv/.installed .venv-environments/.installed  ## the tests with real packages of environments, in .venv-openenv/ and .venv-environments/ (700 MB); needs podman
 	$(BIN)/python -m pytest tests/with_environments --timeout 3600 $(PYTEST_ARGS)
 
 .venv-openenv/.installed .venv-environments/.installed: .venv-%/.installed: tests/with_environments/%.txt

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,41 +9,17 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.values.failures import FailureKind, SampleFailed
-from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.environments.harbor import judge as harbor_judge
 from rollq.environments.harbor.copying import copy_workspace
-from rollq.environments.harbor.kind import Harbor, TaskFolder
+from rollq.environments.harbor.images import image_of
 from rollq.environments.harbor.rewards import read_rewards
 from rollq.environments.kinds import Level
 from rollq.producer.columns import Columns
 from rollq.workers.gateway.harnesses.local import HarnessSettings, can_enclose
-from rollq.workers.gateway.harnesses.process import sessions_folder
 from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.process_pool import JudgePool
-from support.chat_engine import Model, chat_tokenizer, rollout
-from support.gateway_calls import run
-
-TEST = """
-cd /app
-if [ "$(cat greeting)" = "$(cat /tests/expected)" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
-"""
-
-
-def add_task(folder: Path, name: str = "hello", *, test: str = TEST, settings: str = "", solution: str = "") -> Path:
-    """A task that wants the file `greeting` to say what its tests expect."""
-    files = {
-        "instruction.md": f"Write a greeting to /app/greeting: {name}",
-        "task.toml": settings or "[verifier]\ntimeout_sec = 120.0",
-        "environment/draft": "Hullo",
-        "tests/test.sh": test,
-        "tests/expected": "the secret greeting",
-        "solution/solve.sh": solution or "echo the secret greeting > /app/greeting",
-    }
-    for path, text in files.items():
-        (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name / path).write_text(text)
-    return folder / name
+from support.harbor_tasks import add_task, judged, source
 
 
 @pytest.fixture
@@ -57,38 +32,6 @@ def folder(tmp_path: Path) -> Path:
 def can_be_enclosed() -> None:
     if not can_enclose(HarnessSettings(command=("sh",))):
         pytest.skip("this system has no namespaces for commands")
-
-
-def source(folder: Path, split: str = "train", **options: Any) -> TaskFolder:
-    return Harbor().open(str(folder), options, split)
-
-
-def judged(made: TaskFolder, script: str, tmp_path: Path) -> Any:
-    """The judge's answer on what a shell script leaves in the workspace of the first row, or why the sample failed; no
-    session is left."""
-    settings, (row, *_) = made.settings(), made.rows()
-    metadata = {name: value for name, value in row.items() if name != "prompt"}
-    prompt = Prompt(row["prompt"], metadata=metadata)
-    options = {"command": ["bash", "-c", script], **settings["agent_options"], "tool_parser": ""}
-    ends: list[Callable[[], object]] = []
-
-    async def work() -> Any:
-        loop = make_loop(settings["agent_loop"], options)
-        context = JudgeContext(60, JudgePool(1))
-        judge = harbor_judge.JUDGE(harbor_judge.TestsOptions(**settings["judge_options"]), context)
-        model = Model(chat_tokenizer(tmp_path / "model"), [])
-        given = replace(rollout(model, prompt), session=f"harbor{os.getpid()}/1/0/1", at_end=ends.append)
-        sample: Sample = await loop.run(given)
-        try:
-            return await judge.call(prompt, sample)
-        except SampleFailed as error:
-            return error
-
-    result = run(work)
-    for end in ends:
-        end()
-    assert not (sessions_folder() / f"harbor{os.getpid()}-1-0").exists()
-    return result
 
 
 def test_rows_have_the_instruction_and_the_files_of_each_task(folder: Path) -> None:
@@ -163,12 +106,8 @@ def test_identity_depends_on_files_behind_links(folder: Path) -> None:
             "verifier.env.KEY = '${KEY}': tests get no variable of this machine",
         ),
         (
-            lambda task: (task / "environment" / "Dockerfile").write_text("FROM debian"),
-            "hello has an image (environment/Dockerfile), and rollq starts no containers: run the worker where",
-        ),
-        (
-            lambda task: (task / "task.toml").write_text('[environment]\ndocker_image = "debian"'),
-            "hello has an image (task.toml: docker_image), and rollq starts no containers",
+            lambda task: (task / "environment" / "docker-compose.yaml").write_text("services: {}"),
+            "hello has several containers (environment/docker-compose.yaml), and rollq starts one: run the worker",
         ),
         (lambda task: task.with_name("link").symlink_to(task), "link is a link: copy the task there"),
         (lambda task: task.with_name("notes").mkdir(), "notes is not complete: instruction.md is missing"),
@@ -181,9 +120,57 @@ def test_an_incomplete_task_is_refused(change: Callable[[Path], object], words: 
     assert words in str(refused.value)
 
 
-def test_images_can_be_left_out(folder: Path) -> None:
-    (add_task(folder) / "environment" / "Dockerfile").write_text("FROM debian")
-    assert len(list(source(folder, without_images=True).rows())) == 1
+def give_image(task: Path, how: str) -> None:
+    if how == "Dockerfile":
+        (task / "environment" / how).write_text("FROM debian")
+    else:
+        (task / "task.toml").write_text('[environment]\ndocker_image = "debian"')
+
+
+@pytest.mark.parametrize("how", ["Dockerfile", "docker_image"])
+@pytest.mark.parametrize("found", ["nothing", "a program that does not answer"])
+def test_images_need_a_program_that_starts_containers(
+    how: str, found: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_image(add_task(folder), how)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = "podman is not on the PATH"
+    if found != "nothing":
+        (tmp_path / "podman").write_text("#!/bin/sh\necho no socket; exit 1")
+        (tmp_path / "podman").chmod(0o755)
+        reason = "podman does not answer: podman info: no socket"
+    settings = source(folder).settings()
+    options = harbor_judge.TestsOptions(**settings["judge_options"])
+    with pytest.raises(ConfigError) as refused:
+        harbor_judge.JUDGE(options, JudgeContext(60, JudgePool(1)))
+    words = f"which needs podman or docker ({reason}; docker is not on the PATH): install one of them, or run"
+    assert "hello has an image (" in str(refused.value)
+    assert words in str(refused.value)
+    assert str(refused.value).endswith("and set env_options.without_images = true")
+    with pytest.raises(ConfigError, match=r"agent_options.images needs podman or docker: podman"):
+        make_loop(settings["agent_loop"], {"command": ["agent"], **settings["agent_options"]})
+
+
+@pytest.mark.parametrize("how", ["Dockerfile", "docker_image"])
+def test_images_can_be_left_out(how: str, folder: Path) -> None:
+    give_image(add_task(folder), how)
+    settings = source(folder, without_images=True).settings()
+    assert settings["agent_options"] == {
+        "workspace": str(folder),
+        "workspace_field": "workspace",
+        "workspace_at": "/app",
+    }
+    assert settings["judge_options"]["containers"] is False
+
+
+def test_equal_files_share_an_image(folder: Path) -> None:
+    images: list[str] = []
+    for name, text in (("a", "FROM debian"), ("b", "FROM debian"), ("c", "FROM alpine")):
+        task = add_task(folder, name, test=f"exit {len(images)}")
+        (task / "environment" / "Dockerfile").write_text(text)
+        images.append(image_of(task / "environment"))
+    assert images[0].startswith("rollq-harbor:")
+    assert images[0] == images[1] != images[2]
 
 
 @pytest.mark.parametrize(

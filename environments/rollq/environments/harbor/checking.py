@@ -7,31 +7,30 @@ from typing import Any, Final
 
 from rollq.buffer.values.failures import SampleFailed
 from rollq.environments.episodes import ENV
-from rollq.environments.harbor.judge import TASK, require_enclosure
+from rollq.environments.harbor.judge import TASK, AnyRunner, Runners, make_runners
 from rollq.environments.harbor.rewards import total
-from rollq.environments.harbor.running import SHOWN, Runner
-from rollq.environments.harbor.tasks import FILES, SOLUTION, SOLVE, HarborTask
+from rollq.environments.harbor.running import SHOWN
+from rollq.environments.harbor.tasks import SOLUTION, SOLVE, HarborTask
 from rollq.environments.kinds import Finding, Level
-from rollq.workers.gateway.harnesses.process import HarnessFolder
 
 AT_ONCE: Final = 2
 TIMEOUT_S: Final = 600.0
 """Of tasks that set none."""
 
 
-def check(folder: Path, workdir: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what is wrong. Raises `ConfigError` where tests cannot be enclosed."""
-    require_enclosure(f"harbor:{folder}")
-    runner = Runner(workdir, TIMEOUT_S)
+def check(folder: Path, workdir: str, containers: bool, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield what is wrong. Raises `ConfigError` where tests cannot be enclosed, or their containers not be made."""
     tasks = [HarborTask(folder, row[ENV][TASK]) for row in rows]
-    yield from asyncio.run(_check(runner, tasks))
+    runners = make_runners(tasks, workdir, TIMEOUT_S, containers)
+    yield from asyncio.run(_check(runners, tasks))
 
 
-async def _check(runner: Runner, tasks: Sequence[HarborTask]) -> list[Finding]:
+async def _check(runners: Runners, tasks: Sequence[HarborTask]) -> list[Finding]:
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def faults(row: int, task: HarborTask) -> list[Finding]:
         async with slots:
+            runner = runners(task)
             found = [await _untouched(runner, task), *await _solved(runner, task)]
             return [Finding(level, f"{task.name}: {text}", row) for level, text in found if text]
 
@@ -39,23 +38,23 @@ async def _check(runner: Runner, tasks: Sequence[HarborTask]) -> list[Finding]:
     return [finding for findings in found for finding in findings]
 
 
-async def _untouched(runner: Runner, task: HarborTask) -> tuple[Level, str]:
+async def _untouched(runner: AnyRunner, task: HarborTask) -> tuple[Level, str]:
     """The fault of tests that pay for nothing, or give it no reward."""
-    folder = await asyncio.to_thread(HarnessFolder.make, task.path / FILES)
+    folder = await runner.make(task)
     try:
         reward = total(await runner.rewards(task, folder))
     except SampleFailed as error:
         return Level.WARNING, f"an untouched workspace gets no reward, so such samples fail: {error}"
     finally:
-        folder.remove()
+        await runner.remove(folder)
     return Level.ERROR, f"an untouched workspace scores {reward:g}" if reward >= 1 else ""
 
 
-async def _solved(runner: Runner, task: HarborTask) -> list[tuple[Level, str]]:
+async def _solved(runner: AnyRunner, task: HarborTask) -> list[tuple[Level, str]]:
     """The faults of a solution."""
     if not (task.path / SOLUTION / SOLVE).exists():
         return [(Level.WARNING, f"there is no {SOLUTION}/{SOLVE}, so nothing shows that its tests can be passed")]
-    folder = await asyncio.to_thread(HarnessFolder.make, task.path / FILES)
+    folder = await runner.make(task)
     try:
         ended = await runner.solve(task, folder)
         if ended.code != 0:
@@ -65,5 +64,5 @@ async def _solved(runner: Runner, task: HarborTask) -> list[tuple[Level, str]]:
     except (SampleFailed, OSError) as error:
         return [(Level.ERROR, f"its solution is not judged: {error}")]
     finally:
-        folder.remove()
+        await runner.remove(folder)
     return [] if reward == 1 else [(Level.ERROR, f"its solution scores {reward:g}, not 1")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from rollq.buffer.rules.settings import Settings
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.environments.episodes import ENV
+from rollq.environments.harbor.containers import ContainerRunner
+from rollq.environments.harbor.images import make_images, require_program
 from rollq.environments.harbor.running import Runner
 from rollq.environments.harbor.tasks import HarborTask, tasks_in
 from rollq.workers.gateway.harnesses.enclosure import Enclosure, problem
@@ -31,14 +34,19 @@ class TestsOptions(Settings):
     folder: Path = Field(description="the folder of tasks")
     split: str = Field(description="which of them")
     workdir: str = Field(description="path at which tests see the workspace")
+    containers: bool = Field(description="whether tasks with an image run in containers")
+
+
+AnyRunner = Runner | ContainerRunner
+Runners = Callable[[HarborTask], AnyRunner]
 
 
 class TestsJudge:
     """Runs tests, as many at the same time as there are processors."""
 
-    def __init__(self, tasks: tuple[HarborTask, ...], runner: Runner) -> None:
+    def __init__(self, tasks: tuple[HarborTask, ...], runners: Runners) -> None:
         self._tasks = {task.name: task for task in tasks}
-        self._runner = runner
+        self._runners = runners
         self._slots = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Answer:
@@ -53,7 +61,7 @@ class TestsJudge:
                 FailureKind.PROGRAM, 'the sample has no workspace: leave agent_loop as env sets it, "harness"'
             )
         async with self._slots:
-            return await self._runner.rewards(task, HarnessFolder(Path(workspace).parent))
+            return await self._runners(task).rewards(task, HarnessFolder(Path(workspace).parent))
 
 
 def require_enclosure(env: str) -> None:
@@ -70,11 +78,23 @@ def require_enclosure(env: str) -> None:
         )
 
 
+def make_runners(tasks: Sequence[HarborTask], workdir: str, timeout_s: float, containers: bool) -> Runners:
+    """The runner of each task, once images are made. Raises `ConfigError`."""
+    contained = {task.name: task for task in tasks if containers and task.has_image()}
+    enclosed, in_container = Runner(workdir, timeout_s), None
+    if len(contained) < len(tasks):
+        require_enclosure(f"harbor:{tasks[0].folder}")
+    if contained:
+        program = require_program(next(iter(contained.values())))
+        make_images(program, contained.values())
+        in_container = ContainerRunner(program, timeout_s)
+    return lambda task: in_container if in_container and task.name in contained else enclosed
+
+
 def make_judge(settings: TestsOptions, context: JudgeContext) -> Judge:
     """The judge of one folder of tasks. Raises `ConfigError`."""
-    require_enclosure(f"harbor:{settings.folder}")
     tasks = tasks_in(settings.folder, settings.split)
-    judge = TestsJudge(tasks, Runner(settings.workdir, context.timeout_s))
+    judge = TestsJudge(tasks, make_runners(tasks, settings.workdir, context.timeout_s, settings.containers))
     return Judge("harbor", UserFunction.wrap(judge.judge, None, quick=False))
 
 

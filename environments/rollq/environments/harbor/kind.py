@@ -14,6 +14,7 @@ from rollq.environments.kinds import Finding, path_in
 from rollq.environments.options import read_options
 from rollq.workers.gateway.harnesses.enclosure import check_place
 
+IMAGE_OF: Final = "rollq.environments.harbor.images.image_of"
 JUDGE: Final = "rollq.environments.harbor.judge.JUDGE"
 WORKSPACE: Final = "workspace"
 """The column with the folder that the command gets a copy of."""
@@ -25,7 +26,7 @@ class HarborOptions(Settings):
     command: tuple[str, ...] = Field(default=(), description="the agent and its arguments")
     workdir: str = Field(default="/app", description="path at which the agent and the tests see the workspace")
     without_images: bool = Field(
-        default=False, description="run tasks that have an image without it, with the worker's programs"
+        default=False, description="run tasks that have an image with the worker's programs, not in a container"
     )
 
     @field_validator("workdir")
@@ -39,14 +40,14 @@ class Harbor:
     """See `Kind`."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TaskFolder":
-        """The tasks of one folder. Raises `ConfigError`, including for tasks with an image."""
+        """The tasks of one folder. Raises `ConfigError`, including for tasks of several containers."""
         given = read_options(HarborOptions, options)
         path = path_in(folder, name)
         tasks = tasks_in(path, split)
-        if not given.without_images and (task := next((task for task in tasks if task.image()), None)):
+        if not given.without_images and (task := next((task for task in tasks if task.compose()), None)):
             raise ConfigError(
-                f"{task.path} has an image ({task.image()}), and rollq starts no containers: run the worker where the "
-                "programs of the image are installed, and set env_options.without_images = true"
+                f"{task.path} has several containers ({task.compose()}), and rollq starts one: run the worker where "
+                "their programs are installed, and set env_options.without_images = true"
             )
         return TaskFolder(path, tasks, given, split)
 
@@ -85,16 +86,22 @@ class TaskFolder:
     def settings(self) -> dict[str, Any]:
         """The loop `harness` with the row's files, for the longest time of a task, and the judge that runs tests."""
         limits = [limit for task in self.tasks if (limit := task.settings().agent.timeout_sec)]
-        options = {
-            "workspace": str(self.folder),
-            "workspace_field": WORKSPACE,
-            "workspace_at": self.options.workdir,
-        }
+        options = {"workspace": str(self.folder), "workspace_field": WORKSPACE}
+        images = {} if self.options.without_images else {task.name for task in self.tasks if task.has_image()}
+        if images:
+            options["images"] = IMAGE_OF
+        if len(images) < len(self.tasks):
+            options["workspace_at"] = self.options.workdir
         command = {"command": list(self.options.command)} if self.options.command else {}
         return {
             "answer_field": "",
             "judge": JUDGE,
-            "judge_options": {"folder": str(self.folder), "split": self.split, "workdir": self.options.workdir},
+            "judge_options": {
+                "folder": str(self.folder),
+                "split": self.split,
+                "workdir": self.options.workdir,
+                "containers": not self.options.without_images,
+            },
             "agent_loop": "harness",
             "agent_options": {**command, **options, **({"timeout_s": max(limits)} if limits else {})},
         }
@@ -103,4 +110,4 @@ class TaskFolder:
         """See `Source.check`."""
         from rollq.environments.harbor.checking import check
 
-        return check(self.folder, self.options.workdir, rows)
+        return check(self.folder, self.options.workdir, not self.options.without_images, rows)

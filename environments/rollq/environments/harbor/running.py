@@ -11,7 +11,7 @@ from typing import Final
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.environments.harbor.copying import TooLarge, copy_workspace
 from rollq.environments.harbor.rewards import Rewards, read_rewards
-from rollq.environments.harbor.tasks import SOLUTION, SOLVE, TEST, TESTS, HarborTask
+from rollq.environments.harbor.tasks import FILES, SOLUTION, SOLVE, TEST, TESTS, HarborTask
 from rollq.workers.gateway.harnesses.enclosure import CANNOT, Enclosure
 from rollq.workers.gateway.harnesses.launcher import NOT_FOUND
 from rollq.workers.gateway.harnesses.local import repositories_above, secret_files
@@ -21,7 +21,7 @@ from rollq.workers.judging.rewards import SCORE
 LOGS: Final = "/logs"
 VERIFIER: Final = "verifier"
 """The folder in it where tests write their reward."""
-MOST_BYTES: Final = 256_000_000
+FILE_BYTES: Final = 256_000_000
 """The largest file, and the most in temporary folders."""
 SHOWN: Final = 500
 TIMED_OUT: Final = "tests_timed_out"
@@ -36,6 +36,19 @@ class Ended:
     output: str
 
 
+def rewards_of(ended: Ended, folder: Path) -> Rewards:
+    """The rewards that tests have left in a folder. Raises `SampleFailed`."""
+    said = f": {ended.output[-SHOWN:]}" if ended.output else ""
+    if ended.code is None:
+        return {SCORE: 0.0, TIMED_OUT: 1.0}
+    if ended.code in (CANNOT, NOT_FOUND) and not any(folder.iterdir()):
+        raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start{said}")
+    try:
+        return {**read_rewards(folder), TIMED_OUT: 0.0}
+    except ValueError as error:
+        raise SampleFailed(FailureKind.GRADER, f"{error} (exit code {ended.code}){said}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Runner:
     """Runs tests and solutions of tasks whose workspace is seen at `place`. `timeout_s` holds for tasks that set no
@@ -43,6 +56,14 @@ class Runner:
 
     place: str
     timeout_s: float
+
+    async def make(self, task: HarborTask) -> HarnessFolder:
+        """A folder with the task's files. Raises `OSError`."""
+        return await asyncio.to_thread(HarnessFolder.make, task.path / FILES)
+
+    async def remove(self, folder: HarnessFolder) -> None:
+        """Remove a folder."""
+        await asyncio.to_thread(folder.remove)
 
     async def rewards(self, task: HarborTask, folder: HarnessFolder) -> Rewards:
         """The rewards that the tests give a copy of a workspace, after its command has ended. Raises `SampleFailed`."""
@@ -65,15 +86,7 @@ class Runner:
             raise SampleFailed(FailureKind.PROGRAM, str(error)) from error
         except OSError as error:
             raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start: {error}") from error
-        said = f": {ended.output[-SHOWN:]}" if ended.output else ""
-        if ended.code is None:
-            return {SCORE: 0.0, TIMED_OUT: 1.0}
-        if ended.code in (CANNOT, NOT_FOUND) and not any((logs / VERIFIER).iterdir()):
-            raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start{said}")
-        try:
-            return {**read_rewards(logs / VERIFIER), TIMED_OUT: 0.0}
-        except ValueError as error:
-            raise SampleFailed(FailureKind.GRADER, f"{error} (exit code {ended.code}){said}") from error
+        return rewards_of(ended, logs / VERIFIER)
 
     async def solve(self, task: HarborTask, folder: HarnessFolder) -> Ended:
         """Run the task's own solution in a workspace. Raises `OSError`."""
@@ -101,11 +114,11 @@ class Runner:
             root=str(folder.root),
             hidden=(*secret_files(), str(task.folder.resolve()), *repositories_above(task.folder)),
             places=tuple((str(source), path) for path, source in places.items()),
-            most_bytes=MOST_BYTES,
+            most_bytes=FILE_BYTES,
         )
         command = ["bash", "-c", 'cd "$0" && exec bash "$1"', self.place, script]
         home = {"HOME": str(folder.temporary), **variables}  # not the workspace: programs read settings there
-        process = await HarnessProcess.start(command, folder, home, b"", max_file_bytes=MOST_BYTES, enclosure=enclosure)
+        process = await HarnessProcess.start(command, folder, home, b"", max_file_bytes=FILE_BYTES, enclosure=enclosure)
         try:
             code = await asyncio.wait_for(process.wait(), limit_s)
         except TimeoutError:

@@ -22,7 +22,10 @@ TESTS: Final = "tests"
 TEST: Final = "test.sh"
 SOLUTION: Final = "solution"
 SOLVE: Final = "solve.sh"
-IMAGES: Final = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml")
+DOCKERFILE: Final = "Dockerfile"
+COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml")
+BUILT: Final = "rollq-harbor"
+"""The name of images that are built here; their tag is the digest of their files."""
 NEEDED: Final = (INSTRUCTION, SETTINGS, FILES, f"{TESTS}/{TEST}")
 TRAIN: Final = "train"
 """The split that a folder of tasks without folders of splits has."""
@@ -95,9 +98,19 @@ class HarborTask:
         return given
 
     def image(self) -> str:
-        """The file or setting that gives it an image; empty without one. Raises `ConfigError`."""
-        found = next((name for name in IMAGES if (self.path / FILES / name).exists()), "")
-        return f"{FILES}/{found}" if found else self.settings().environment.docker_image and f"{SETTINGS}: docker_image"
+        """The image that it runs in, which is built from its files if there is a `Dockerfile`; empty without one.
+        Raises `ConfigError`."""
+        if named := self.settings().environment.docker_image:
+            return named
+        return f"{BUILT}:{files_digest(self)}" if self.has_image() else ""
+
+    def has_image(self) -> bool:
+        """Whether it runs in an image. Raises `ConfigError`."""
+        return (self.path / FILES / DOCKERFILE).exists() or bool(self.settings().environment.docker_image)
+
+    def compose(self) -> str:
+        """The file that gives it several containers; empty without one."""
+        return next((f"{FILES}/{name}" for name in COMPOSE if (self.path / FILES / name).exists()), "")
 
 
 def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
@@ -128,8 +141,20 @@ def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
 
 def digest_of(tasks: tuple[HarborTask, ...]) -> str:
     """The digest of all files of tasks, by their names. Raises `ConfigError`."""
+    return _digest_of(tuple(seen for task in tasks for seen in _seen(task)))
+
+
+def files_digest(task: HarborTask) -> str:
+    """The digest of the files that an image is built of, which are equal in tasks with the same. Raises
+    `ConfigError`."""
+    start = f"{task.name}/{FILES}/"
+    seen = (each for each in _seen(task) if each[1].startswith(start))
+    return _digest_of(tuple((path, name.removeprefix(start), mode, size, ns) for path, name, mode, size, ns in seen))
+
+
+def _digest_of(files: tuple[tuple[str, str, int, int, int], ...]) -> str:
     try:
-        return _digest(tuple(seen for task in tasks for seen in _seen(task)))
+        return _digest(files)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
 
@@ -149,6 +174,7 @@ def _check_complete(task: HarborTask) -> None:
     if missing := next((name for name in NEEDED if not (task.path / name).exists()), ""):
         remedy = " (a folder, which may be empty)" if missing == FILES else ""
         raise ConfigError(f"{task.path} is not complete: {missing}{remedy} is missing")
+    task.settings()
 
 
 def _seen(task: HarborTask) -> list[tuple[str, str, int, int, int]]:
@@ -172,7 +198,7 @@ def _facts(path: str, name: str, status: os.stat_result) -> tuple[str, str, int,
     return path, name, status.st_mode, status.st_size, status.st_mtime_ns
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=4096)
 def _digest(files: tuple[tuple[str, str, int, int, int], ...]) -> str:
     digest = hashlib.sha256()
     for path, name, mode, _, _ in files:

@@ -10,9 +10,10 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,13 +26,22 @@ from rollq.buffer.common.process_environment import hide_environment
 from rollq.buffer.common.sealing.kernel import hide_memory
 from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.values.rollouts import FinishReason, Prompt, Sample
+from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.gateway.harnesses.containers import (
+    METADATA,
+    Container,
+    ContainerError,
+    Containers,
+    find_program,
+    remove_left_containers,
+)
 from rollq.workers.gateway.harnesses.enclosure import LEAST_PROCESSES, Enclosure, check_place, problem
-from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders
+from rollq.workers.gateway.harnesses.given import prompt_bytes, session_variables
+from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess, remove_left_folders, sessions_folder
 from rollq.workers.gateway.harnesses.row_workspace import row_workspace
 from rollq.workers.gateway.open_sessions import Gateway, new_token
 from rollq.workers.gateway.session_settings import SessionSettings
@@ -61,6 +71,14 @@ class HarnessSettings(SessionSettings):
     workspace_at: str = Field(
         default="",
         description="path, as /app, at which the command sees its workspace too; needs namespaces of Linux",
+    )
+    images: str = Field(
+        default="",
+        description="function by dotted path that names the image of a row's folder in workspace; such commands run in "
+        "containers of podman or docker",
+    )
+    mounted: tuple[Path, ...] = Field(
+        default=(), description="folders of this machine that containers show at the same path, read-only"
     )
     timeout_s: float = Field(default=600, gt=0, description="longest run of a command, in seconds")
     max_file_mb: float = Field(
@@ -103,6 +121,7 @@ class Harness:
     chat_format: ChatFormat
     chosen: Chooser | None
     is_enclosed: bool
+    containers: Containers | None = None
     resumable: ClassVar[bool] = True
     records: ClassVar[bool] = True
 
@@ -118,43 +137,58 @@ class Harness:
     async def run(self, rollout: Rollout) -> Sample:
         """See `AgentLoop.run`."""
         check_length(rollout)
-        folder = await self._make_folder(rollout)
+        folder, container = await self._make_folder(rollout)
         session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
         token = new_token()
         reward_token = token if self.settings.program_rewards else ""
         with self.gateway.serving(session, token=token, reward_token=reward_token):
-            return await self._run(rollout, session, folder, token)
+            return await self._run(rollout, session, folder, container, token)
 
-    async def _make_folder(self, rollout: Rollout) -> HarnessFolder:
-        """A new folder. It is removed even if this call is cancelled, because its thread still makes the folder.
+    async def _make_folder(self, rollout: Rollout) -> tuple[HarnessFolder, Container | None]:
+        """A new folder, and the container of a row with an image. They are removed even if this call is cancelled,
+        because its thread still makes them.
 
-        Raises `SampleFailed` for a row that names no workspace.
+        Raises `SampleFailed` for a row that names no workspace, and without its container.
         """
-        template, field = self.settings.workspace, self.settings.workspace_field
-        if field and template is not None:
-            template = row_workspace(template, field, rollout.prompt.metadata)
-        sample = "-".join(rollout.session.split("/")[:-1])  # the same in each attempt
-        making = asyncio.ensure_future(asyncio.to_thread(HarnessFolder.make, template, sample))
+        making = asyncio.ensure_future(asyncio.to_thread(self._made_folder, rollout))
         try:
             return await asyncio.shield(making)
         finally:
             await asyncio.wait([making])
             if making.exception() is None:
-                rollout.at_end(making.result().remove)
+                rollout.at_end(partial(_remove, *making.result()))
 
-    async def _run(self, rollout: Rollout, session: Session, folder: HarnessFolder, token: str) -> Sample:
+    def _made_folder(self, rollout: Rollout) -> tuple[HarnessFolder, Container | None]:
+        template, field, metadata = self.settings.workspace, self.settings.workspace_field, rollout.prompt.metadata
+        if field and template is not None:
+            template = row_workspace(template, field, metadata)
+        image = self.containers.image_of(template) if self.containers and template is not None else ""
+        sample = "-".join(rollout.session.split("/")[:-1])  # the same in each attempt
+        folder = HarnessFolder.make(None if image else template, sample)
+        try:
+            folder.metadata.write_bytes(exact_json.dumps(dict(metadata)))
+            return folder, self.containers.started(folder, image) if self.containers and image else None
+        except BaseException:
+            folder.remove()
+            raise
+
+    async def _run(
+        self, rollout: Rollout, session: Session, folder: HarnessFolder, container: Container | None, token: str
+    ) -> Sample:
         """Run the command until it exits, its session is closed, or its time is up."""
         prompt = prompt_bytes(rollout.prompt)
-        folder.metadata.write_bytes(exact_json.dumps(dict(rollout.prompt.metadata)))
-        facts = {"ROLLQ_SESSION_METADATA": str(folder.metadata)}
+        command: Sequence[str] = self.settings.command
+        facts = {"ROLLQ_SESSION_METADATA": str(folder.metadata) if container is None else METADATA}
         variables = {**session_variables(self.gateway, token), **facts, **self.settings.env}
+        if container is not None:
+            command, variables = container.command(command, variables)
         process = await HarnessProcess.start(
-            self.settings.command,
+            command,
             folder,
             variables,
             prompt,
             max_file_bytes=self.settings.max_file_bytes,
-            enclosure=make_enclosure(self.settings, folder.root) if self.is_enclosed else None,
+            enclosure=make_enclosure(self.settings, folder.root) if self.is_enclosed and container is None else None,
         )
         try:
             exit_code = await self._until_ended(process, session, rollout)
@@ -164,6 +198,9 @@ class Harness:
         finally:
             session.closed.set()
             await process.end()
+            if container is not None:
+                with suppress(ContainerError):  # who judges stops it once more
+                    await asyncio.to_thread(container.stop)
             await session.stop()
         if session.answering.failure is not None:
             raise session.answering.failure
@@ -220,51 +257,11 @@ class Harness:
         return ""
 
 
-def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
-    """The prompt as an agent gets it: a text or messages. Never the answer. Raises `ValueError` for token ids."""
-    if prompt.ids is not None:
-        raise ValueError(
-            "the prompt has token ids, which agents over the gateway cannot read: name the column of a text or of "
-            "messages, and no ids_field"
-        )
-    return prompt.content if isinstance(prompt.content, str) else list(prompt.content)
-
-
-def about(rollout: Rollout) -> dict[str, Any]:
-    """The facts about a sample that a program gets. Never the answer."""
-    return {
-        "task": rollout.task,
-        "row": rollout.prompt.row,
-        "sample": rollout.index,
-        "metadata": dict(rollout.prompt.metadata),
-        "evaluation": rollout.evaluation,
-        "max_tokens": rollout.sampling.max_tokens,
-    }
-
-
-def prompt_bytes(prompt: Prompt) -> bytes:
-    """The prompt as the command reads it: a text as it is, messages as JSON. Raises `ValueError` for token ids."""
-    given = given_prompt(prompt)
-    return given.encode() if isinstance(given, str) else exact_json.dumps(given)
-
-
-def session_variables(gateway: Gateway, token: str) -> dict[str, str]:
-    """The variables that lead clients to a session."""
-    base = gateway.base_url(token)
-    return {
-        "OPENAI_BASE_URL": f"{base}/v1",
-        "OPENAI_API_KEY": token,
-        "ANTHROPIC_BASE_URL": base,
-        "ANTHROPIC_AUTH_TOKEN": token,
-        "ROLLQ_SESSION_URL": base,
-    }
-
-
 def harness_loop(gateway: Gateway, **options: Any) -> Harness:
     """The loop `harness` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
     settings = HarnessSettings(**options)
     program, workspace = settings.command[0], settings.workspace
-    if "/" not in program and shutil.which(program) is None:
+    if "/" not in program and not settings.images and shutil.which(program) is None:
         raise ConfigError(f"agent_options.command: {program!r} is not on the PATH of this worker")
     if workspace is not None and not workspace.is_dir():
         raise ConfigError(f"agent_options.workspace: {str(workspace)!r} is not a folder")
@@ -275,6 +272,7 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
             raise ConfigError(f"agent_options.writable: {str(place)!r} is not a folder")
     gateway.want()
     remove_left_folders()
+    containers = make_containers(settings)
     hide_environment(INHERITED)
     is_enclosed = can_enclose(settings)
     if settings.workspace_at and not is_enclosed:
@@ -288,7 +286,31 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
         chat_format=make_format(settings.tool_parser, settings.reasoning_parser),
         chosen=make_chooser(settings.calls),
         is_enclosed=is_enclosed,
+        containers=containers,
     )
+
+
+def make_containers(settings: HarnessSettings) -> Containers | None:
+    """The containers of rows with an image; None without `images`. Removes containers of killed workers. Raises
+    `ConfigError`."""
+    if not settings.images:
+        return None
+    if not settings.workspace_field:
+        raise ConfigError("agent_options.images names images of folders of rows: set workspace_field too")
+    with inside("agent_options.images"):
+        image_of = load_plugin("function", settings.images, {})
+    try:
+        program = find_program()
+        remove_left_containers(program, sessions_folder())
+    except ContainerError as error:
+        raise ConfigError(f"agent_options.images needs podman or docker: {error}") from error
+    return Containers(program, image_of, settings.max_processes, settings.timeout_s, settings.mounted)
+
+
+def _remove(folder: HarnessFolder, container: Container | None) -> None:
+    if container is not None:
+        container.remove()
+    folder.remove()
 
 
 def make_enclosure(settings: HarnessSettings, root: Path) -> Enclosure:

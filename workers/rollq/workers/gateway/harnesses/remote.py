@@ -15,7 +15,8 @@ from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.harnesses.local import about, given_prompt, make_chooser
+from rollq.workers.gateway.harnesses.given import about, given_prompt
+from rollq.workers.gateway.harnesses.local import make_chooser
 from rollq.workers.gateway.offers import Offer, Offers
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, Gateway, new_token
 from rollq.workers.gateway.session_settings import SessionSettings

@@ -1,0 +1,114 @@
+"""Runs a script of a task that has an image, in a container with what a command has left."""
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.environments.harbor.rewards import MOST_BYTES, NAMES, TEXT, Rewards
+from rollq.environments.harbor.running import FILE_BYTES, LOGS, VERIFIER, Ended, rewards_of
+from rollq.environments.harbor.tasks import SOLUTION, SOLVE, TEST, TESTS, HarborTask
+from rollq.workers.gateway.harnesses.containers import Container, ContainerError
+from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess
+
+MOST_PROCESSES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRunner:
+    """Runs tests and solutions in containers. `timeout_s` holds for tasks that set no time."""
+
+    program: str
+    timeout_s: float
+
+    async def make(self, task: HarborTask) -> HarnessFolder:
+        """The folder of a new container of the task. Raises `ContainerError`."""
+        folder = await asyncio.to_thread(HarnessFolder.make, None)
+        try:
+            await asyncio.to_thread(self._container(folder).start, task.image(), MOST_PROCESSES, self.timeout_s)
+        except BaseException:
+            await self.remove(folder)
+            raise
+        return folder
+
+    async def remove(self, folder: HarnessFolder) -> None:
+        """Remove a folder and its container."""
+        await asyncio.to_thread(self._container(folder).remove)
+        await asyncio.to_thread(folder.remove)
+
+    async def rewards(self, task: HarborTask, folder: HarnessFolder) -> Rewards:
+        """The rewards that the tests give a container, once its processes have ended. Raises `SampleFailed`."""
+        settings, container = task.settings().verifier, self._container(folder)
+        limit_s = settings.timeout_sec or self.timeout_s
+        own = await asyncio.to_thread(HarnessFolder.make, None)
+        try:
+            ended = await self._run(container, own, task.path / TESTS, f"/{TESTS}/{TEST}", settings.env, limit_s)
+            logs = await asyncio.to_thread(_fetch_logs, container, own.temporary)
+            return rewards_of(ended, logs)
+        except OSError as error:
+            raise SampleFailed(FailureKind.SANDBOX, f"the tests cannot start: {error}") from error
+        except ValueError as error:
+            raise SampleFailed(FailureKind.GRADER, str(error)) from error
+        finally:
+            await asyncio.shield(asyncio.to_thread(own.remove))
+
+    async def solve(self, task: HarborTask, folder: HarnessFolder) -> Ended:
+        """Run the task's own solution in a container. Raises `OSError`."""
+        settings, script = task.settings(), f"/{SOLUTION}/{SOLVE}"
+        limit_s = settings.agent.timeout_sec or self.timeout_s
+        own = await asyncio.to_thread(HarnessFolder.make, None)
+        try:
+            source = task.path / SOLUTION
+            return await self._run(self._container(folder), own, source, script, settings.solution.env, limit_s)
+        finally:
+            await asyncio.shield(asyncio.to_thread(own.remove))
+
+    def _container(self, folder: HarnessFolder) -> Container:
+        return Container(self.program, folder.root)
+
+    async def _run(
+        self,
+        container: Container,
+        own: HarnessFolder,
+        source: Path,
+        script: str,
+        variables: Mapping[str, str],
+        limit_s: float,
+    ) -> Ended:
+        """Run a script of a folder that is copied into the root folder, with its output in the folder `own`."""
+        await asyncio.to_thread(_place, container, own, source)
+        command, environment = container.command(["bash", script], variables)
+        process = await HarnessProcess.start(command, own, environment, b"", max_file_bytes=FILE_BYTES)
+        try:
+            code = await asyncio.wait_for(process.wait(), limit_s)
+        except TimeoutError:
+            code = None
+        finally:
+            await process.end()
+        return Ended(code, own.tail())
+
+
+def _place(container: Container, own: HarnessFolder, source: Path) -> None:
+    """End all processes, and copy a folder to where nothing of a command is left, beside an empty one for rewards."""
+    copy = own.workspace / source.name
+    shutil.copytree(source, copy)
+    container.stop()
+    container.start_again()
+    places = f"rm -rf /{source.name} {LOGS}/{VERIFIER} && {{ [ ! -L {LOGS} ] || rm {LOGS}; }}"
+    container.run("sh", "-c", f"{places} && mkdir -p {LOGS}/{VERIFIER}")
+    container.copy_in(copy, f"/{source.name}")
+
+
+def _fetch_logs(container: Container, to: Path) -> Path:
+    """Copy the rewards out, into a new folder. Raises `ValueError` for anything but small files."""
+    logs = to / VERIFIER
+    logs.mkdir()
+    with suppress(ContainerError):  # it has ended: nothing is there
+        for name in (TEXT, NAMES):
+            if (content := container.content(f"{LOGS}/{VERIFIER}/{name}", MOST_BYTES)) is not None:
+                (logs / name).write_bytes(content)
+    return logs

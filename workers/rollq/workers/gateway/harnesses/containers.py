@@ -1,0 +1,192 @@
+"""Containers of podman or docker: one for the folder of a session, in which its command runs.
+
+The first process of a container only waits, and collects what others leave. Blocking: call it in a thread.
+"""
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rollq.buffer.common.child_processes import INHERITED
+from rollq.buffer.values.failures import FailureKind, SampleFailed
+from rollq.workers.gateway.harnesses.process import HarnessFolder
+
+PROGRAMS: Final = ("podman", "docker")
+LABEL: Final = "rollq.sessions"
+"""Has the folder of all sessions."""
+METADATA: Final = "/rollq-metadata.json"
+"""The file with the row's metadata."""
+LIFETIME_S: Final = 86_400
+"""How long a container lasts after its command, if its worker is killed and never starts again."""
+CALL_S: Final = 300.0
+MOST_SHOWN: Final = 2000
+CLIENT: Final = ("HOME", "USER", "XDG_", "CONTAINER", "DOCKER_", "PODMAN_", "STORAGE_", "DBUS_")
+"""Starts of the names of variables that the programs read."""
+END_ALL: Final = '"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code'
+"""A script that runs a command, and ends what it leaves, which would keep the program waiting for output."""
+
+
+class ContainerError(OSError):
+    """A call of the program failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The container of the session in the folder `root`."""
+
+    program: str
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """Its name, by which it is found again."""
+        return f"rollq-{self.root.name}-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
+
+    def start(self, image: str, most_processes: int, lifetime_s: float, shown: Sequence[Path] = ()) -> None:
+        """Start it, and show it folders of this machine, read-only. Raises `ContainerError`."""
+        wait = f"sleep {lifetime_s + LIFETIME_S:.0f}; :"  # the shell stays, and collects orphans
+        command = [
+            *("run", "--detach", "--pull=never", "--network=host", "--name", self.name),
+            *("--label", f"{LABEL}={self.root.parent}", "--stop-signal=KILL"),
+            f"--pids-limit={most_processes}",
+            *(f"--volume={path}:{path}:ro" for path in shown),
+            *("--entrypoint=sh", image, "-c", wait),
+        ]
+        try:
+            call(self.program, *command)
+        except ContainerError:
+            self.remove()  # one that is left of a killed worker has the name, or this one could not start
+            call(self.program, *command)
+
+    def command(self, command: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+        """The command that runs a command within, and its environment. Values of variables are not in its
+        arguments, which other users see, except for names that the program itself reads."""
+        client = client_environment()
+        named = [f"--env={name}={value}" if name in client else f"--env={name}" for name, value in variables.items()]
+        run = [self.program, "exec", "--interactive", *named, self.name, "sh", "-c", END_ALL, "sh", *command]
+        return run, {**variables, **client}
+
+    def copy_in(self, source: Path, to: str) -> None:
+        """Copy a file or a folder to a path that does not exist. Raises `ContainerError`."""
+        call(self.program, "cp", str(source), f"{self.name}:{to}")
+
+    def content(self, path: str, most: int) -> bytes | None:
+        """The content of a file; None if there is none. Raises `ValueError` for anything but a file of at most `most`
+        bytes."""
+        command = [self.program, "cp", f"{self.name}:{path}", "-"]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=-1, stderr=subprocess.DEVNULL) as copying:
+            assert copying.stdout is not None
+            try:
+                archive = copying.stdout.read(most + 4 * tarfile.RECORDSIZE)
+            finally:
+                copying.kill()
+        with suppress(tarfile.ReadError), tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+            member = opened.next()
+            if member is None:
+                return None
+            if not member.isreg():
+                raise ValueError(f"{path} is not a file")
+            if member.size > most:
+                raise ValueError(f"{path} is larger than {most} bytes")
+            file = opened.extractfile(member)
+            return None if file is None else file.read()
+        return None
+
+    def run(self, *command: str) -> None:
+        """Run a short command within. Raises `ContainerError`."""
+        call(self.program, "exec", self.name, *command)
+
+    def stop(self) -> None:
+        """End all processes; files stay. Raises `ContainerError`."""
+        call(self.program, "stop", "-t", "0", self.name)
+
+    def start_again(self) -> None:
+        """Start it with the files of before. Raises `ContainerError`."""
+        call(self.program, "start", self.name)
+
+    def remove(self) -> None:
+        """Remove it, if there is one."""
+        with suppress(ContainerError):
+            call(self.program, "rm", "--force", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """Starts the containers of rows that have an image: `image_of` names it, from the row's folder in the workspace."""
+
+    program: str
+    image_of: Callable[[Path], str]
+    most_processes: int
+    lifetime_s: float
+    shown: Sequence[Path] = ()
+
+    def started(self, folder: HarnessFolder, image: str) -> Container:
+        """A container for a session. Raises `SampleFailed`."""
+        container = Container(self.program, folder.root)
+        try:
+            container.start(image, self.most_processes, self.lifetime_s, self.shown)
+            container.copy_in(folder.metadata, METADATA)
+        except ContainerError as error:
+            container.remove()
+            raise SampleFailed(FailureKind.SANDBOX, f"no container of {image}: {error}") from error
+        return container
+
+
+def client_environment() -> dict[str, str]:
+    """The variables of this process that the programs need."""
+    return {name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(CLIENT)}
+
+
+def call(program: str, *arguments: str, timeout_s: float = CALL_S) -> str:
+    """The output of a call of the program. Raises `ContainerError`."""
+    name = f"{os.path.basename(program)} {arguments[0]}"
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ContainerError(f"{name}: {error}") from error
+    said = done.stdout.strip()
+    if done.returncode:
+        raise ContainerError(f"{name}: {said[-MOST_SHOWN:] or f'exit code {done.returncode}'}")
+    return said
+
+
+def find_program() -> str:
+    """The first program that answers. Raises `ContainerError` without one."""
+    reasons = []
+    for name in PROGRAMS:
+        if (path := shutil.which(name)) is None:
+            reasons.append(f"{name} is not on the PATH")
+            continue
+        try:
+            call(path, "info")
+        except ContainerError as error:
+            reasons.append(f"{name} does not answer: {str(error).splitlines()[-1]}")
+        else:
+            return path
+    raise ContainerError("; ".join(reasons))
+
+
+def remove_left_containers(program: str, sessions: Path) -> None:
+    """Remove the containers of sessions whose folders are gone, after workers were killed. Raises `ContainerError`."""
+    found = call(program, "ps", "--all", f"--filter=label={LABEL}={sessions}", "--format={{.Names}}").split()
+    kept = {Container(program, root).name for root in sessions.iterdir()}  # later: each has its folder first
+    for name in found:
+        if name not in kept:
+            with suppress(ContainerError):
+                call(program, "rm", "--force", name)

@@ -1,0 +1,49 @@
+"""The facts about a sample that an agent gets, in this worker or elsewhere. Never the answer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollq.buffer.common import exact_json
+from rollq.buffer.values.rollouts import Prompt
+from rollq.workers.agents.loops import Rollout
+from rollq.workers.gateway.open_sessions import Gateway
+
+
+def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
+    """The prompt as an agent gets it: a text or messages. Never the answer. Raises `ValueError` for token ids."""
+    if prompt.ids is not None:
+        raise ValueError(
+            "the prompt has token ids, which agents over the gateway cannot read: name the column of a text or of "
+            "messages, and no ids_field"
+        )
+    return prompt.content if isinstance(prompt.content, str) else list(prompt.content)
+
+
+def about(rollout: Rollout) -> dict[str, Any]:
+    """The facts about a sample that a program gets. Never the answer."""
+    return {
+        "task": rollout.task,
+        "row": rollout.prompt.row,
+        "sample": rollout.index,
+        "metadata": dict(rollout.prompt.metadata),
+        "evaluation": rollout.evaluation,
+        "max_tokens": rollout.sampling.max_tokens,
+    }
+
+
+def prompt_bytes(prompt: Prompt) -> bytes:
+    """The prompt as the command reads it: a text as it is, messages as JSON. Raises `ValueError` for token ids."""
+    given = given_prompt(prompt)
+    return given.encode() if isinstance(given, str) else exact_json.dumps(given)
+
+
+def session_variables(gateway: Gateway, token: str) -> dict[str, str]:
+    """The variables that lead clients to a session."""
+    base = gateway.base_url(token)
+    return {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_AUTH_TOKEN": token,
+        "ROLLQ_SESSION_URL": base,
+    }
