@@ -1,7 +1,7 @@
-"""How toolsets are started: as many at a time as there are processors, and noticed at once when they do not start.
+"""The start of toolsets: a few at a time for each processor, and noticed at once when they do not start.
 
-verifiers starts a program for each toolset of each episode, which imports verifiers: 10 s of a processor. It gives up
-on one after 180 s, which many that start together all exceed, and does not look whether the program still runs.
+verifiers starts a program for each toolset of each episode, which imports verifiers: 3 to 10 s of a processor. It gives
+up on one after 180 s, which many that start together all exceed, and does not look whether the program still runs.
 """
 
 import ast
@@ -19,11 +19,13 @@ from verifiers.v1.mcp.server import ServerBase
 from verifiers.v1.runtimes import Runtime
 
 LOOK_S = 0.2
+STARTS = 4
+"""At the same time, for each processor; most of a start is waiting."""
 GUARD = 'if __name__ == "__main__":\n    {name}.run()'
 """The end of a toolset's module, since verifiers starts it as a program."""
 
 _start = launch.serve_in_runtime
-_places = asyncio.Semaphore(os.cpu_count() or 1)
+_places = asyncio.Semaphore(STARTS * (os.cpu_count() or 1))
 
 
 def watch_starts() -> None:
