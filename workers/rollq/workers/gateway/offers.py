@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 from rollq.workers.gateway.calls import CallRefused
 from rollq.workers.gateway.sessions.outcomes import Outcome
@@ -19,7 +20,7 @@ RETRY_S: Final = 2
 """When to ask again for a session, in seconds."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Offer:
     """A session of a task, and the `facts` for the program that takes it. `is_over` says whether it has ended, and
     `close` ends it; `taken` is set once a program has it."""
@@ -163,16 +164,15 @@ class Taker:
         """`has_asked` says whether it has asked for a session yet."""
         self.offers = offers
         self.has_asked = False
-        self._taken: set[Offer] = set()
+        self._taken: WeakSet[Offer] = WeakSet()  # an offer lives as long as its session
 
     def take(self, offer: Offer) -> None:
         """Note that the program has a session."""
         offer.taken.set()
-        self._taken = {taken for taken in self._taken if not taken.is_over()} | {offer}
+        self._taken.add(offer)
 
     def fail(self, outcome: Outcome) -> None:
         """End all sessions that the program has, since it has died."""
-        for offer in self._taken:
+        for offer in list(self._taken):
             if not offer.is_over():
                 offer.close(outcome)
-        self._taken.clear()
