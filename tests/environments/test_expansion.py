@@ -95,6 +95,7 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
     [
         ({"tasks": {"a": {"env": "chain_sum"}}}, 'tasks.a.env = "chain_sum": write a kind and a name'),
         ({"tasks": {"a": {"env": "gym:x"}}}, "tasks.a.env: there is no kind 'gym': use "),
+        ({"tasks": {"a": {"env": "verifier:x"}}}, "there is no kind 'verifier'; did you mean 'verifiers'?: use "),
         ({"tasks": {"a": {**SUMS, "env_options": {"rows": 0}}}}, "tasks.a.env_options.rows = 0: must be a whole"),
         ({"tasks": {"a": {**SUMS, "env_options": {"size": 9}}}}, "tasks.a.env_options.size: write rows"),
         ({"tasks": {"a": {**SUMS, "env_options": 3}}}, "tasks.a.env_options = 3: must be a table"),

@@ -3,6 +3,7 @@
 A kind imports no heavy package, since it is opened whenever `rollq.toml` is read. Its rows and graders may import one.
 """
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -108,7 +109,9 @@ def kind_named(name: str) -> Kind:
         return made
     found = next((point for point in _entry_points() if point.name == name), None)
     if found is None:
-        raise ConfigError(f"env: there is no kind {name!r}: use {', '.join(kind_names())}")
+        close = difflib.get_close_matches(name, kind_names(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"env: there is no kind {name!r}{hint}: use {', '.join(kind_names())}")
     added: Kind = found.load()()
     return added
 
