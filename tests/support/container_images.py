@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-PROGRAMS = ("bash", "sh", "sleep", "cat", "rm", "mkdir", "ln", "setsid", "nohup", "ls", "chmod")
+PROGRAMS = ("bash", "sh", "sleep", "cat", "rm", "mkdir", "ln", "setsid", "nohup", "ls", "chmod", "seq")
 CONFIGURATION = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]

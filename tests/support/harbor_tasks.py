@@ -43,13 +43,13 @@ def source(folder: Path, split: str = "train", **options: Any) -> TaskFolder:
     return Harbor().open(str(folder), options, split)
 
 
-def judged(made: TaskFolder, script: str, tmp_path: Path) -> Any:
+def judged(made: TaskFolder, script: str, tmp_path: Path, **options: Any) -> Any:
     """The judge's answer on what a shell script leaves in the workspace of the first row, or why the sample failed; no
     session is left."""
     settings, (row, *_) = made.settings(), made.rows()
     metadata = {name: value for name, value in row.items() if name != "prompt"}
     prompt = Prompt(row["prompt"], metadata=metadata)
-    options = {"command": ["bash", "-c", script], **settings["agent_options"], "tool_parser": ""}
+    options = {"command": ["bash", "-c", script], **settings["agent_options"], "tool_parser": "", **options}
     ends: list[Callable[[], object]] = []
 
     async def work() -> Any:

@@ -1,6 +1,7 @@
 """Tasks in Harbor's layout that have an image, in real containers of podman."""
 
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,32 @@ def test_images_of_a_registry_are_taken_as_they_are(folder: Path, tmp_path: Path
 def test_files_outside_the_working_folder_stay_for_the_tests(folder: Path, tmp_path: Path) -> None:
     add_contained(folder, test="cat /etc/motd > /logs/verifier/reward.txt")
     assert judged(source(folder), "echo 0.5 > /etc/motd", tmp_path) == {"score": 0.5, "tests_timed_out": 0}
+
+
+def test_users_of_images_need_not_be_root(folder: Path, tmp_path: Path) -> None:
+    dockerfile = add_contained(folder) / "environment" / "Dockerfile"
+    dockerfile.write_text(f"{DOCKERFILE}RUN chmod 777 /app\nUSER 1000:1000\n")
+    assert judged(source(folder), HONEST, tmp_path) == PAID
+    cheat = "mkdir /logs /tests; echo 1 > /usr/bin/bash; true"
+    assert judged(source(folder), cheat, tmp_path) == {"score": 0, "tests_timed_out": 0}
+
+
+def test_commands_see_mounted_folders_and_reach_this_machine(folder: Path, tmp_path: Path) -> None:
+    add_contained(folder)
+    (tmp_path / "agent").write_text(HONEST)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        agent, port = tmp_path / "agent", server.getsockname()[1]
+        script = f"exec 3<>/dev/tcp/127.0.0.1/{port} && bash {agent} && ! rm {agent}"
+        assert judged(source(folder), script, tmp_path, mounted=[str(tmp_path)]) == PAID
+        server.settimeout(0)
+        server.accept()[0].close()
+
+
+def test_processes_are_limited(folder: Path, tmp_path: Path) -> None:
+    add_contained(folder)
+    script = f"for i in $(seq 500); do sleep 1000 & done; {HONEST}"
+    assert judged(source(folder), script, tmp_path, max_processes=1000) == PAID
+    assert judged(source(folder), script, tmp_path, max_processes=301) == {"score": 0, "tests_timed_out": 0}
 
 
 def test_tests_may_leave_processes(folder: Path, tmp_path: Path) -> None:

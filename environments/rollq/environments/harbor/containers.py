@@ -99,7 +99,7 @@ def _place(container: Container, own: HarnessFolder, source: Path) -> None:
     container.stop()
     container.start_again()
     places = f"rm -rf /{source.name} {LOGS}/{VERIFIER} && {{ [ ! -L {LOGS} ] || rm {LOGS}; }}"
-    container.run("sh", "-c", f"{places} && mkdir -p {LOGS}/{VERIFIER}")
+    container.run("sh", "-c", f"{places} && mkdir -p {LOGS}/{VERIFIER} && chmod 777 {LOGS}/{VERIFIER}")
     container.copy_in(copy, f"/{source.name}")
 
 

@@ -28,7 +28,10 @@ LIFETIME_S: Final = 86_400
 """How long a container lasts after its command, if its worker is killed and never starts again."""
 CALL_S: Final = 300.0
 MOST_SHOWN: Final = 2000
-CLIENT: Final = ("HOME", "USER", "XDG_", "CONTAINER", "DOCKER_", "PODMAN_", "STORAGE_", "DBUS_")
+CLIENT: Final = (
+    *("HOME", "USER", "XDG_", "DBUS_", "CONTAINER", "DOCKER_", "PODMAN_", "BUILDAH_", "STORAGE_"),
+    *("HTTP", "http", "NO_PROXY", "no_proxy"),
+)
 """Starts of the names of variables that the programs read."""
 END_ALL: Final = '"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code'
 """A script that runs a command, and ends what it leaves, which would keep the program waiting for output."""
@@ -82,7 +85,8 @@ class Container:
         """The content of a file; None if there is none. Raises `ValueError` for anything but a file of at most `most`
         bytes."""
         command = [self.program, "cp", f"{self.name}:{path}", "-"]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=-1, stderr=subprocess.DEVNULL) as copying:
+        environment = client_environment()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as copying:
             assert copying.stdout is not None
             try:
                 archive = copying.stdout.read(most + 4 * tarfile.RECORDSIZE)
@@ -101,8 +105,8 @@ class Container:
         return None
 
     def run(self, *command: str) -> None:
-        """Run a short command within. Raises `ContainerError`."""
-        call(self.program, "exec", self.name, *command)
+        """Run a short command within, as root. Raises `ContainerError`."""
+        call(self.program, "exec", "--user=0", self.name, *command)
 
     def stop(self) -> None:
         """End all processes; files stay. Raises `ContainerError`."""
@@ -141,7 +145,7 @@ class Containers:
 
 
 def client_environment() -> dict[str, str]:
-    """The variables of this process that the programs need."""
+    """The variables of this process that the programs need; none of them is a secret of rollq's."""
     return {name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(CLIENT)}
 
 
@@ -155,6 +159,7 @@ def call(program: str, *arguments: str, timeout_s: float = CALL_S) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=timeout_s,
+            env=client_environment(),
             text=True,
             errors="replace",
         )
