@@ -14,7 +14,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.environments.kinds import Level
 from rollq.workers.gateway.harnesses.process import sessions_folder
 from support.container_images import configure_podman, import_image
-from support.harbor_tasks import add_task, judged, source
+from support.harbor_tasks import TEST, add_task, judged, source
 from support.waiting import wait_until
 
 BASE = "rollq-tests"
@@ -120,7 +120,7 @@ CHEATS = {
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_command_that_cheats_gets_nothing(cheat: str, folder: Path, tmp_path: Path) -> None:
-    add_contained(folder)
+    add_contained(folder, test=f"{TEST}\nsleep 1")  # time for what is left to write another reward
     script = CHEATS[cheat].format(folder=folder)
     if cheat == "leaves processes":
         script = script.replace("the secret greeting", "$(cat /tests/expected)")

@@ -5,6 +5,7 @@ The first process of a container only waits, and collects what others leave. Blo
 
 import hashlib
 import io
+import math
 import os
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ METADATA: Final = "/rollq-metadata.json"
 """The file with the row's metadata."""
 LIFETIME_S: Final = 86_400
 """How long a container lasts after its command, if its worker is killed and never starts again."""
+TURNS: Final = "1 2 3 4 5 6 7 8"
+"""A container waits in turns, since who ends all processes but the first one ends a turn as well."""
 CALL_S: Final = 300.0
 MOST_SHOWN: Final = 2000
 CLIENT: Final = (
@@ -55,7 +58,8 @@ class Container:
 
     def start(self, image: str, most_processes: int, lifetime_s: float, shown: Sequence[Path] = ()) -> None:
         """Start it, and show it folders of this machine, read-only. Raises `ContainerError`."""
-        wait = f"sleep {lifetime_s + LIFETIME_S:.0f}; :"  # the shell stays, and collects orphans
+        turn_s = math.ceil((lifetime_s + LIFETIME_S) / len(TURNS.split()))
+        wait = f"for turn in {TURNS}; do sleep {turn_s}; done"  # the shell stays, and collects orphans
         command = [
             *("run", "--detach", "--pull=never", "--network=host", "--name", self.name),
             *("--label", f"{LABEL}={self.root.parent}", "--stop-signal=KILL"),
