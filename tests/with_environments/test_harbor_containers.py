@@ -124,7 +124,7 @@ def test_a_command_that_cheats_gets_nothing(cheat: str, folder: Path, tmp_path: 
     script = CHEATS[cheat].format(folder=folder)
     if cheat == "leaves processes":
         script = script.replace("the secret greeting", "$(cat /tests/expected)")
-    assert judged(source(folder), script + "; true", tmp_path) == {"score": 0, "tests_timed_out": 0}
+    assert judged(source(folder), script + "\ntrue", tmp_path) == {"score": 0, "tests_timed_out": 0}
 
 
 @pytest.mark.parametrize(
