@@ -253,7 +253,7 @@ def test_a_command_that_cheats_gets_nothing(cheat: str, folder: Path, tmp_path: 
     (folder.parent / ".git" / "config").write_text("the secret greeting")
     victim = tmp_path / "victim"
     victim.write_text("whole")
-    script = CHEATS[cheat].format(folder=folder, victim=victim) + "; true"
+    script = CHEATS[cheat].format(folder=folder, victim=victim) + "\ntrue"
     assert judged(source(folder), script, tmp_path) == {"score": 0.0, "tests_timed_out": 0.0}
     assert victim.read_text() == "whole"
 

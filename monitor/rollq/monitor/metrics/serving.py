@@ -19,8 +19,8 @@ from rollq.monitor.metrics.allowed_hosts import KnownHosts, names_of
 
 log = logging.getLogger(__name__)
 
-STOP_WITHIN_S = 1
-"""How long answers that are under way may take after a signal to stop."""
+STOP_WITHIN_S = 3
+"""How long answers that are under way may take after a signal to stop; a Redis that is away is waited for 2 s."""
 
 
 def serve(
