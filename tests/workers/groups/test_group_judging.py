@@ -19,7 +19,7 @@ from rollq.producer.batches import OverRollout
 from rollq.producer.coordinator import BatchCoordinator
 from rollq.workers import Credit
 from rollq.workers.agents.loops import Rollout, SingleTurn
-from rollq.workers.groups.group_judging import after, before, kept_until_judged, waiting
+from rollq.workers.groups.group_judging import after, before, kept_until_judged, too_few, waiting
 from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.judging.group_judge import make_group_judge
 from rollq.workers.judging.judge import JudgeContext
@@ -404,6 +404,17 @@ def test_what_the_buffer_keeps_of_a_group_before_it_is_judged_is_unfinished() ->
     unjudged = replace(made, reward=None)
     assert [sample.status for sample in kept_until_judged([unjudged, cut])] == ["a", "a"]
     assert waiting(made).awaits_judge
+
+
+def test_samples_that_are_not_judged_fail_at_the_part_that_most_others_failed_at() -> None:
+    done = Sample((), SampleStatus.COMPLETED)
+    lost = [
+        Sample((), SampleStatus.FAILED, error=kind.value, failure=kind)
+        for kind in (FailureKind.GRADER, FailureKind.PROVIDER, FailureKind.PROVIDER)
+    ]
+    assert [sample.failure for sample in too_few([done, *lost])] == [
+        FailureKind.PROVIDER, FailureKind.GRADER, FailureKind.PROVIDER, FailureKind.PROVIDER,
+    ]  # fmt: skip
 
 
 def test_a_judge_that_gives_no_reward_needs_a_group_judge() -> None:

@@ -5,6 +5,7 @@ samples as unfinished ones that wait for their group; the next attempt neither m
 Samples that come back with rewards of a group, because siblings are made again, get the rewards from before it back.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -126,9 +127,12 @@ def kept_until_judged(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def too_few(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group that fails without being judged: what has no reward fails too."""
+    """The samples of a group that fails without being judged: what has no reward fails too, at the part that most
+    others failed at."""
+    kinds = Counter(sample.failure for sample in samples if sample.failure)
+    kind = kinds.most_common(1)[0][0] if kinds else FailureKind.GRADER
     return [
-        replace(sample, status=SampleStatus.FAILED, error=TOO_FEW, failure=FailureKind.GRADER)
+        replace(sample, status=SampleStatus.FAILED, error=TOO_FEW, failure=kind)
         if sample.status is SampleStatus.COMPLETED and sample.reward is None
         else sample
         for sample in samples
