@@ -208,3 +208,21 @@ def test_a_class_beside_the_settings_file_is_found_from_any_folder(tmp_path: Pat
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
         done = subprocess.run([*command, *arguments], cwd=folder, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["env", "export", "mcp:http://127.0.0.1:1/mcp", "rows.jsonl"], "has no rows: its prompts are yours"),
+        (["init", "mine", "--env", "mcp:http://127.0.0.1:1/mcp"], "has no prompts: run `rollq init` without it"),
+        (["init", "mine", "--env", "reasoning-gym:boxnet"], "its grader gives its own answers 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_server_is_asked(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0
+    assert words in result.output
+    assert list(tmp_path.iterdir()) == []

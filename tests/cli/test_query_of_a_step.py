@@ -70,7 +70,8 @@ def test_reward_0_and_the_longest_answer_of_a_step_is_one_command(
     first = ask(file, WORST, "--sort", "-tokens", "--limit", "1", "--json")
     found = orjson.loads(first.output)
     assert (found["uid"], found["samples"]) == (
-        6, [{"index": 1, "reward": 0.0, "tokens": 31, "finish_reason": "stop", "error": "", "is_valid": True}],
+        6, [{"index": 1, "reward": 0.0, "tokens": 31, "finish_reason": "stop", "error": "", "is_valid": True,
+             "failure": None}],
     )  # fmt: skip
     wrong = ask(file, WORST, "--sort", "colour")
     assert wrong.exit_code == 2

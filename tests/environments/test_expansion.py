@@ -114,6 +114,11 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
             {"tasks": {"a": {**SERVED, "env_options": {"tools": True, "action": {"move": "{text}"}}}}},
             "tasks.a.env_options: action is for texts, and with tools = true",
         ),
+        (
+            {"tasks": {"a": {"env": "reasoning-gym:boxnet"}}},
+            'tasks.a.env = "reasoning-gym:boxnet": its grader gives its own answers 0: choose another generator',
+        ),
+        ({"evaluations": {"a": {**SUMS, "env_shared": True}}}, "evaluations.a.env_shared: only tasks have it"),
         ({"tasks": {"a": {"env": DESK}}}, "has no prompts: set prompts"),
         ({"tasks": {"a": {**ASKED, "env_split": "test"}}}, f'a.env_split: env = "{DESK}" has no rows: leave it out'),
         ({"tasks": {"a": {**ASKED, "env_shared": True}}}, "tasks.a.env_shared: env = "),

@@ -94,7 +94,7 @@ def test_rows_of_a_server_without_a_list_are_seeds() -> None:
 
 def test_rows_need_a_server() -> None:
     server = PlayedOpenEnv()
-    with pytest.raises(ConfigError, match=f"{server.url}: schema: Cannot connect"):
+    with pytest.raises(ConfigError, match=f"no server answers at {server.url}: start it"):
         next(source(server).rows())
 
 
@@ -353,7 +353,7 @@ def test_the_check_finds_what_is_wrong() -> None:
         assert texts == {"actions have no field 'gues'", "actions need the field 'guess'"}
     gone = [each.text for each in made.check(rows)]
     assert len(gone) == 1
-    assert "schema: Cannot connect" in gone[0]
+    assert "no server answers at" in gone[0]
 
 
 def test_a_files_settings_name_the_kinds_loop(tmp_path: Path) -> None:

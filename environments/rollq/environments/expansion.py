@@ -104,6 +104,8 @@ def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str])
         try:
             environment = _environment(table, EVALUATION_ROWS if root == "evaluations" else TASK_ROWS, place, folder)
             _check_rows_are_used(table, environment)
+            if root == "evaluations" and table.get("env_shared"):
+                raise ConfigError("env_shared: only tasks have it: leave it out")
             if root == "tasks" and _uses_rows(table, environment) and not table.get("env_shared"):
                 environment = _without(evaluated, environment)
         except ConfigError as error:
@@ -178,7 +180,11 @@ def _expanded(place: str, table: Any, environment: Environment | None, problems:
         return table
     if table.get("offline") is True:  # refused with the keys that the user sets
         return table
-    given = dict(environment.open().settings())
+    try:
+        given = dict(environment.open().settings())
+    except ConfigError as error:
+        problems.append(f"{place}.{error}")
+        return table
     if problem := _other_loop(table, given, environment):
         problems.append(f"{place}.{problem}")
         return table

@@ -95,7 +95,8 @@ def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
                 reported_s = time.monotonic()
     if not lines:
         raise ConfigError(
-            f'env = "{environment.env}": there are no rows{" beside the rows of evaluations" if left_out else ""}'
+            f'env = "{environment.env}": there are no rows'
+            + (" but those that evaluations have: set a smaller env_options.rows for them" if left_out else "")
         )
     try:
         atomic_file(path, b"".join(lines))

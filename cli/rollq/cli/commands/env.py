@@ -129,7 +129,7 @@ def check(environment: str, options: Sequence[str], split: str, rows: int, as_js
     def tell(text: str) -> None:
         click.echo(f"{environment}: {text}", err=True)
 
-    found = list(findings_of(_environment(environment, options, split, rows), rows, tell))
+    found = list(findings_of(_environment(environment, options, split, rows, rows_needed=False), rows, tell))
     if as_json:
         listed = [{"level": one.level, "text": one.text, "row": one.row} for one in found]
         click.echo(exact_json.dumps({"env": environment, "findings": listed}))
@@ -190,11 +190,13 @@ def try_environment(
         click.echo(problem, err=True)
 
 
-def _environment(env: str, options: Sequence[str], split: str, rows: int) -> "Environment":
+def _environment(env: str, options: Sequence[str], split: str, rows: int, *, rows_needed: bool = True) -> "Environment":
     from rollq.environments.expansion import Environment
 
     sys.path.append(str(Path.cwd()))  # classes beside the settings file
     environment = Environment(env, _options(options), split, rows, folder=Path.cwd())
+    if rows_needed and not environment.makes_rows:
+        raise ConfigError(f'"{env}" has no rows: its prompts are yours; `rollq try` tries them')
     environment.installed_identity()
     return environment
 

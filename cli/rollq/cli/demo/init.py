@@ -59,9 +59,10 @@ def _check_environment(env: str, folder: Path) -> None:
     from rollq.environments.rows import first_row
 
     environment = Environment(env, {}, "train", 1, folder=folder)
-    environment.installed_identity()
     if not environment.makes_rows:
         raise ConfigError(f'--env "{env}" has no prompts: run `rollq init` without it, and set env in rollq.toml')
+    environment.open().settings()
+    environment.installed_identity()
     first_row(environment)
 
 

@@ -104,6 +104,8 @@ class Server:
                 if response.status != 200:
                     raise NoRoute(f"{path}: HTTP {response.status}: {(await response.text())[:200]}")
                 return await response.json()
+        except aiohttp.ClientConnectorError as error:
+            raise SessionLost(f"no server answers at {self.url}: start it, or correct env") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise SessionLost(f"{path}: {error or type(error).__name__}") from error
 

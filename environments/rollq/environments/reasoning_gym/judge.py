@@ -17,7 +17,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt, Sample
 from rollq.environments.reasoning_gym import calls
 from rollq.environments.reasoning_gym.extraction import extracted
-from rollq.environments.reasoning_gym.package import INSTALL, WRONG, installed
+from rollq.environments.reasoning_gym.package import INSTALL, check_right, installed
 from rollq.environments.reasoning_gym.plain_answers import RUN_TEXTS, is_plain
 from rollq.workers.judging.builtin import BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext
@@ -111,11 +111,12 @@ def asked(prompt: Prompt) -> str:
 
 def check_trusted(generator: str) -> None:
     """Raise `ConfigError` for a grader that is known to be wrong, or that runs texts as code which nothing seals."""
-    env, trust = f'env = "reasoning-gym:{generator}"', "set env_options.trust_graders = true"
-    if generator in WRONG:
-        raise ConfigError(f"{env}: its grader {WRONG[generator]}: choose another generator, or {trust}")
+    check_right(generator)
     if generator in RUN_TEXTS:
-        require_sealing(f"{env} runs the model's texts as code", f"{trust} if nothing but your own models answer")
+        require_sealing(
+            f'env = "reasoning-gym:{generator}" runs the model\'s texts as code',
+            "set env_options.trust_graders = true if nothing but your own models answer",
+        )
 
 
 def make_judge(settings: GeneratorOptions, context: JudgeContext) -> Judge:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ConfigError
 from rollq.environments.kinds import Finding
-from rollq.environments.reasoning_gym.package import INSTALL, PACKAGE, installed, problem_of
+from rollq.environments.reasoning_gym.package import INSTALL, PACKAGE, check_right, installed, problem_of
 
 JUDGE: Final = "rollq.environments.reasoning_gym.judge.JUDGE"
 EXAMPLE_NAMES_S: Final = 120
@@ -85,7 +85,9 @@ class Generator:
         return int.from_bytes(drawn) >> 1
 
     def settings(self) -> dict[str, Any]:
-        """See `Source.settings`."""
+        """See `Source.settings`. Raises `ConfigError` for a grader that is known to be wrong, unless it is trusted."""
+        if not self._trusted:
+            check_right(self.name)
         options = {"generator": self.name, "options": exact_json.loads(self.options)}
         return {"judge": JUDGE, "judge_options": options | ({"trust_graders": True} if self._trusted else {})}
 

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from rollq.buffer.errors import ConfigError
+
 PACKAGE: Final = "reasoning-gym"
 INSTALL: Final = "pip install 'rollq[reasoning-gym]'"
 OURS: Final = frozenset({"seed", "size"})
@@ -74,6 +76,15 @@ def problem_of(name: str, options: Collection[str]) -> str:
         allowed = f"{name} has {', '.join(sorted(taken))}"
         return f"env_options.{key}: unknown key{_nearest(key, taken)}; {allowed}"
     return ""
+
+
+def check_right(name: str) -> None:
+    """Raise `ConfigError` for a generator whose grader teaches nothing."""
+    if name in WRONG:
+        raise ConfigError(
+            f'env = "reasoning-gym:{name}": its grader {WRONG[name]}: choose another generator, or set '
+            "env_options.trust_graders = true"
+        )
 
 
 def _nearest(word: str, words: Collection[str]) -> str:

@@ -151,7 +151,8 @@ class TextSource:
             lines = path_in(self._folder, self.options.episodes).read_bytes().splitlines()
             made = [exact_json.loads(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
-            raise ConfigError(f"env_options.episodes: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"env_options.episodes = {self.options.episodes!r}: cannot be read: {reason}") from error
         if wrong := next((row for row, each in enumerate(made, 1) if not isinstance(each, dict)), 0):
             raise ConfigError(f"env_options.episodes: line {wrong} of {self.options.episodes} is not a JSON object")
         return made
@@ -161,7 +162,10 @@ class TextSource:
         rows = []
         for each in made:
             if isinstance(each, ChildFailed):
-                raise ConfigError(f"{self.path}: {each}") from each
+                raise ConfigError(
+                    f'env = "text:{self.path}": {each}; install what it needs, or name a Python that has it with '
+                    "env_options.python"
+                ) from each
             if isinstance(each, BaseException):
                 raise each
             rows.append(each)

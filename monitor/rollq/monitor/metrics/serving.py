@@ -20,7 +20,7 @@ from rollq.monitor.metrics.allowed_hosts import KnownHosts, names_of
 log = logging.getLogger(__name__)
 
 STOP_WITHIN_S = 3
-"""How long answers that are under way may take after a signal to stop; a Redis that is away is waited for 2 s."""
+"""How long answers that are under way may take after a signal to stop; an unreachable Redis is waited for 2 s."""
 
 
 def serve(
