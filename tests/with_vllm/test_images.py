@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.errors import ImageError
 from rollq.buffer.images.processor import model_class
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import SwapMode
+from rollq.workers.engines.protocol import RequestRefused, SwapMode
 from rollq.workers.engines.vllm.api import images_problem
 from support.pictures import picture
 from support.vision_families import PLACEHOLDERS, make_vision_model
@@ -67,7 +66,7 @@ def test_images_that_vllm_places_otherwise_are_refused(tmp_path: Path) -> None:
     shorter = replace(placed, tokens=(placed.tokens[0][:-1],))
 
     async def scenario(host: EngineHost) -> None:
-        with pytest.raises(ImageError, match="vLLM placed the images otherwise"):
+        with pytest.raises(RequestRefused, match="vLLM placed the images otherwise"):
             await host.generate(request(folder, f"{MARK}?", shorter))
         made = await host.generate(request(folder, f"{MARK}?", placed))
         assert len(made.ids) == 12
