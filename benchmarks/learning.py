@@ -34,9 +34,11 @@ PRETRAINED = "## A pretrained model"
 """Heading of the section about SmolLM2."""
 AGENTS = "## An agent over the gateway"
 """Heading of the section about agents, which `benchmarks.agent_learning` writes."""
+ENVIRONMENTS = "## An environment"
+"""Heading of the section about a task of reasoning-gym, which `benchmarks.environment_learning` writes."""
 PRECISION = "## Passes in bfloat16"
 """Heading of the last section of the page, which `benchmarks.precision` writes."""
-HEADINGS = ("", PRETRAINED, AGENTS, PRECISION)
+HEADINGS = ("", PRETRAINED, AGENTS, ENVIRONMENTS, PRECISION)
 """Headings of the page's parts, in order; the first part begins the page."""
 
 
