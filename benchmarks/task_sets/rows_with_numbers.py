@@ -23,7 +23,7 @@ class NumberTask(vf.Task[NumberData, vf.State, NumberTaskConfig]):
     """Rewards the last number of the answer."""
 
     @vf.reward
-    async def score(self, trace: vf.Trace) -> float:
+    async def right(self, trace: vf.Trace) -> float:
         """1 if it is the row's."""
         numbers = re.findall(r"-?\d+", trace.last_reply or "")
         return float(bool(numbers) and numbers[-1] == self.data.answer)
