@@ -83,6 +83,7 @@ def folder(tmp_path: Path) -> Path:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
     (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # python3 of the server
     monkeypatch.chdir(tmp_path / "elsewhere")
     return tmp_path / "elsewhere"
 

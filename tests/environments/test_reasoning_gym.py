@@ -165,8 +165,8 @@ def test_a_question_may_be_a_message_or_have_words_around_it(form: str) -> None:
 
 
 def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted() -> None:
-    row = row_of("countdown")
-    own, hanging = judged("countdown", [f"<answer>{row['answer']}</answer>", "9**9**9**9"])
+    row = row_of("polynomial_multiplication")
+    own, hanging = judged("polynomial_multiplication", [f"<answer>{row['answer']}</answer>", "9**9**9**9"])
     assert (own.reward, own.facts["grader_errors"]) == (1.0, 0.0)
     assert (hanging.reward, hanging.error, hanging.facts["grader_errors"]) == (0.0, None, 1.0)
     assert "took longer" in hanging.notes["grader_error"]

@@ -58,8 +58,12 @@ class ConnectionLost(RollqError):
     """The server has ended, does not answer, or has forgotten the session."""
 
 
+NOT_THERE = (httpx2.ConnectTimeout, httpx2.NetworkError, httpx2.RemoteProtocolError)
+"""Errors of a server that has not started, or is about to end."""
+
+
 class ServerNotThere(ConnectionLost):
-    """Nothing listens at the URL, which may change soon."""
+    """Nothing answers at the URL, which may change soon."""
 
 
 class Connection:
@@ -175,7 +179,7 @@ class Connection:
         first = _first(error)
         if isinstance(first, MCPError) and first.code == CONNECTION_CLOSED:
             return ConnectionLost("it has ended")
-        lost = ServerNotThere if isinstance(first, httpx2.ConnectError | httpx2.ConnectTimeout) else ConnectionLost
+        lost = ServerNotThere if isinstance(first, NOT_THERE) else ConnectionLost
         return lost(what_happened(first))
 
     async def close(self) -> None:
