@@ -53,10 +53,10 @@ within each batch. Other work shared the machine, so times are upper limits.
 
 SHOWN = """\
 Rewards of training on the same rows as chat, without a solved row, by two ways: the environment in one line, and a task
-set of verifiers, whose runner owns the loop. Rows, their order and the seeds of samples are the same.
+set of verifiers, whose runner owns the loop. Rows and their order are the same.
 
-| rows by | mean reward of each step | mean | training, s |
-|---|---|---|---|
+| rows by | mean reward of each step | mean |
+|---|---|---|
 """
 BRIDGE = {
     "reasoning-gym": """\
@@ -265,7 +265,7 @@ def write_page(rows: Sequence[dict[str, Any]], ways: Sequence[dict[str, Any]], d
 def _line(way: dict[str, Any]) -> str:
     rewards = way["rewards"]
     shown = ", ".join(f"{reward:.2f}" for reward in rewards)
-    return f"| {way['way']} | {shown} | {sum(rewards) / len(rewards):.3f} | {way['train_s']:.0f} |"
+    return f"| {way['way']} | {shown} | {sum(rewards) / len(rewards):.3f} |"
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def test_a_role_that_makes_no_rows_needs_no_episodes(folder: Path) -> None:
     (folder / "data/episodes.jsonl").unlink()
     settings = load_settings(folder / "rollq.toml")
     assert "episodes missing" in identities(settings, with_rows=True)["tasks.guess"]
-    with pytest.raises(ConfigError, match=r"tasks\.guess: .*env_options\.episodes: .*No such file"):
+    with pytest.raises(ConfigError, match=r"tasks\.guess: .*env_options\.episodes = .*No such file"):
         write_missing_prompts(settings, folder / "rollq.toml")
 
 
