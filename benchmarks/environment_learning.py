@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +49,8 @@ Of 200 different rows 50 are held out, with both orders of a sum in the same par
 each row at temperature 1, as in training. Chance alone moves their mean by about 0.03. The control shuffles the rewards
 within each batch. Other work shared the machine, so times are upper limits.
 
-`python -m benchmarks.environment_learning --seeds 1 2 3` writes this section and `environment-learning.json`."""
+`python -m benchmarks.environment_learning --verifiers PYTHON_WITH_VERIFIERS` writes this section and
+`environment-learning.json`."""
 
 SHOWN = """\
 Rewards of training on the same rows as chat, without a solved row, by two ways: the environment in one line, and a task
@@ -143,32 +144,26 @@ def main() -> None:
 
 
 def run_by(options: argparse.Namespace, bridge: str, root: Path) -> dict[str, Any]:
-    """Train once on chat rows that come by a bridge, unless `root` has a finished run; returns its rewards."""
-    folder = DemoFolder(root)
-    if folder.summary.exists():
-        row: dict[str, Any] = orjson.loads(folder.summary.read_bytes())
-        return row
-    folder.create()
-    os.environ.update(folder.environment())
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(TASK_SETS), *sys.path))
-    seed, chat = options.seeds[0], folder.prompts / "chat.jsonl"
-    rows = [{**row, "prompt": as_chat(row["question"])} for row in split_rows(seed)["train"]]
-    chat.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    make_smollm2(folder.model, print)
-    with EmbeddedServer(folder.server) as server:
-        facts = {name: getattr(options, name) for name in ("temperature", "learning_rate")}
-        tables = SETTINGS.format(seed=seed, url=server.url, steps=BRIDGE_STEPS, **facts).split("\n\n")
-        lines = [line for line in tables[2].splitlines() if line.startswith(("[", "batch", "group", "max_t", "temp"))]
-        way = BRIDGE[bridge].replace("PYTHON", str(Path(options.verifiers).absolute())).replace("PATH", str(chat))
-        tables[2] = "\n".join(lines) + "\n" + way
-        del tables[3]  # the evaluation
-        folder.config.write_text("\n\n".join(tables), "utf-8")
-        started_s = time.monotonic()
-        _run_roles(BRIDGE_STEPS, folder, server, MODES["env"])
-        train_s = time.monotonic() - started_s
-    row = {"way": bridge, "rewards": [step.reward for step in read_steps(folder.metrics)], "train_s": train_s}
-    folder.summary.write_bytes(orjson.dumps(row))
-    return row
+    """Train once on chat rows that come by a bridge; returns its rewards."""
+
+    def train(folder: DemoFolder) -> dict[str, Any]:
+        os.environ["PYTHONPATH"] = os.pathsep.join((str(TASK_SETS), *sys.path))
+        seed, chat = options.seeds[0], folder.prompts / "chat.jsonl"
+        rows = [{**row, "prompt": as_chat(row["question"])} for row in split_rows(seed)["train"]]
+        chat.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        with EmbeddedServer(folder.server) as server:
+            facts = {name: getattr(options, name) for name in ("temperature", "learning_rate")}
+            tables = SETTINGS.format(seed=seed, url=server.url, steps=BRIDGE_STEPS, **facts).split("\n\n")
+            kept = ("[", "batch", "group", "max_t", "temp")
+            lines = [line for line in tables[2].splitlines() if line.startswith(kept)]
+            way = BRIDGE[bridge].replace("PYTHON", str(Path(options.verifiers).absolute())).replace("PATH", str(chat))
+            tables[2] = "\n".join(lines) + "\n" + way
+            del tables[3]  # the evaluation
+            folder.config.write_text("\n\n".join(tables), "utf-8")
+            _run_roles(BRIDGE_STEPS, folder, server, MODES["env"])
+        return {"way": bridge, "rewards": [step.reward for step in read_steps(folder.metrics)]}
+
+    return once(root, train)
 
 
 def as_chat(question: str) -> list[dict[str, str]]:
@@ -177,29 +172,38 @@ def as_chat(question: str) -> list[dict[str, str]]:
 
 
 def run(options: argparse.Namespace, mode: str, seed: int, root: Path) -> dict[str, Any]:
-    """Train once, unless `root` has a finished run; returns its row in the table."""
+    """Train once; returns its row in the table."""
+
+    def train(folder: DemoFolder) -> dict[str, Any]:
+        for name, part in split_rows(seed).items():
+            (folder.prompts / f"{name}.jsonl").write_bytes(b"".join(orjson.dumps(each) + b"\n" for each in part))
+        with EmbeddedServer(folder.server) as server:
+            facts = {name: getattr(options, name) for name in ("steps", "temperature", "learning_rate")}
+            folder.config.write_text(SETTINGS.format(seed=seed, url=server.url, **facts), "utf-8")
+            evaluations = load_settings(folder.config).evaluations
+            before = held_out_rewards(folder.model, evaluations, seed)["held_out"]
+            started_s = time.monotonic()
+            _run_roles(options.steps, folder, server, MODES[mode])
+            train_s = time.monotonic() - started_s
+            after = held_out_rewards(folder.trained_model, evaluations, seed)["held_out"]
+        steps = len(read_steps(folder.metrics))
+        return {"mode": mode, "seed": seed, "steps": steps, "before": before, "after": after, "train_s": train_s}
+
+    return once(root, train)
+
+
+def once(root: Path, train: Callable[[DemoFolder], dict[str, Any]]) -> dict[str, Any]:
+    """The findings of a run in `root`, which are read if it has finished before."""
     folder = DemoFolder(root)
     if folder.summary.exists():
-        row: dict[str, Any] = orjson.loads(folder.summary.read_bytes())
-        return row
+        found: dict[str, Any] = orjson.loads(folder.summary.read_bytes())
+        return found
     folder.create()
     os.environ.update(folder.environment())
-    for name, part in split_rows(seed).items():
-        (folder.prompts / f"{name}.jsonl").write_bytes(b"".join(orjson.dumps(each) + b"\n" for each in part))
     make_smollm2(folder.model, print)
-    with EmbeddedServer(folder.server) as server:
-        facts = {name: getattr(options, name) for name in ("steps", "temperature", "learning_rate")}
-        folder.config.write_text(SETTINGS.format(seed=seed, url=server.url, **facts), "utf-8")
-        evaluations = load_settings(folder.config).evaluations
-        before = held_out_rewards(folder.model, evaluations, seed)["held_out"]
-        started_s = time.monotonic()
-        _run_roles(options.steps, folder, server, MODES[mode])
-        train_s = time.monotonic() - started_s
-        after = held_out_rewards(folder.trained_model, evaluations, seed)["held_out"]
-    steps = read_steps(folder.metrics)
-    row = {"mode": mode, "seed": seed, "steps": len(steps), "before": before, "after": after, "train_s": train_s}
-    folder.summary.write_bytes(orjson.dumps(row))
-    return row
+    found = train(folder)
+    folder.summary.write_bytes(orjson.dumps(found))
+    return found
 
 
 def split_rows(seed: int) -> dict[str, list[dict[str, Any]]]:

@@ -7,21 +7,21 @@ The file appears complete or not at all.
 import hashlib
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from rollq.buffer.common import exact_json
 from rollq.buffer.common.atomic_files import atomic_file
 from rollq.buffer.errors import ConfigError
 from rollq.environments.expansion import Environment
+from rollq.environments.row_processes import row_process
 from rollq.environments.time_limits import TimeLimit
 from rollq.workers.judging.environment import known_to_be_harmless
 
@@ -145,48 +145,17 @@ def made_rows(
         "folder": str(environment.folder),
         "parent": os.getpid(),
     }
-    limit = limit or TimeLimit(threading.TIMEOUT_MAX)
-    with _child(exact_json.dumps(asked), hash_seed) as (process, errors), limit.on(process):
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.endswith(b"\n"):  # else the process died as it wrote
-                yield exact_json.loads(line)
-        if process.wait() and not limit.is_over:
-            reason = (errors[-1] if errors else "its process died").strip()
-            raise ConfigError(f'env = "{environment.env}": {reason}')
-
-
-@contextmanager
-def _child(asked: bytes, hash_seed: int) -> Iterator[tuple["subprocess.Popen[bytes]", list[str]]]:
-    environment = {
+    variables = {
         **known_to_be_harmless(os.environ),
         "PYTHONHASHSEED": str(hash_seed),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     command = [sys.executable, "-m", "rollq.environments.making_rows"]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdin is not None
-        assert process.stderr is not None
-        errors: list[str] = []
-        reader = threading.Thread(target=_keep, args=(process.stderr, errors), daemon=True)
-        reader.start()
-        try:
-            process.stdin.write(asked)
-            process.stdin.close()
-            yield process, errors
-            reader.join(timeout=1)
-        finally:
-            process.kill()
-            process.wait()
-            reader.join()
-
-
-def _keep(lines: IO[bytes], kept: list[str]) -> None:
-    with suppress(ValueError):  # nobody wants the rest
-        for line in lines:
-            if text := line.decode(errors="replace").strip():
-                kept[:] = [*kept[-20:], text]
+    limit = limit or TimeLimit(threading.TIMEOUT_MAX)
+    with row_process(command, variables, exact_json.dumps(asked)) as making, limit.on(making.process):
+        yield from making.rows()
+        if (error := making.error()) and not limit.is_over:
+            raise ConfigError(f'env = "{environment.env}": {error}')
 
 
 def _digests(path: Path) -> Iterator[bytes]:

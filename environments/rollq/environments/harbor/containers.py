@@ -10,10 +10,10 @@ from typing import Final
 
 from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.environments.harbor.rewards import MOST_BYTES, NAMES, TEXT, Rewards
-from rollq.environments.harbor.running import FILE_BYTES, LOGS, VERIFIER, Ended, rewards_of
+from rollq.environments.harbor.running import LOGS, VERIFIER, Ended, rewards_of, run_until
 from rollq.environments.harbor.tasks import SOLUTION, SOLVE, TEST, TESTS, HarborTask
 from rollq.workers.gateway.harnesses.containers import Container, ContainerError
-from rollq.workers.gateway.harnesses.process import HarnessFolder, HarnessProcess
+from rollq.workers.gateway.harnesses.process import HarnessFolder
 
 MOST_PROCESSES: Final = 1000
 
@@ -82,14 +82,7 @@ class ContainerRunner:
         """Run a script of a folder that is copied into the root folder, with its output in the folder `own`."""
         await asyncio.to_thread(_place, container, own, source)
         command, environment = container.command(["bash", script], variables)
-        process = await HarnessProcess.start(command, own, environment, b"", max_file_bytes=FILE_BYTES)
-        try:
-            code = await asyncio.wait_for(process.wait(), limit_s)
-        except TimeoutError:
-            code = None
-        finally:
-            await process.end()
-        return Ended(code, own.tail())
+        return await run_until(command, own, environment, limit_s)
 
 
 def _place(container: Container, own: HarnessFolder, source: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -118,11 +118,24 @@ class Runner:
         )
         command = ["bash", "-c", 'cd "$0" && exec bash "$1"', self.place, script]
         home = {"HOME": str(folder.temporary), **variables}  # not the workspace: programs read settings there
-        process = await HarnessProcess.start(command, folder, home, b"", max_file_bytes=FILE_BYTES, enclosure=enclosure)
-        try:
-            code = await asyncio.wait_for(process.wait(), limit_s)
-        except TimeoutError:
-            code = None
-        finally:
-            await process.end()
-        return Ended(code, folder.tail())
+        return await run_until(command, folder, home, limit_s, enclosure)
+
+
+async def run_until(
+    command: Sequence[str],
+    folder: HarnessFolder,
+    variables: Mapping[str, str],
+    limit_s: float,
+    enclosure: Enclosure | None = None,
+) -> Ended:
+    """Run a command in a folder, and end it after `limit_s`. Raises `OSError`."""
+    process = await HarnessProcess.start(
+        command, folder, variables, b"", max_file_bytes=FILE_BYTES, enclosure=enclosure
+    )
+    try:
+        code = await asyncio.wait_for(process.wait(), limit_s)
+    except TimeoutError:
+        code = None
+    finally:
+        await process.end()
+    return Ended(code, folder.tail())
