@@ -45,7 +45,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _boost(page: str) -> float:
     """How much a page counts in a search: guides first, generated reference last."""
     folder = page.partition("/")[0]
-    return {"guide": 4.0, "concepts": 2.0, "reference": 0.25}.get(folder, 0.5 if "/" not in page else 1.0)
+    return {"guide": 4.0, "concepts": 2.0, "migration": 2.0, "reference": 0.25}.get(
+        folder, 0.5 if "/" not in page else 1.0
+    )
 
 
 @cache

@@ -13,7 +13,7 @@ from support.buffer_run import World
 
 
 def test_a_fifo_claim_ahead_of_the_clock_waits_instead_of_sweeping_for_ever(world: World) -> None:
-    world.start(math={"order": "fifo", "max_staleness": 0}).complete(4)
+    world.start(math={"order": "arrival", "max_staleness": 0}).complete(4)
     world.claim(1)
     assert world.buffer.claim(world.held, 2, {"math": 2}) == Shortfall(2, {"math": 0}, {"math": 2})
 

@@ -120,3 +120,14 @@ def test_memory_that_runs_out_when_a_large_result_is_on_its_way_costs_nothing(wo
     found = world.buffer.fetch(world.claim(1).groups)
     assert [group.samples[0].text for group in found] == ["y" * 50_000] * 2
     world.check()
+
+
+def test_groups_that_are_not_kept_for_another_use_are_counted(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 9}).complete(4)
+    world.train(1)
+    assert world.statuses() == {"archived": 2, "completed": 4}
+    world.claim(2)
+    world.buffer.commit(world.held, 2, keeps_copies=False)
+    assert world.statuses() == {"archived": 4, "completed": 2}
+    assert world.buffer.counts("math").progress["not_reused"] == 2
+    world.check()

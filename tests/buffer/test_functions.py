@@ -634,7 +634,7 @@ def test_a_drain_is_asked_of_one_worker_until_its_time_is_over(world: World) -> 
 
 
 def test_stale_groups_that_are_not_swept_yet_are_not_ready_in_order_of_arrival(world: World) -> None:
-    world.start(math={"order": "fifo"})
+    world.start(math={"order": "arrival"})
     assert world.buffer.readiness("math", 1) == (0, 0, 0)
     world.complete(1)
     world.buffer.publish(world.held, 5, uri="", digest="5")
@@ -766,7 +766,7 @@ def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
 
 def claim_raw(world: World, step: int, want: int, claim_round: int = 0) -> list[Any]:
     reply: list[Any] = world.buffer.call_task(
-        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round, 0, want, 0, 0
+        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round, 0, want, 0, 0, 0
     )
     return reply
 
@@ -790,7 +790,7 @@ def test_what_a_pipeline_gave_a_group_is_served_with_it(world: World) -> None:
 
 
 def test_one_stale_group_in_front_is_swept_first_and_passed_over_while_the_buffer_is_saved(world: World) -> None:
-    world.start(math={"order": "fifo"})
+    world.start(math={"order": "arrival"})
     world.complete(1)
     world.buffer.publish(world.held, 5, uri="", digest="5")
     world.complete(3)

@@ -183,7 +183,7 @@ def test_xb17_a_sample_whose_tokens_would_all_be_masked_expires(world: World) ->
 
 def test_xb11_a_sweep_keeps_ids_and_arrival_tells_how_many_and_touches_only_what_is_stale(world: World) -> None:
     """XTuner refreshes by writing every row again; here ages follow from the step, and a sweep moves what is stale."""
-    world.start(math={"max_staleness": 1, "order": "fifo"}).complete(2)
+    world.start(math={"max_staleness": 1, "order": "arrival"}).complete(2)
     for step in (1, 2):
         world.buffer.publish(world.held, step, uri="u", digest=f"d{step}")
         if step == 1:

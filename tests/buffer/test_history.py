@@ -88,7 +88,7 @@ def test_ready_groups_are_counted_by_their_staleness(world: World) -> None:
     assert sum(world.buffer.overview("math").by_staleness.values()) == world.buffer.counts("math").ready
 
 
-@pytest.mark.parametrize("order", ["staleness", "fifo"])
+@pytest.mark.parametrize("order", ["staleness", "arrival"])
 def test_groups_are_counted_by_their_tokens_where_these_are_masked_by_age(buffer: Buffer, order: str) -> None:
     world = World(buffer).start(math={"max_staleness": 3, "max_token_staleness": 1, "order": order})
     world.complete(3)
@@ -107,7 +107,7 @@ def test_beyond_the_last_staleness_that_is_shown_all_are_counted_together(buffer
 
 
 def test_groups_of_a_task_in_order_of_arrival_are_counted_too(buffer: Buffer) -> None:
-    world = World(buffer).start(math={"order": "fifo"})
+    world = World(buffer).start(math={"order": "arrival"})
     world.complete(3)
     assert buffer.overview("math").by_staleness == {0: 3, 1: 0}
 

@@ -8,7 +8,8 @@ EVERY_RULE = TaskRules(
     group_size=4,
     max_staleness=3,
     sync_weights_interval=2,
-    order="fifo",
+    order="arrival",
+    priority_decay=0.25,
     expiry="group",
     kind="eval",
     schedule=((1, 8), (10, 16)),
@@ -35,12 +36,12 @@ EVERY_RULE = TaskRules(
 def test_the_fields_of_a_clock_are_the_ones_that_earlier_runs_have() -> None:
     assert encode_rules(EVERY_RULE) == {
         "threshold": "8", "batch_groups": "12", "group_size": "4", "max_staleness": "3", "sync_interval": "2",
-        "order": "fifo", "expiry": "group", "kind": "eval", "schedule": "1:8,10:16", "expired": "reroll",
+        "order": "arrival", "expiry": "group", "kind": "eval", "schedule": "1:8,10:16", "expired": "reroll",
         "tail_batch_trigger": "5", "interruptions": "7", "stragglers": "expire", "token_staleness": "1",
         "token_shift": "-4", "max_uses": "2", "cooldown": "3", "keep_window": "100", "prompt_stats": "1",
         "pass_reward": "0.75", "partial": "1", "min_valid": "3", "max_tries": "5", "max_deaths": "4",
         "lease_ms": "12345", "audit": "50", "max_uncheckpointed": "20", "resume": "fresh", "weight": "1.0",
-        "archive": "0", "offline": "0",
+        "archive": "0", "offline": "0", "priority_decay": "0.25",
     }  # fmt: skip
 
 

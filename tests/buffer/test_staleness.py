@@ -223,7 +223,7 @@ def test_xb10_aborted_groups_expire_too_unless_they_have_no_tokens(world: World)
     world.check()
 
 
-@pytest.mark.parametrize(("order", "first"), [("staleness", [2, 1]), ("fifo", [1, 2])])
+@pytest.mark.parametrize(("order", "first"), [("staleness", [2, 1]), ("arrival", [1, 2])])
 def test_xb12_order_is_by_staleness_or_by_arrival(world: World, order: str, first: list[int]) -> None:
     world.start(2, math={"order": order, "max_staleness": 3}).admit(2)
     newer, older = world.lease(2)
@@ -233,7 +233,7 @@ def test_xb12_order_is_by_staleness_or_by_arrival(world: World, order: str, firs
 
 
 def test_fifo_never_serves_a_stale_group_that_arrived_first(world: World) -> None:
-    world.start(2, math={"order": "fifo", "max_staleness": 0}).admit(3)
+    world.start(2, math={"order": "arrival", "max_staleness": 0}).admit(3)
     first, second, third = world.lease(3)
     world.put([second, third], version=2)
     world.put([first], version=2)
@@ -266,7 +266,7 @@ def wait_in_the_pool(world: World, versions: range) -> None:
     world.buffer.recycle("math", epoch=world.held.epoch, target=10, limit=5)
 
 
-@pytest.mark.parametrize("order", ["staleness", "fifo"])
+@pytest.mark.parametrize("order", ["staleness", "arrival"])
 @pytest.mark.parametrize(("max_staleness", "interval"), [(0, 1), (1, 1), (2, 1), (1, 2)])
 def test_a_fresh_member_ages_while_its_group_waits_to_be_sampled_again(
     world: World, max_staleness: int, interval: int, order: str

@@ -152,10 +152,10 @@ def test_xb16_resuming_into_a_non_empty_buffer_or_under_another_policy_is_refuse
         assert again.exit_code == 2
         assert "error: the run exists here already" in again.output
         assert world.statuses() == {"completed": 2}
-    other = write_config(tmp_path / "other.toml", fresh_server.url, run_name, rules='batches.order = "fifo"')
+    other = write_config(tmp_path / "other.toml", fresh_server.url, run_name, rules='batches.order = "arrival"')
     refused = rollq("snapshot", "load", other, tmp_path / "saved")
     assert refused.exit_code == 2
-    assert "error: task 'math' was saved with order = staleness, the settings ask for fifo" in refused.output
+    assert "error: task 'math' was saved with order = staleness, the settings ask for arrival" in refused.output
     with RunLocation.from_settings(load_settings(other, {})).buffer() as buffer, pytest.raises(StoreLost):
         buffer.tasks()
 

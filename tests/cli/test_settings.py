@@ -116,7 +116,10 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ("staleness.partial_rollout = 1", "tasks.math.staleness.partial_rollout = 1: must be true or false"),
         ("temperature = nan", "tasks.math.temperature = nan: must be greater than or equal to 0"),
         ("temperature = 0", "tasks.math: temperature = 0: all samples of a group would be the same"),
-        ('batches.order = "lifo"', "tasks.math.batches.order = 'lifo': must be 'staleness' or 'fifo'"),
+        (
+            'batches.order = "lifo"',
+            "tasks.math.batches.order = 'lifo': must be 'staleness', 'arrival', 'newest', 'uniform' or 'priority'",
+        ),
         ("limits.min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
         ("limits.lease_s = inf", "tasks.math.limits.lease_s = inf: must be a finite number"),
         ("max_tokens = 8.0", "tasks.math.max_tokens = 8.0: must be a whole number"),

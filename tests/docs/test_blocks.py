@@ -181,7 +181,7 @@ def test_a_batch_of_the_coordinator_is_finalized(fresh_server: EmbeddedServer) -
                 world.put([lease])
 
         worked = pool.submit(work)
-        names = run(python("from-trinity.md", "BatchCoordinator"), url=fresh_server.url, run="r")
+        names = run(python("../migration/from-trinity.md", "BatchCoordinator"), url=fresh_server.url, run="r")
         worked.result()
         assert names["result"] is not None
 

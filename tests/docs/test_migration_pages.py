@@ -15,7 +15,7 @@ from rollq.producer.settings import ProducerSettings
 from rollq.workers.settings import WorkerSettings
 from support.producer_run import TASK, begin, lease, make_run, producer, prompt_file, put, task_settings, train
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+PAGES = Path(__file__).parents[2] / "docs" / "migration"
 TABLES: dict[str, type[BaseModel]] = {
     "tasks": TaskSettings,
     "evaluations": EvaluationSettings,
@@ -28,7 +28,7 @@ SETTING = re.compile(r"`(tasks|evaluations|producer|worker|trainer)\.(?:<name>\.
 
 @pytest.mark.parametrize("page", ["from-xtuner.md", "from-trinity.md"])
 def test_every_setting_that_a_page_names_exists(page: str) -> None:
-    named = set(SETTING.findall((GUIDE / page).read_text()))
+    named = set(SETTING.findall((PAGES / page).read_text()))
     assert len(named) > 5
     fields = {(table, key): field_of(*key.rpartition(".")[::2]) if "." in key else key for table, key in named}
     assert {(table, key) for (table, key), field in fields.items() if field not in TABLES[table].model_fields} == set()
@@ -40,7 +40,7 @@ def test_every_setting_that_a_page_names_exists(page: str) -> None:
     ("strategy", "rules"),
     [
         ("sync", {"max_staleness": 0, "tail_batch_trigger_size": -1, "partial_rollout": False, "stragglers": "expire"}),
-        ("async", {"max_staleness": 0, "tail_batch_trigger_size": -1, "sync_weights_interval": 1, "order": "fifo"}),
+        ("async", {"max_staleness": 0, "tail_batch_trigger_size": -1, "sync_weights_interval": 1, "order": "arrival"}),
         ("async", {"max_staleness": 0, "max_tries": 3}),  # Trinity: sync_interval 1, sync_offset 0, max_retry_times 2
     ],
 )

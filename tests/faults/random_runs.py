@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
@@ -23,7 +23,7 @@ from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import CheckpointOverdue, HistoryGone, ServerRefused, StaleWorker
-from rollq.buffer.rules.settings import TaskRules
+from rollq.buffer.rules.settings import Order, TaskRules
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import FinishedGroup, GroupResult, Prompt
 from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
@@ -82,7 +82,7 @@ class RandomRun:
         self._world = World(MortalBuffer.connect(url, self._name))
         self._rules = {
             "batch_groups": 2, "group_size": 2, "max_staleness": 3, "max_uncheckpointed_steps": 12,
-            "max_uses": self._rng.choice([1, 1, 2, 3]), "order": self._rng.choice(["staleness", "fifo"]),
+            "max_uses": self._rng.choice([1, 1, 2, 3]), "order": self._rng.choice(get_args(Order)),
             "resume": self._rng.choice(["durable", "durable", "fresh"]),
             "expiry": self._rng.choice(["member", "group"]), "min_valid_samples": 2,
         }  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import hypothesis
 import numpy as np
@@ -31,6 +31,7 @@ from rollq.buffer.calls.replies.leases import Offer, Offered, PutOutcome, Salvag
 from rollq.buffer.calls.replies.trainer import TrainerEpoch
 from rollq.buffer.calls.training import ResumeMode
 from rollq.buffer.errors import FencedError, HistoryGone, NotClaimed, StaleWorker
+from rollq.buffer.rules.settings import Order
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import (
     FinishedGroup,
@@ -44,6 +45,7 @@ from rollq.buffer.values.rollouts import (
 )
 from support.buffer_model import Kept, Model, ModelGroup, OfflineModel
 from support.buffer_run import World, make_sample, text_of
+from support.draw_model import draw, level_of
 from support.finished_groups import finished_sample
 from support.late_copies import AT_ANY_TIME, RecordingBuffer, name_of
 
@@ -64,12 +66,13 @@ class BufferMachine(RuleBasedStateMachine):
     moves: ClassVar[int] = 0
     """Moves of all sequences so far."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(order=st.sampled_from(get_args(Order)))
+    def begin(self, order: Order) -> None:
         type(self).moves -= 1  # the model is also compared before the first move
         self.buffer = RecordingBuffer.connect(self.url, f"machine-{uuid.uuid4().hex[:12]}")
         rules: dict[str, Any] = {"max_deaths": 50, "max_tries": 1000, "lease_s": 600, "max_uncheckpointed_steps": 4}
-        rules["partial_rollout"] = True
+        rules |= {"partial_rollout": True, "order": order}
+        self.order = order
         self.world = World(self.buffer).start(math=rules, demos={"offline": True, "max_uncheckpointed_steps": 4})
         self.model = Model()
         self.demos = OfflineModel()
@@ -444,10 +447,9 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(so_far=st.booleans(), divide=st.booleans())
     def claim(self, so_far: bool = False, divide: bool = False) -> None:
         model, step = self.model, self.model.committed + 1
-        fresh = sorted(
-            (g for g in model.ids(Status.COMPLETED) if not model.stale(model.counted(g), step)),
-            key=lambda g: (model.counted(g), g),
-        )
+        if self.order in ("arrival", "priority") and step not in model.batches and not self.demos.has(step):
+            self.sweep_before_a_claim(step)
+        fresh = [g for g in model.ids(Status.COMPLETED) if not model.stale(model.counted(g), step)]
         running = (model.groups[g] for g in model.ids(Status.RUNNING))
         stragglers = [g for g in running if not model.stale(g.began, step) and model.stale(g.began, step + 1)]
         if self.demos.has(step):
@@ -459,7 +461,7 @@ class BufferMachine(RuleBasedStateMachine):
         if step not in model.batches:
             held = model.filling.get(step, [])
             is_whole = len(held) + len(fresh) >= BATCH and not stragglers
-            new = fresh[: BATCH - len(held)] if is_whole else self.sure(fresh, len(held)) if so_far else []
+            new = self.first(fresh, BATCH - len(held)) if is_whole else self.sure(fresh, len(held)) if so_far else []
             model.set_all(new, Status.CLAIMED)
             if is_whole:
                 model.filling.pop(step, None)
@@ -494,8 +496,42 @@ class BufferMachine(RuleBasedStateMachine):
 
     def sure(self, fresh: list[int], held: int) -> list[int]:
         """The fresh groups that a batch with `held` groups would have, whichever others are finished before them."""
+        if self.order in ("uniform", "priority"):
+            return []
         unfinished = self.model.ids(Status.PENDING, Status.RUNNING, Status.ABORTED, Status.EXPIRED)
-        return fresh[: max(0, BATCH - held - len(unfinished))]
+        return self.first(fresh, max(0, BATCH - held - len(unfinished)))
+
+    def first(self, fresh: list[int], count: int) -> list[int]:
+        """The groups that a batch takes next."""
+        model, step = self.model, self.model.committed + 1
+        match self.order:
+            case "staleness":
+                return sorted(fresh, key=lambda g: (model.counted(g), g))[:count]
+            case "newest":
+                return sorted(fresh, key=lambda g: (-model.counted(g), -g))[:count]
+            case "arrival":
+                return sorted(fresh)[:count]
+            case "uniform":
+                in_set = [(0, g) for g in sorted(fresh, key=lambda g: (model.counted(g), g))]
+            case "priority":
+                in_set = sorted((level_of(model.groups[g].priority), g) for g in fresh)
+        return draw(in_set, count, seed=0, task="math", step=step)[0]
+
+    def sweep_before_a_claim(self, step: int) -> None:
+        model = self.model
+        if any(model.stale(model.counted(g), step) for g in model.ids(Status.COMPLETED, Status.ABORTED)):
+            for group_id in model.stale_ids(Status.COMPLETED, Status.ABORTED):
+                model.expire(group_id)
+
+    @precondition(lambda self: self.model.groups)
+    @rule(data=st.data(), priority=st.floats(0.01, 100))
+    def the_trainer_prioritizes(self, data: st.DataObject, priority: float) -> None:
+        ids = data.draw(st.sets(st.sampled_from(sorted(self.model.groups)), min_size=1, max_size=3))
+        chosen = [self.model.groups[group_id] for group_id in ids]
+        lives = [group for group in chosen if group.status is not Status.ARCHIVED]
+        assert self.buffer.prioritize(self.world.held, "math", dict.fromkeys(ids, priority)) == len(lives)
+        for group in lives:
+            group.priority = priority
 
     @precondition(lambda self: self.model.committed + 1 in self.model.filling)
     @rule()
@@ -653,6 +689,7 @@ class BufferMachine(RuleBasedStateMachine):
         calls: list[Callable[[], object]] = [
             lambda: self.buffer.claim(old, step, {"math": BATCH}),
             lambda: self.buffer.commit(old, step),
+            lambda: self.buffer.prioritize(old, "math", {1: 2.0}),
             lambda: self.buffer.release(old, step, "drop", claim_round=0),
             lambda: self.buffer.publish(old, step, uri="u", digest="rival"),
             lambda: self.buffer.checkpoint(old, step),
@@ -686,10 +723,7 @@ class BufferMachine(RuleBasedStateMachine):
         counts = self.buffer.counts("math")
         for status in Status:
             assert counts.statuses[status] == len(self.model.ids(status)), status
-        fresh = [
-            g for g in self.model.ids(Status.COMPLETED) if not self.model.stale(self.model.counted(g), self.model.step)
-        ]
-        assert counts.ready == len(fresh)
+        assert counts.ready == self.ready()
         assert (counts.clock.step, counts.clock.version, counts.clock.committed) == (
             self.model.step,
             self.model.version,
@@ -699,6 +733,13 @@ class BufferMachine(RuleBasedStateMachine):
         found = {status: n for status, n in self.buffer.counts(OFFLINE).statuses.items() if n}
         assert found == Counter(self.demos.statuses.values())
         self.world.check()
+
+    def ready(self) -> int:
+        model = self.model
+        completed, stale = len(model.ids(Status.COMPLETED)), len(model.stale_ids(Status.COMPLETED))
+        if self.order in ("arrival", "priority"):  # stale ones that are not swept yet count, whatever their status
+            stale += len(model.stale_ids(Status.ABORTED))
+        return max(0, completed - stale)
 
 
 def run_machine(url: str, *, examples: int, seed: int | None = None) -> int:

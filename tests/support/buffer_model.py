@@ -25,6 +25,7 @@ class ModelGroup:
     oldest: int = -1  # as it was in the epoch that it was counted in
     counted_in: int = 0
     began: int = -1  # the version that its lease was given for
+    priority: float = 1.0
     lease: Lease | None = None
     kept: dict[int, Kept] = field(default_factory=dict)  # by the index of the sample
     parts: int = 0
@@ -43,7 +44,7 @@ class ModelGroup:
 
     def forget(self) -> None:
         """Nothing is left but the prompt."""
-        self.kept, self.parts = {}, 0
+        self.kept, self.parts, self.priority = {}, 0, 1.0
 
     def end_lease(self) -> None:
         """Its worker has put it, or has lost it: offers and loans end with the lease."""
@@ -202,7 +203,7 @@ class Model:
     def expire(self, group_id: int) -> None:
         """A group loses its samples that are too old."""
         group = self.groups[group_id]
-        group.status = Status.EXPIRED
+        group.status, group.priority = Status.EXPIRED, 1.0
         cap = self.floors.get(group.counted_in, NEWEST)
         group.kept = {i: kept for i, kept in group.kept.items() if not self.stale(min(kept.oldest, cap), self.step)}
 

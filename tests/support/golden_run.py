@@ -70,6 +70,11 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "release"
     world.claim(1, math=2, code=2, demos=1)
     yield "claim the step again"
+    first, second = [group.group_id for group in claimed.groups if group.task == "math"]
+    buffer.prioritize(world.held, "math", {first: 2.0})
+    yield "prioritize"
+    buffer.prioritize(world.held, "math", {first: 1.0, second: 4.0})
+    yield "prioritize again"
     buffer.publish(world.held, 1, uri="u", digest="1")
     buffer.commit(world.held, 1)
     buffer.report_trainer(world.held, {"step": 1})

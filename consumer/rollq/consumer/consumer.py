@@ -11,6 +11,7 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.calls.claiming import ReleaseMode
@@ -80,6 +81,7 @@ class Consumer(Iterator[Batch]):
             self._events,
             self._stop,
             rank=settings.rank,
+            seed=settings.seed,
             timeout_s=settings.timeout_s,
             short=self._activity.lack,
             meanwhile=publisher.serve_late,
@@ -93,6 +95,7 @@ class Consumer(Iterator[Batch]):
             limit_bytes=settings.prefetch_bytes,
             rank=settings.rank,
             world_size=settings.world_size,
+            seed=settings.seed,
         )
         self._batches = BatchTaker(self._lease, claimer, self._engines, self._prefetch, self._activity, settings)
         tracer = start_tracer("trainer", buffer.run, lambda: buffer.incarnation) if settings.rank == 0 else None
@@ -280,6 +283,28 @@ class Consumer(Iterator[Batch]):
             self._publisher.send()
             self._engines.wake()
 
+    def prioritize(self, groups: Sequence[tuple[str, int]], priorities: npt.ArrayLike) -> int:
+        """Give groups other priorities, for the draws of later steps; returns how many of them may still be trained.
+
+        `groups` are tasks and ids, as `Batch.group_ids` has them, and `priorities` float [n], one for each. A group is
+        drawn in proportion to its priority, which is 1 at first and falls by the task's `priority_decay` with each use.
+        Call it before `commit` for the groups of a batch: what may be trained again then takes its priority along.
+        Raises `ConfigError` for a task whose order is not `priority`, and for a priority that is not a finite number
+        above 0; and `FencedError`.
+        """
+        by_task: dict[str, dict[int, float]] = {}
+        for (task, group_id), priority in zip(groups, np.asarray(priorities, np.float64).tolist(), strict=True):
+            if self._sizes.rules[task].order != "priority":
+                raise ConfigError(
+                    f"task {task!r}: order = {self._sizes.rules[task].order!r} has no priorities; needed is "
+                    "order = 'priority'"
+                )
+            by_task.setdefault(task, {})[group_id] = priority
+        if self._settings.rank != 0:
+            return 0
+        buffer, epoch = self._lease.buffer, self._lease.epoch
+        return sum(buffer.prioritize(epoch, task, of_task) for task, of_task in by_task.items())
+
     def commit(self, batch: Batch) -> None:
         """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`, and `NotClaimed`
         when the server knows another batch of the step, as after a failover that lost its last moments."""
@@ -288,11 +313,16 @@ class Consumer(Iterator[Batch]):
             for task, group_id in batch.group_ids:
                 trained.setdefault(task, []).append(group_id)
             with self._traces.committing(batch.step, batch.group_ids):
-                self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
+                self._lease.buffer.commit(self._lease.epoch, batch.step, trained, keeps_copies=self._has_room())
             self._batches.note_committed(batch.step)
         self._step = batch.step + 1
         lengths = {task: n.loss_tokens / n.samples for task, n in batch.task_counts.items() if n.samples}
         self._activity.commit(batch.step, batch.task_rewards, lengths)
+
+    def _has_room(self) -> bool:
+        """Whether groups that may be trained again are kept for it: not while memory is full."""
+        reuses = any(rules.max_uses > 1 for rules in self._sizes.rules.values())
+        return not reuses or not self._lease.buffer.fullness().is_full
 
     def saving(self) -> AbstractContextManager[None]:
         """Show monitors that the trainer saves a checkpoint, for as long as the context is open."""

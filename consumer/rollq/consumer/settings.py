@@ -132,6 +132,7 @@ class ConsumerSettings(ClientSettings):
     weights_dir: Path | None = Field(
         default=None, description="transport path: folder for weights, shared with all workers"
     )
+    seed: int = Field(default=0, description="seed of the draws of tasks whose order has some")
 
     @model_validator(mode="after")
     def _ranks_are_consistent(self) -> Self:
@@ -197,6 +198,11 @@ class TrainerSettings(ClientSettings):
     evaluation_timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one evaluation, in seconds; default: no limit"
     )
+    priorities: str | None = Field(
+        default=None,
+        description="dotted path of a function of a trained batch that gives each of its groups a priority for later "
+        "draws; needs a task with order priority",
+    )
     max_mismatch: float | None = Field(
         default=1.0,
         gt=0,
@@ -261,7 +267,9 @@ class TrainerSettings(ClientSettings):
         """The dtype of forward and backward passes."""
         return self.compute_dtype or self.dtype
 
-    def consumer(self, *, rank: int = 0, world_size: int = 1, launch_id: str | None = None) -> ConsumerSettings:
+    def consumer(
+        self, *, rank: int = 0, world_size: int = 1, launch_id: str | None = None, seed: int = 0
+    ) -> ConsumerSettings:
         """Settings of the consumer of a rank. Weights for transport `path` go to a folder inside `output`."""
         shared = {name: getattr(self, name) for name in ClientSettings.model_fields}
         if self.dtype != "float32" and self.lora is None:
@@ -271,6 +279,7 @@ class TrainerSettings(ClientSettings):
             rank=rank,
             world_size=world_size,
             launch_id=launch_id,
+            seed=seed,
             reduction="mean" if world_size > 1 else "sum",  # as FSDP combines gradients
             **shared,
         )

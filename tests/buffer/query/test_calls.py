@@ -51,7 +51,7 @@ def fill(world: World) -> None:
         "reuse_cooldown_steps": 1,
         "tail_batch_trigger_size": 1,
     }
-    world.start(code={**rules, "order": "fifo"}, math=rules)
+    world.start(code={**rules, "order": "arrival"}, math=rules)
     for task in ("code", "math"):
         world.admit(14, task)
         mixed = GroupResult(world.lease(1, task)[0], (make_sample(0, reward=0.0), make_sample(0, reward=1.0)))

@@ -125,16 +125,16 @@ def test_more_groups_than_a_trip_are_looked_for_in_the_sets() -> None:
         ({"status": "pending"}, "staleness", [Scores("pending")]),
         ({"status": "pending", "staleness": 1, "uid": {"$gt": 9}}, "staleness", [Scores("pending")]),
         ({"status": "completed"}, "staleness", [Scores("completed")]),
-        ({"status": "completed"}, "fifo", [Scores("completed", -INF, INF)]),
+        ({"status": "completed"}, "arrival", [Scores("completed", -INF, INF)]),
         ({"status": "completed", "uid": {"$gt": 9}}, "staleness", [Scores("completed")]),
-        ({"status": "completed", "uid": {"$gt": 9}}, "fifo", [Scores("completed", 10, INF)]),
-        ({"status": "completed", "uid": {"$between": [4, 9]}}, "fifo", [Scores("completed", 4, 10)]),
+        ({"status": "completed", "uid": {"$gt": 9}}, "arrival", [Scores("completed", 10, INF)]),
+        ({"status": "completed", "uid": {"$between": [4, 9]}}, "arrival", [Scores("completed", 4, 10)]),
         *[
             ({"status": status, "uid": {"$between": [4, 9]}}, "staleness", [Scores(status, 4, 10)])
             for status in ("gathered", "expired", "filtered", "failed")
         ],
         *[
-            ({"status": status, "uid": {"$between": [4, 9]}}, "fifo", [Scores(status)])
+            ({"status": status, "uid": {"$between": [4, 9]}}, "arrival", [Scores(status)])
             for status in ("pending", "running", "cooling", "claimed", "archived")
         ],
         # versions at step 5: staleness 1 is version 3, staleness 3 is version 1
@@ -145,7 +145,7 @@ def test_more_groups_than_a_trip_are_looked_for_in_the_sets() -> None:
         ),
         (
             {"status": {"$in": ["completed", "aborted"]}, "staleness": {"$gte": 1}, "uid": {"$gt": 9}},
-            "fifo",
+            "arrival",
             [Scores(BY_VERSION, -INF, 4 * VERSION)],
         ),
         ({"status": "completed", "staleness": 7}, "staleness", [Scores("completed", -3 * VERSION, -2 * VERSION)]),
@@ -157,10 +157,10 @@ def test_more_groups_than_a_trip_are_looked_for_in_the_sets() -> None:
         ),
         (
             {"status": "aborted", "staleness": {"$lt": 2}},
-            "fifo",
+            "arrival",
             [Scores(BY_VERSION, 3 * VERSION, NO_TOKENS), Scores(BY_VERSION, NO_TOKENS, INF)],
         ),
-        ({"status": "aborted", "staleness": {"$lt": 0}}, "fifo", [Scores(BY_VERSION, 5 * VERSION, NO_TOKENS)]),
+        ({"status": "aborted", "staleness": {"$lt": 0}}, "arrival", [Scores(BY_VERSION, 5 * VERSION, NO_TOKENS)]),
         (
             {"status": {"$in": ["failed", "completed"]}, "staleness": 1},
             "staleness",
@@ -206,7 +206,7 @@ def indexes(order: str, step: int, task: str, token_shift: int) -> Mapping[str, 
         by_version, score = version * VERSION + group.arrival, group.arrival
         if group.status in ("completed", "aborted"):
             sets[BY_VERSION].append((by_version, group.uid))
-            score = score if order == "fifo" else by_version
+            score = score if order == "arrival" else by_version
         elif group.status not in ("gathered", "expired", "filtered", "failed"):
             score = 7 * group.uid % 5
         sets[group.status].append((score, group.uid))
@@ -233,7 +233,7 @@ def answer(query: dict[str, Any], order: str, most_ids: int, token_shift: int = 
 def test_xb15_the_plan_misses_no_group_that_a_look_at_all_of_them_finds(query: dict[str, Any]) -> None:
     condition = parse_query(query)
     expected = [group for group in GROUPS if condition.holds(group)]
-    for order in ("staleness", "fifo"):
+    for order in ("staleness", "arrival"):
         for token_shift in (0, -3):
             assert answer(query, order, most_ids=4, token_shift=token_shift) == expected
 

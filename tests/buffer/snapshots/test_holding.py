@@ -49,7 +49,7 @@ def test_the_sizes_of_a_step_stay_as_long_as_its_batch_does(world: World) -> Non
 
 
 def test_while_a_copy_is_taken_a_batch_passes_over_what_is_too_old(world: World) -> None:
-    world.start(math={"order": "fifo", "max_staleness": 1, "stragglers": "expire"}).complete(4)
+    world.start(math={"order": "arrival", "max_staleness": 1, "stragglers": "expire"}).complete(4)
     world.train(1)
     world.buffer.publish(world.held, 2, uri="u", digest="2")
     world.complete(3)

@@ -125,7 +125,7 @@ def lasting(found: Dump) -> Dump:
 RULES: dict[str, Any] = {"partial_rollout": True, "max_staleness": 2, "prompt_stats": True}
 
 
-@pytest.mark.parametrize("order", ["staleness", "fifo"])
+@pytest.mark.parametrize("order", ["staleness", "arrival"])
 def test_xb16_a_restored_buffer_has_the_order_all_fields_and_all_counters(
     world: World, elsewhere: World, tmp_path: Path, order: str
 ) -> None:
@@ -230,8 +230,8 @@ def test_xb16_restoring_under_other_rules_is_refused_naming_the_rule(
     world.start()
     world.complete(2)
     world.buffer.save(tmp_path / "saved")
-    asked = TaskRules(batch_groups=2, group_size=2, order="fifo")
-    with pytest.raises(RunMismatch, match="'math' was saved with order = staleness, the settings ask for fifo"):
+    asked = TaskRules(batch_groups=2, group_size=2, order="arrival")
+    with pytest.raises(RunMismatch, match="'math' was saved with order = staleness, the settings ask for arrival"):
         elsewhere.buffer.restore(tmp_path / "saved", rules={"math": asked})
     assert elsewhere.buffer.client.dbsize() == 0
 
@@ -242,8 +242,8 @@ def test_xb16_roles_with_other_rules_are_refused_after_a_restore(
     world.start()
     world.buffer.save(tmp_path / "saved")
     elsewhere.buffer.restore(tmp_path / "saved")
-    with pytest.raises(RunMismatch, match="order = fifo, and the run has staleness"):
-        elsewhere.buffer.register_task("math", TaskRules(batch_groups=2, group_size=2, order="fifo"))
+    with pytest.raises(RunMismatch, match="order = arrival, and the run has staleness"):
+        elsewhere.buffer.register_task("math", TaskRules(batch_groups=2, group_size=2, order="arrival"))
 
 
 def test_a_restored_run_may_have_another_name(world: World, tmp_path: Path) -> None:

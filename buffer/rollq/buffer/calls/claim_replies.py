@@ -24,10 +24,12 @@ class Plan(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The request of a claim: a whole batch, or with `so_far` what is there of it; and what the caller has already."""
+    """The request of a claim: a whole batch, or with `so_far` what is there of it; what the caller has already; and the
+    seed of draws."""
 
     so_far: bool = False
     known: Claimed | None = None
+    seed: int = 0
 
     def known_of(self, task: str) -> int:
         """How many groups of a task the caller has."""
@@ -134,11 +136,14 @@ def claimed_group(
     nonce: bytes,
     rows: bytes,
     shaped: bytes,
+    uses: int,
+    probability: bytes,
 ) -> ClaimedGroup:
     """A group from its description, see `describe_groups`."""
     numbers = (oldest, arrival, tries, tokens, float(reward or 0))
     pipeline = _decode_shaped(shaped) if shaped else None
-    return ClaimedGroup(task, group_id, *numbers, payload.decode(), nonce.decode(), rows, pipeline)
+    drawn = float(probability) if probability else None
+    return ClaimedGroup(task, group_id, *numbers, payload.decode(), nonce.decode(), rows, pipeline, uses, drawn)
 
 
 def _decode_shaped(stored: bytes) -> PipelineOutput:

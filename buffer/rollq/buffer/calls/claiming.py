@@ -7,6 +7,7 @@ A batch may be asked for while it fills (`so_far`). Its tasks then grow one by o
 which ranks train it.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ class Claiming(Sweeping):
         short_ok: bool = False,
         so_far: bool = False,
         known: Claimed | None = None,
+        seed: int = 0,
     ) -> Claimed | Shortfall:
         """Return the batch of `step`, `sizes[task]` groups of each task, or what it lacks. Does not wait.
 
@@ -53,7 +55,8 @@ class Claiming(Sweeping):
 
         With `so_far`, a batch that is short starts with the groups that it would have in the end: see `Claimed.lack`.
         They stay in it, for calls with `so_far` and without. `known`: what the last such call returned, which is then
-        not read again.
+        not read again. `seed`: of the draws of tasks whose order has some; a draw follows from it, the step and the
+        completed groups.
         Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
@@ -61,7 +64,7 @@ class Claiming(Sweeping):
         for task, size in sizes.items():
             if not 0 <= size <= MAX_IDS_PER_CALL:
                 raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
-        asked = Asked(so_far, known)
+        asked = Asked(so_far, known, seed)
         while True:
             if short_ok:
                 sizes = self._sizes_at_hand(held, step, sizes)
@@ -215,7 +218,7 @@ class Claiming(Sweeping):
     def _claim_call(self, held: TrainerEpoch, step: int, task: str, plan: Plan, asked: Asked) -> Command:
         fence = (task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce)
         planned = (plan.sizes[task], plan.claim_round, plan.releases, sum(plan.sizes.values()))
-        return ("claim", *fence, step, *planned, int(asked.so_far), asked.known_of(task))
+        return ("claim", *fence, step, *planned, asked.seed, int(asked.so_far), asked.known_of(task))
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)
@@ -226,10 +229,32 @@ class Claiming(Sweeping):
         """The groups of a task that a claim of `step` would find, or wait for."""
         return Readiness(*self.call_task("readiness", task, step))
 
-    def preview(self, step: int, sizes: Mapping[str, int]) -> list[ClaimedGroup]:
+    def preview(self, step: int, sizes: Mapping[str, int], *, seed: int = 0) -> list[ClaimedGroup]:
         """The groups that a claim of `step` would take as things are, at most `sizes[task]` of each task."""
-        by_task = {task: self.call_task("preview", task, step, size) for task, size in sizes.items()}
+        by_task = {task: self.call_task("preview", task, step, size, seed) for task, size in sizes.items()}
         return [claimed_group(task, *fields) for task, reply in by_task.items() for fields in reply]
+
+    def prioritize(self, held: TrainerEpoch, task: str, priorities: Mapping[int, float]) -> int:
+        """Give groups of a task other priorities, by group id; the copy of a trained group has its priority.
+
+        Returns how many of the groups may still be trained. Raises `ConfigError` for a priority that is not a finite
+        number above 0, and `FencedError`.
+        """
+        for group_id, priority in priorities.items():
+            if not 0 < priority < math.inf:
+                raise ConfigError(f"group {group_id}: priority {priority}: must be above 0 and finite")
+        pairs = [value for item in priorities.items() for value in item]
+        count = 0
+        for at in range(0, len(pairs), 2 * MAX_IDS_PER_CALL):
+            count += self._prioritize(held, task, pairs[at : at + 2 * MAX_IDS_PER_CALL])
+        return count
+
+    def _prioritize(self, held: TrainerEpoch, task: str, pairs: Sequence[float]) -> int:
+        while True:
+            calls = int(self.send("HGET", task_keys(self.run, task).progress, "prioritized") or 0)
+            count = int(self.call_task("prioritize", task, held.epoch, held.nonce, calls, *pairs))
+            if count >= 0:
+                return count
 
     def release(
         self,

@@ -276,18 +276,28 @@ class Training(Fetching, Claiming):
         for task in self.tasks():
             self._change_control("sleep", task, held.epoch, held.nonce, why)
 
-    def commit(self, held: TrainerEpoch, step: int, trained: Mapping[str, Sequence[int]] | None = None) -> None:
+    def commit(
+        self,
+        held: TrainerEpoch,
+        step: int,
+        trained: Mapping[str, Sequence[int]] | None = None,
+        *,
+        keeps_copies: bool = True,
+    ) -> None:
         """Record that the batch of `step` has been trained. Harmless to repeat.
 
-        `trained` maps each task to the ids of its groups in the batch, in order. Raises `FencedError`, and `NotClaimed`
-        when the step was not claimed, or is another batch than the trained one.
+        `trained` maps each task to the ids of its groups in the batch, in order. Without `keeps_copies`, groups that
+        may be trained again are not kept for it, and are counted as `not_reused`.
+        Raises `FencedError`, and `NotClaimed` when the step was not claimed, or is another batch than the trained one.
         """
         taking_part, trained = self._taking_part(step), trained or {}
         unfilled = self._unfilled(step, sorted(taking_part))
         # those that may refuse come first: where one does, no other has taken the step
         for task in sorted(self.tasks(), key=lambda task: (task not in unfilled, task not in taking_part)):
             ids = ",".join(map(str, trained.get(task, ())))
-            self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part), ids)
+            self.call_task(
+                "commit", task, held.epoch, held.nonce, step, int(task in taking_part), int(keeps_copies), ids
+            )
 
     def _unfilled(self, step: int, tasks: Sequence[str]) -> set[str]:
         """The tasks that still lack groups in the batch of a step."""
@@ -307,7 +317,7 @@ class Training(Fetching, Claiming):
         taking_part = self._taking_part(step)
         for task in sorted(self.tasks(), key=lambda task: task not in taking_part):
             if task not in taking_part:  # one that joined since knows of published steps only
-                self.call_task("commit", task, held.epoch, held.nonce, step, 0, "")
+                self.call_task("commit", task, held.epoch, held.nonce, step, 0, 1, "")
             before = self.clock(task).first_manifest
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass

@@ -110,6 +110,7 @@ SHOULD_CONTINUE: Final = Contract("should_continue", (Function("should_continue"
 OPERATOR: Final = Contract(
     "pipeline", (Function("operator", ("groups",), "list[ScoredGroup], alone or with dict[str, float]", How.PLAIN),)
 )
+PRIORITIES: Final = Contract("priorities", (Function("priorities", ("batch",), "list of float", How.PLAIN),))
 
 CONTRACTS: Final[Mapping[str, Contract]] = {
     "judge": JUDGE,
@@ -126,6 +127,7 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
     "prompt order": PROMPT_ORDER,
     "hook": SHOULD_CONTINUE,
     "pipeline operator": OPERATOR,
+    "priorities": PRIORITIES,
 }
 """Every contract by the words for what is written. Tools have none: a model calls them, with arguments of any kind."""
 

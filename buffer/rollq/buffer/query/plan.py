@@ -3,7 +3,8 @@
 A plan covers every group for which the condition holds, and may cover more: the reader checks the condition too.
 
 status                                 what its sorted set is scored by
-completed, aborted                     version that it counts as, then arrival; arrival where order = "fifo"
+completed, aborted                     version that it counts as, then arrival; in an order that is not by version,
+                                       arrival, or for completed ones their priority
 gathered, expired, filtered, failed    arrival
 claimed, archived, leaving             step
 the others                             step or deadline, which queries do not use
@@ -191,8 +192,13 @@ def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int, token_shif
     return ReadPlan(scores=tuple(dict.fromkeys(scores_read)))
 
 
+def _sorts_by_version(order: str, status: Status) -> bool:
+    """Whether the set of a status in the version index has the scores of that index; see `lua/common/orders.lua`."""
+    return order != "arrival" and (order != "priority" or status is not Status.COMPLETED)
+
+
 def _scores(status: Status, reach: Reach, step: int, order: str, token_shift: int) -> Iterator[Scores]:
-    by_version = status in _IN_VERSION_INDEX and order != "fifo"
+    by_version = status in _IN_VERSION_INDEX and _sorts_by_version(order, status)
     if status in _IN_VERSION_INDEX and reach.staleness != _ALL:
         index = status if by_version else BY_VERSION
         oldest = step - 1 - reach.staleness.high + token_shift
@@ -200,7 +206,7 @@ def _scores(status: Status, reach: Reach, step: int, order: str, token_shift: in
         yield Scores(index, oldest * ARRIVALS, (newest + 1) * ARRIVALS)
         if reach.staleness.low <= 0 <= reach.staleness.high:
             yield Scores(index, low=NO_TOKENS * ARRIVALS)
-    elif status in _BY_ARRIVAL or (status in _IN_VERSION_INDEX and not by_version):
+    elif status in _BY_ARRIVAL or (status in _IN_VERSION_INDEX and order == "arrival"):
         yield Scores(status, reach.arrivals.low, reach.arrivals.high + 1)
     elif status in _BY_STEP:
         yield Scores(status, reach.steps.low, reach.steps.high + 1)

@@ -45,6 +45,12 @@ class AdvantageSettings(Settings):
         default="population", description="what the squares are divided by: population: n, sample: n - 1, as torch does"
     )
     eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
+    draw_correction: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="how far advantages make up for draws by priority: 0, not at all, to 1, in full",
+    )
 
     @model_validator(mode="after")
     def _measures_agree(self) -> Self:
@@ -90,6 +96,21 @@ def advantages(
         fewer = 1 if settings.deviation == "sample" else 0
         centred = centred / (_deviation(reward, pool, keep, fewer) + settings.eps)
     return np.where(keep, centred, 0.0).astype(np.float32)
+
+
+def draw_weights(probabilities: npt.ArrayLike, tasks: npt.ArrayLike, correction: float) -> Float32Array:
+    """Factors float32 [G] of the advantages of G groups that make up for how probable their draws were.
+
+    `probabilities` float [G], NaN for a group that was not drawn, and `tasks` int [G] the task index of each from 0. A
+    factor is (lowest probability of the task's groups / own probability) ** correction, so the largest is 1: the
+    importance weights of prioritized experience replay (Schaul et al. 2016, arXiv:1511.05952).
+    """
+    drawn, task = np.asarray(probabilities, np.float64), np.asarray(tasks, np.int64)
+    weights = np.ones(len(drawn))
+    for number in np.unique(task[~np.isnan(drawn)]):
+        of_task = (task == number) & ~np.isnan(drawn)
+        weights[of_task] = (drawn[of_task].min() / drawn[of_task]) ** correction
+    return weights.astype(np.float32)
 
 
 def no_advantage(rewards: Sequence[float]) -> bool:

@@ -14,6 +14,8 @@ from rollq.buffer.rules.staleness import stale_threshold
 
 MAX_BATCH_GROUPS = 1000
 
+Order = Literal["staleness", "arrival", "newest", "uniform", "priority"]
+
 
 class Settings(BaseModel):
     """Base class of all settings: frozen, with unknown keys refused and defaults validated."""
@@ -94,8 +96,13 @@ class TaskRules(GroupRules):
         default=1, ge=0, description="weight syncs that a token may be behind when it is trained; 0: on policy"
     )
     sync_weights_interval: int = Field(default=1, gt=0, description="train steps between two weight syncs")
-    order: Literal["staleness", "fifo"] = Field(
-        default="staleness", description="which completed groups a batch takes first: the stalest, or the oldest"
+    order: Order = Field(
+        default="staleness",
+        description="which completed groups a batch takes: the stalest, the first to arrive, the newest, any, or any "
+        "by their priorities",
+    )
+    priority_decay: float = Field(
+        default=0.5, gt=0, le=1, description="order priority: factor of a group's priority each time it was trained"
     )
     expiry: Literal["member", "group"] = Field(
         default="member", description="what is reset when a group expires: its stale samples, or all of them"
@@ -206,6 +213,7 @@ FIXED_RULES: Mapping[str, str] = {
     "offline": "its groups are sampled, or inserted, by it from the first one on",
     "order": "groups in the buffer are sorted by it",
     "partial_rollout": "workers resume samples by it from their start on",
+    "priority_decay": "groups in the buffer are sorted by it",
     "resume": "trained batches are kept, or were dropped, by it",
     "sync_weights_interval": "the trainer publishes by it from its start on",
 }

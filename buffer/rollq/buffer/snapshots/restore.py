@@ -102,8 +102,8 @@ class Restoring(BufferCore):
         with self.payloads.writing() as write:
             for name, payload in away.items():
                 write(name, payload)
-        order = snapshot.tasks[task].clock["order"]
-        self.call_all([Beside(("restore_groups", keys.clock, incarnation, order, *args), beside)])
+        sorted_by = [snapshot.tasks[task].clock[rule] for rule in ("order", "priority_decay")]
+        self.call_all([Beside(("restore_groups", keys.clock, incarnation, *sorted_by, *args), beside)])
         return total_bytes
 
     def _restore_task(self, incarnation: str, snapshot: Snapshot, task: str, total_bytes: int) -> None:

@@ -41,6 +41,7 @@ COMMON = (
     "access",
     "clock",
     "samples",
+    "orders",
     "groups",
     "deaths",
     "leases",

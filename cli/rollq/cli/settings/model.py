@@ -236,6 +236,15 @@ def _batches_fill_despite_cooldown(settings: RollqSettings) -> Iterator[str]:
             )
 
 
+def _priorities_have_draws(settings: RollqSettings) -> Iterator[str]:
+    trainer, orders = settings.trainer, {task.order for task in settings.tasks.values()}
+    if trainer is None or "priority" in orders:
+        return
+    given = {"priorities": trainer.priorities, "advantages.draw_correction": trainer.advantages.draw_correction}
+    for key in (key for key, value in given.items() if value):
+        yield f'trainer.{key}: needs a task with {place_of("order")} = "priority"; or leave it out'
+
+
 def _batches_have_groups(settings: RollqSettings) -> Iterator[str]:
     tasks = settings.tasks.values()
     for step in sorted({1} | {step for task in tasks for step, _ in task.schedule}):
@@ -353,6 +362,7 @@ def _teachers_tell_enough(settings: RollqSettings) -> Iterator[str]:
 RULES = (
     _names_differ,
     _batches_fill_despite_cooldown,
+    _priorities_have_draws,
     _batches_have_groups,
     _shards_have_groups,
     _urls_are_valid,

@@ -35,8 +35,8 @@ SUBTABLES: Final[Mapping[str, tuple[str, ...]]] = {
         "tail_batch_max_tries", "partial_rollout",
     ),
     "batches": (
-        "order", "weight", "schedule", "max_uses", "reuse_cooldown_steps", "max_uncheckpointed_steps", "resume",
-        "shards",
+        "order", "weight", "schedule", "max_uses", "priority_decay", "reuse_cooldown_steps", "max_uncheckpointed_steps",
+        "resume", "shards",
     ),
     "curriculum": (
         "prompt_order", "low", "high", "pass_reward",

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rollq.buffer.calls.replies.claims import ClaimedGroup
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rewards.advantages import AdvantageSettings, advantages
+from rollq.buffer.rewards.advantages import AdvantageSettings, advantages, draw_weights
 from rollq.buffer.rewards.credit import StepKind
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
@@ -35,7 +35,10 @@ class Batch:
     `group_ids` are the task, or the shard of a task, and the id of each group. `claim_round` names this batch when it
     is released.
 
-    `numbers` are the numbers of the samples of each group, see `rollq.buffer.values.sample_numbers`.
+    `numbers` are the numbers of the samples of each group, see `rollq.buffer.values.sample_numbers`. `uses` int64 [G]
+    says how often each group was trained before, and `probabilities` float64 [G] how probable its draw was, NaN in an
+    order without draws. Advantages are weighted by them as `AdvantageSettings.draw_correction` says, see
+    `draw_weights`; the ages of the tokens are `MicroBatch.staleness`.
 
     `group_counts` are the counts of each group, and `part` the indices of the groups that are trained: all of them,
     except in what `split` returns. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
@@ -72,6 +75,8 @@ class Batch:
     unreadable: tuple[tuple[str, int], ...] = ()
     expected_counts: Mapping[str, BatchCounts] | None = None
     numbers: tuple[Numbers, ...] = ()
+    uses: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    probabilities: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
 
     @classmethod
     def build(
@@ -125,6 +130,8 @@ class Batch:
             reduction=reduction,
             claim_round=claim_round,
             numbers=tuple([of_group.numbers for of_group in rows]),
+            uses=np.array([group.uses if isinstance(group, ClaimedGroup) else 0 for group in groups], np.int64),
+            probabilities=np.array([_probability(group) for group in groups], np.float64),
         )
 
     @property
@@ -177,6 +184,12 @@ class Batch:
         tasks = np.array([task_of(self.group_ids[index][0]) for index in self.sample_groups])
         means = {task: self.rewards[self.valid & (tasks == task)] for task in sorted(set(tasks.tolist()))}
         return {task: float(rewards.mean()) for task, rewards in means.items() if len(rewards)}
+
+    @property
+    def draw_weights(self) -> Float32Array:
+        """The factor of the advantages of each group, float32 [G], see `AdvantageSettings.draw_correction`."""
+        tasks = _task_numbers(self.group_ids)
+        return draw_weights(self.probabilities, tasks, self.advantage_settings.draw_correction)
 
     @property
     def loss_scale(self) -> float:
@@ -333,10 +346,12 @@ class Batch:
         )
 
     def _advantages_of(self, sequence: int) -> Float32Array:
-        """The advantages of the tokens of a sequence, float32 [L]."""
+        """The advantages of the tokens of a sequence, float32 [L], with the weight of its group's draw."""
+        weight: np.float32 = self.draw_weights[self.sequence_groups[sequence]]
         if (per_token := self.token_advantages.get(sequence)) is not None:
-            return per_token
-        return np.full(self.lengths[sequence], self.advantages[self.content.sequence_samples[sequence]], np.float32)
+            return np.asarray(per_token * weight, np.float32)
+        advantage = self.advantages[self.content.sequence_samples[sequence]] * weight
+        return np.full(self.lengths[sequence], advantage, np.float32)
 
 
 def _task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:
@@ -348,6 +363,11 @@ def _trained_rewards(groups: Sequence[Group | ClaimedGroup], rows: Sequence[Samp
     """The rewards of all samples, float32 [n], 0 without one."""
     pairs = zip(groups, rows, strict=True)
     return np.array([reward or 0.0 for group, row in pairs for reward in _rewards(group, row)], dtype=np.float32)
+
+
+def _probability(group: Group | ClaimedGroup) -> float:
+    drawn = group.probability if isinstance(group, ClaimedGroup) else None
+    return np.nan if drawn is None else drawn
 
 
 def _lengths(rows: Sequence[SampleRows]) -> npt.NDArray[np.int64]:

@@ -118,11 +118,13 @@ class BatchClaimer:
         stop: threading.Event,
         *,
         rank: int,
+        seed: int,
         timeout_s: float | None,
         short: Callable[[Shortfall], None],
         meanwhile: Callable[[], None],
     ) -> None:
         self._rank = rank
+        self._seed = seed
         self._lease = lease
         self._sizes = sizes
         self._events = events
@@ -224,7 +226,9 @@ class BatchClaimer:
             self._lease.buffer.divide(self._lease.epoch, outcome)  # another rank may have been first
 
     def _try_claim(self, step: int, *, so_far: bool = False, known: Claimed | None = None) -> Claimed | Shortfall:
-        outcome = self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step), so_far=so_far, known=known)
+        outcome = self._lease.buffer.claim(
+            self._lease.epoch, step, self._sizes.at(step), so_far=so_far, known=known, seed=self._seed
+        )
         if not isinstance(outcome, Claimed) or outcome.releases >= self._releases(step):
             return outcome
         if self._rank == 0:

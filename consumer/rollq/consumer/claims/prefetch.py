@@ -51,6 +51,7 @@ class Prefetch:
         limit_bytes: int,
         rank: int,
         world_size: int,
+        seed: int = 0,
     ) -> None:
         """`buffer` gives the buffer, or raises why there is none any more; `sizes` the groups per task of a step."""
         self._buffer = buffer
@@ -58,6 +59,7 @@ class Prefetch:
         self._limit_bytes = limit_bytes
         self._rank = rank
         self._world_size = world_size
+        self._seed = seed
         self._kept: dict[_Key, _Kept] = {}
         self._corrupt: set[tuple[str, int]] = set()
         self._in_flight: set[_Key] = set()  # what the thread reads now
@@ -185,7 +187,7 @@ class Prefetch:
     def _likely(self, step: int) -> list[ClaimedGroup]:
         """The groups of this rank's share, if the batch of `step` were claimed now."""
         sizes = self._sizes(step)
-        groups = self._buffer().preview(step, sizes)
+        groups = self._buffer().preview(step, sizes, seed=self._seed)
         if self._world_size == 1:
             return groups
         if len(groups) < sum(sizes.values()):

@@ -34,6 +34,7 @@ from rollq.consumer.trainer.learner import Learner, start_learner
 from rollq.consumer.trainer.metrics_files import cut
 from rollq.consumer.trainer.observers import Observer, Update
 from rollq.consumer.trainer.output_lock import locked
+from rollq.consumer.trainer.priorities import Priorities, Prioritizer, load_priorities
 from rollq.consumer.trainer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.trainer.recorded_run import BatchSource
 from rollq.consumer.trainer.reports import reporting
@@ -64,6 +65,7 @@ def train(
     """
     stop = stop or threading.Event()
     check_packages(settings)
+    priorities = load_priorities(settings.priorities)
     with join_ranks(settings.device) as ranks:
         check_same(ranks, {**settings.model_dump(mode="json"), "run": connection.run, "seed": seed})
         with locked(settings.output) if ranks.is_first else nullcontext():
@@ -71,7 +73,7 @@ def train(
                 with connection.buffer() as buffer:
                     wait_for_holder(buffer, settings.consumer(), stop)  # before the model is loaded, which takes long
             ranks.gather(None)
-            return _train(connection, settings, ranks, seed, stop, observers)
+            return _train(connection, settings, ranks, seed, stop, observers, priorities)
 
 
 def _train(
@@ -81,6 +83,7 @@ def _train(
     seed: int,
     stop: threading.Event,
     observers: Sequence[Observer],
+    priorities: Priorities | None,
 ) -> int:
     checkpoint, learner = start_learner(settings, seed, ranks)
     if ranks.any(stop.is_set()):
@@ -91,13 +94,15 @@ def _train(
         resume_from=0 if checkpoint is None else checkpoint.step,
         lineage=None if checkpoint is None else checkpoint.lineage,
         probe=probe_of(learner.model),
-        settings=settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id),
+        settings=settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id, seed=seed),
         stop=stop,
     )
     if ranks.is_first:
         cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the first weights are evaluated again
+    prioritizers = [Prioritizer(priorities, consumer.prioritize)] if priorities else []
     with reporting(consumer, connection.run, settings, ranks, seed) as reports, consumer:
-        return Trainer(consumer, learner, settings, ranks, stop, (*reports, *observers), consumer.stream).run()
+        heard_by = (*reports, *prioritizers, *observers)
+        return Trainer(consumer, learner, settings, ranks, stop, heard_by, consumer.stream).run()
 
 
 class Trainer:

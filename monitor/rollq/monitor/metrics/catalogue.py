@@ -211,6 +211,7 @@ METRICS = (
               lambda task: task.failed_samples),
     _counted("rollq_requeued_groups_total", "Leases that ran out", "requeued"),
     _counted("rollq_lent_samples_total", "Samples that workers have borrowed from each other", "lent"),
+    _counted("rollq_not_reused_groups_total", "Groups not kept for another use because memory was full", "not_reused"),
     _counted("rollq_refused_results_total", "Results of leases that had ended", "refused"),
     _in_tasks("rollq_dropped_groups_total", "Groups that left, by reason; `trained` once a checkpoint covers them",
               "reason", lambda task: task.dropped),

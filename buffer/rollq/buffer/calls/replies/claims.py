@@ -11,7 +11,8 @@ from rollq.buffer.values.rollouts import PipelineOutput
 class ClaimedGroup(NamedTuple):
     """One group of a claimed batch, without its samples. `tokens`: response tokens; `reward`: mean over samples;
     `payload`: the name of the key that holds their frame, '' when it is in the group's rollout; `nonce`: of the lease
-    that made them; `rows`: see `rollq.buffer.wire.sample_rows`."""
+    that made them; `rows`: see `rollq.buffer.wire.sample_rows`; `uses`: how often it was trained before;
+    `probability`: how likely its draw was, None in an order without draws."""
 
     task: str
     group_id: int
@@ -24,6 +25,8 @@ class ClaimedGroup(NamedTuple):
     nonce: str = ""
     rows: bytes = b""
     shaped: PipelineOutput | None = None
+    uses: int = 0
+    probability: float | None = None
 
 
 class Counting(NamedTuple):

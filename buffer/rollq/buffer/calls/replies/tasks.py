@@ -72,7 +72,8 @@ class Counts:
     that were leased for the first time, and queued_ms, their total wait since they were admitted; worked_ms, the total
     time of the attempts that were put; staleness, the sum over the trained groups of the staleness of each group's
     oldest token when it was claimed; outlived, deaths of workers with groups that were finished later; quarantined,
-    groups that killed a worker that had no other group; lent, samples that workers have borrowed. Two numbers may fall:
+    groups that killed a worker that had no other group; lent, samples that workers have borrowed; not_reused, groups
+    that were not kept for another use because memory was full. Two numbers may fall:
     failed_in_a_row, and bytes, the size of the frames of its groups now. The numbers of the prompts, rows, rows_read,
     rows_unusable and rows_too_long, start again when the prompts or the way they are read change.
     """

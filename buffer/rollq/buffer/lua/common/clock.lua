@@ -20,10 +20,6 @@ local function version_score(oldest, arrival)
   return oldest * ARRIVALS + arrival
 end
 
-local function result_score(clock, oldest, arrival)
-  return clock.order == 'fifo' and arrival or version_score(oldest, arrival)
-end
-
 -- Groups of version `stale` or older score below this in the version index.
 local function stale_bound(stale)
   return exact(version_score(stale + 1, 0))
@@ -50,23 +46,4 @@ local function scheduled(clock)
     total = total + redis.call('ZCARD', clock.prefix .. status)
   end
   return total
-end
-
--- How many completed groups are fresh at `step`, and how many groups in generation would be too old one step later. The
--- batch waits for the latter: without them it would hold the quick, short answers and lose the long ones.
-local function count_ready(clock, step)
-  local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
-  local ready
-  if clock.order == 'fifo' then
-    -- the version index holds completed and aborted groups; stale ones that are not swept yet all count as not ready
-    local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale))
-    ready = math.max(0, redis.call('ZCARD', completed) - old)
-  else
-    ready = redis.call('ZCOUNT', completed, stale_bound(stale), '+inf')
-  end
-  local stragglers = 0
-  if clock.stragglers == 'wait' then
-    stragglers = redis.call('ZCOUNT', clock.prefix .. 'generating', stale + 1, stale + 1)
-  end
-  return ready, stragglers
 end

@@ -67,7 +67,7 @@ end
 -- any status -> pending, with nothing but the prompt. The caller has withdrawn the group.
 local function sample_anew(clock, id, deaths)
   local key = group_key(clock.prefix, id)
-  redis.call('HDEL', key, 'clone', 'copy_of', 'uses', 'shaped', 'rows', 'error')
+  redis.call('HDEL', key, 'clone', 'copy_of', 'uses', 'priority', 'shaped', 'rows', 'error')
   drop_frames(clock, id)
   redis.call('HSET', key, 'letters', no_letters(clock), 'tries', 0)
   make_pending(clock, id, deaths)
@@ -141,7 +141,7 @@ end
 -- any status -> completed or aborted, and into the version index. The caller has withdrawn the group.
 local function file_result(clock, id, status, oldest, arrival)
   redis.call('HSET', group_key(clock.prefix, id), 'status', status)
-  redis.call('ZADD', clock.prefix .. status, result_score(clock, oldest, arrival), id)
+  redis.call('ZADD', clock.prefix .. status, result_score(clock, id, status, oldest, arrival), id)
   redis.call('ZADD', clock.prefix .. 'by_version', version_score(oldest, arrival), id)
 end
 
@@ -162,7 +162,7 @@ local function file_expired(clock, scored)
       local staleness = math.max(0, clock.step - 1 - oldest_now(clock, id))
       redis.call('HSET', key, 'status', 'expired', 'staleness', staleness)
       forget_lease(key)
-      redis.call('HDEL', key, 'reward')
+      redis.call('HDEL', key, 'reward', 'priority')
       append_pair(filed, arrival, id)
     end
   end

@@ -249,7 +249,7 @@ local function file(clock, group, result, status, totals)
   elseif status == 'failed' or status == 'filtered' then
     file_for_audit(clock, result.id, status, result.error_text)
   else
-    append_pair(totals.filed[status], result_score(clock, result.counted, group.arrival), result.id)
+    append_pair(totals.filed[status], result_score(clock, result.id, status, result.counted, group.arrival), result.id)
     append_pair(totals.by_version, version_score(result.counted, group.arrival), result.id)
   end
   return status

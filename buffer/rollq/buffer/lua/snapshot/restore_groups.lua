@@ -1,8 +1,8 @@
 -- Writes groups of a snapshot, with their payloads, into a task whose clock does not exist yet.
 -- Moves: snapshot -> any status
 -- KEYS: clock, payloads
--- ARGV: incarnation, order, then per group: id, status, score, field_count
---   incarnation: to be   order: of the task
+-- ARGV: incarnation, order, priority_decay, then per group: id, status, score, field_count
+--   incarnation: to be   order, priority_decay: of the task
 --   score: unused for pending, completed and aborted, whose scores follow from their fields
 --   each group is followed by name, value of its fields, the number of frames, and index, frame of each
 -- Returns: how many were written; 0 when the task is restored already
@@ -36,14 +36,14 @@ local function restore_group(task, args, at)
 end
 
 local function restore_groups(keys, args)
-  local incarnation, order = unpack(args, 1, 2)
+  local incarnation, order, priority_decay = unpack(args, 1, 3)
   local clock_key = keys[1]
   local wanted, err = may_restore(clock_key, incarnation)
   if err then return err end
   if not wanted then return 0 end
   redis.call('HSET', clock_key, 'restoring', incarnation)
-  local task = { prefix = task_prefix(clock_key), order = order }
-  local at, count = 3, 0
+  local task = { prefix = task_prefix(clock_key), order = order, priority_decay = tonumber(priority_decay) }
+  local at, count = 4, 0
   while at <= #args do
     at, count = restore_group(task, args, at), count + 1
   end

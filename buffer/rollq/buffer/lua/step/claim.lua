@@ -2,15 +2,16 @@
 -- order stay, and none is added once it is whole.
 -- Moves: completed -> claimed
 -- KEYS: clock
--- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, so_far, known
+-- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, seed, so_far, known
 --   want: how many groups   claim_round, releases: of the step's plan   step_groups: of the batch, of all its tasks
---   so_far: 1 to take what is there of a batch that is short   known: how many of its groups the caller has already
+--   seed: of draws   so_far: 1 to take what is there of a batch that is short
+--   known: how many of its groups the caller has already
 -- Returns: `batch`, or `open` for a batch that still fills; then the floors of dead epochs when its first groups were
 --   claimed, its round, its releases, from which staleness on its tokens are masked, lines of later groups for which
 --   both are others (see `later_line`); what an open one lacks: how many groups are ready, how many in generation must
 --   be waited for, how many must reach the archive first; and its groups after the known ones (see `describe_groups`).
---   Or `short` and what the batch lacks; or `sweep`, 0, 0, 0 when stale groups are in the way of first-in-first-out
---   order: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at the plan again
+--   Or `short` and what the batch lacks; or `sweep`, 0, 0, 0 when stale groups are in the way of an order that is not
+--   by version: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
@@ -55,8 +56,9 @@ end
 
 -- How many groups of an open batch may be taken before it is whole: the groups that it has in the end, whichever others
 -- finish first. In the order of a claim, an unfinished group may come before every finished one. Without stragglers to
--- wait for, the first groups to finish are the batch.
+-- wait for, the first groups to finish are the batch. A batch that is drawn is drawn at once, from all that is there.
 local function count_sure(clock, missing, ready)
+  if is_drawn(clock) then return 0 end
   if clock.stragglers ~= 'wait' then return math.min(missing, ready) end
   local unfinished = 0
   for _, status in ipairs({ 'pending', 'running', 'gathered', 'aborted', 'expired' }) do
@@ -75,8 +77,10 @@ local function begin_manifest(clock, manifest, claim_round, releases, step_group
 end
 
 -- Moves the first `count` fresh groups into a manifest, after those that it has. Returns how many they were.
-local function extend(clock, manifest, step, lowest, count, old)
-  local ids, new = manifest_ids(manifest), first_fresh(clock, lowest, count, old)
+local function extend(clock, manifest, step, lowest, count, old, seed)
+  local ids = manifest_ids(manifest)
+  local new, probabilities = choose_fresh(clock, step, lowest, count, old, seed)
+  if #probabilities > 0 then redis.call('HSET', manifest, 'probabilities', table.concat(probabilities, ',')) end
   move_batch(clock, new, 'completed', 'claimed', step)
   call_many('ZREM', clock.prefix .. 'by_version', new)
   local threshold, floors = token_threshold(clock), clock.floors
@@ -109,7 +113,7 @@ local function fill(clock, manifest, step, request)
   local target = open and math.min(open, request.want) or request.want
   local missing = math.max(0, target - held)
   local lowest, old = stale_bound(stale_version(clock, step)), 0
-  if clock.order == 'fifo' then
+  if not sorts_by_version(clock) then
     old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
     if old > 0 and not is_saving(clock, now_ms()) then return { 'sweep', 0, 0, 0 } end
   end
@@ -124,7 +128,7 @@ local function fill(clock, manifest, step, request)
     return describe_batch(clock, manifest, 'open', lack, request.known)
   end
   if not open then begin_manifest(clock, manifest, request.claim_round, request.releases, request.step_groups) end
-  local added = extend(clock, manifest, step, lowest, count, old)
+  local added = extend(clock, manifest, step, lowest, count, old, request.seed)
   if is_complete then
     redis.call('HDEL', manifest, 'open')
     redis.call('HSET', manifest, 'claimed_ms', now_ms())
@@ -141,8 +145,8 @@ local function fill(clock, manifest, step, request)
 end
 
 local function claim(keys, args)
-  local incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, so_far, known = unpack(args)
-  check_whole(step, claim_round)
+  local incarnation, epoch, nonce, step, want, claim_round, releases, step_groups, seed, so_far, known = unpack(args)
+  check_whole(step, claim_round, seed)
   check_counts(want, releases, step_groups, known)
   check_choice(so_far, '0', '1')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
@@ -156,6 +160,7 @@ local function claim(keys, args)
     claim_round = claim_round,
     releases = tonumber(releases),
     step_groups = step_groups,
+    seed = seed,
     so_far = so_far == '1',
     known = tonumber(known),
   }

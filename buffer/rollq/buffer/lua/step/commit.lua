@@ -1,7 +1,8 @@
 -- The batch of a step has been trained. A task that takes no part in the batch only moves to the next step.
 -- Moves: claimed -> archived, or dropped where the run resumes fresh
 -- KEYS: clock
--- ARGV: incarnation, epoch, nonce, step, takes_part, trained
+-- ARGV: incarnation, epoch, nonce, step, takes_part, keeps_copies, trained
+--   keeps_copies: 0 where memory is full: groups that may be trained again are not kept for it, and are counted
 --   trained: the ids of the groups that were trained, in the order of the batch; '' when unknown
 -- Returns: 1 when it was committed, 0 when it was already
 -- Caller: Training.commit; the trainer, rank 0
@@ -17,9 +18,10 @@ local function refuse_unclaimed(clock, step)
 end
 
 local function commit(keys, args)
-  local incarnation, epoch, nonce, step, takes_part, trained = unpack(args)
+  local incarnation, epoch, nonce, step, takes_part, keeps_copies, trained = unpack(args)
   check_whole(step)
   check_choice(takes_part, '0', '1')
+  check_choice(keeps_copies, '0', '1')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   step = tonumber(step)
@@ -34,7 +36,7 @@ local function commit(keys, args)
   if takes_part == '1' and open_target(manifest) then
     return fail('NOT_CLAIMED', 'step %s cannot be committed: its batch still fills; take it to its end first', step)
   end
-  file_trained(clock, manifest, step)
+  file_trained(clock, manifest, step, keeps_copies == '1')
   write_clock(clock, {
     committed = step,
     claimed_step = math.max(clock.claimed_step, step),

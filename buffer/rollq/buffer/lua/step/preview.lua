@@ -1,14 +1,14 @@
 -- The groups that a claim of a step would return as things are, so that a trainer reads them while it trains.
 -- Moves: nothing
 -- KEYS: clock
--- ARGV: incarnation, step, want
---   want: how many groups at most
+-- ARGV: incarnation, step, want, seed
+--   want: how many groups at most   seed: of draws
 -- Returns: the groups (see `describe_groups`)
 -- Caller: Claiming.preview; the trainer, any rank
 -- Repeat: only reads
 local function preview(keys, args)
-  local incarnation, step, want = unpack(args)
-  check_whole(step)
+  local incarnation, step, want, seed = unpack(args)
+  check_whole(step, seed)
   check_counts(want)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
@@ -19,6 +19,6 @@ local function preview(keys, args)
   local lowest = stale_bound(stale_version(clock, tonumber(step)))
   local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
   local missing = math.max(0, math.min(tonumber(want), target or IDS_PER_CALL) - #held)
-  local next_ones = first_fresh(clock, lowest, missing, math.min(old, IDS_PER_CALL))
-  return describe_groups(clock, next_ones, reply, clock.floors)
+  local next_ones, probabilities = choose_fresh(clock, step, lowest, missing, math.min(old, IDS_PER_CALL), seed)
+  return describe_groups(clock, next_ones, reply, clock.floors, probabilities)
 end

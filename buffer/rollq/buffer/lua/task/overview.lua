@@ -30,7 +30,7 @@ local function count_by_tokens(clock, set, counts)
 end
 
 local function count_by_staleness(clock)
-  local set = clock.prefix .. (clock.order == 'fifo' and 'by_version' or 'completed')
+  local set = clock.prefix .. (sorts_by_version(clock) and 'completed' or 'by_version')
   local counts, bound = {}, '+inf'
   for staleness = 0, math.min(clock.threshold, MOST_STALENESS) - 1 do
     local is_last = staleness == MOST_STALENESS - 1
@@ -58,7 +58,7 @@ local function overview(keys, args)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local prefix = clock.prefix
-  local fresh = clock.order == 'fifo' and '-inf' or stale_bound(stale_version(clock, clock.step))
+  local fresh = sorts_by_version(clock) and stale_bound(stale_version(clock, clock.step)) or '-inf'
   return {
     now_ms(),
     clock.reaped_ms,

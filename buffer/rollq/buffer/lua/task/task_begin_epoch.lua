@@ -13,7 +13,7 @@ local function commit_one(clock, from_step)
   for step = clock.committed + 1, math.min(from_step, clock.claimed_step) do
     local manifest = manifest_key(clock, step)
     if has_batch(manifest) then
-      file_trained(clock, manifest, step)
+      file_trained(clock, manifest, step, true)
       write_clock(clock, { committed = step, step = math.max(clock.step, step + 1) })
       return true
     end
