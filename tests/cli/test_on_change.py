@@ -53,7 +53,7 @@ def test_two_processes_call_once_with_the_facts(buffer: Buffer, server_url: str,
     first, second = (json.loads(line) for line in (tmp_path / "calls.jsonl").read_text("utf-8").splitlines())
     assert (first["run"], first["before"], first["state"]) == (buffer.run, "stopped", "trainer gone")
     assert "OutOfMemoryError: all of it" in first["sentence"]
-    assert "fix what the error names" in first["remedies"][0]
+    assert "fix the cause first" in first["remedies"][0]
     assert (second["before"], second["state"], second["remedies"]) == ("trainer gone", "finished", [])
 
 

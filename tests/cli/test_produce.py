@@ -113,7 +113,7 @@ def test_other_rules_than_those_of_the_run_are_refused(config: Path, server_url:
     process = produce(config)
     _, log = process.communicate()
     assert process.returncode == 2
-    assert "group_size = 3, and the run has 8: it stays as it is for the whole run, because" in log
+    assert "group_size = 3, and the run has 8: it cannot change during a run, because" in log
 
 
 def test_prompts_that_are_not_there_are_refused_before_anything_is_created(

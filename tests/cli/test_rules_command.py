@@ -127,7 +127,7 @@ def test_without_a_change_the_rules_and_their_revisions_are_shown(ask: Ask) -> N
     ask("set", "code", "max_tries=5")
     lines = ask("set", "code").output.splitlines()
     assert "  max_tries = 5" in lines
-    assert "  group_size = 2  (stays as it is)" in lines
+    assert "  group_size = 2  (fixed)" in lines
     assert re.match(r"  revision 2: max_tries 3 -> 5 from step 1 on, by .+:\d+", lines[-1])
 
 
@@ -149,7 +149,7 @@ def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["math", "group_size=4"], "group_size stays as it is for the whole run: groups that are under way have that"),
+        (["math", "group_size=4"], "group_size cannot change during a run: groups under way have that"),
         (["math", "max_stalenes=4"], "max_stalenes: there is no such rule; did you mean 'max_staleness'"),
         (
             ["math", "temperature=0.7"],

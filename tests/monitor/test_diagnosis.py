@@ -275,7 +275,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "paused: tasks code, math set to pause: for the night; the trainer has waited 12 s for step 41: task math"
         " has 0 of 16 groups\n"
-        "to do: if the pause is no longer wanted: `rollq resume`",
+        "to do: continue with `rollq resume`",
     ),
     "a judge that raises": (
         run_status(
@@ -289,7 +289,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "math has 0 of 16 groups\n"
         "to do:\n"
         "  1. fix the cause\n"
-        "  2. restart every worker: until then it runs the old code and settings",
+        "  2. restart every worker: a running one keeps its old code and settings",
     ),
     "production that was stopped": (
         run_status(task_status(control="stopped", control_reason="2 of 64 groups"), trainer=waiting({"math": (0, 16)})),
@@ -297,13 +297,13 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "task math has 0 of 16 groups\n"
         "to do:\n"
         "  1. fix the cause\n"
-        "  2. restart every worker: until then it runs the old code and settings\n"
+        "  2. restart every worker: a running one keeps its old code and settings\n"
         "  3. let production continue: `rollq resume`",
     ),
     "a full server": (
         run_status(trainer=waiting({"math": (3, 16)}), fullness=Fullness(0.87)),
-        "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted from 80% "
-        "on; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
+        "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted above 80%"
+        "; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
         "to do: raise maxmemory, if the machine has more: `redis-cli CONFIG SET maxmemory BYTES`, and in its "
         "configuration file",
     ),
@@ -328,18 +328,18 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             fullness=Fullness.of_memory(98 * 2**20, 100 * 2**20),
         ),
         "memory full: the server's memory is full to 98% of maxmemory (98 MiB of 100 MiB), and no new groups are "
-        "admitted from 80% on; because of that the trainer failed at step 41\n"
+        "admitted above 80%; because of that the trainer failed at step 41\n"
         "to do:\n"
         "  1. raise maxmemory, if the machine has more: `redis-cli CONFIG SET maxmemory 200mb`, and in its "
         "configuration file\n"
         "  2. start the trainer again: `rollq train` continues from its checkpoint of step 30\n"
-        "  3. against a next time, save checkpoints more often, with a smaller `checkpoint_every`: trained groups"
+        "  3. to avoid this, save checkpoints more often, with a smaller `checkpoint_every`: trained groups"
         " stay in memory until the next one",
     ),
     "groups fill what they may take": (
         run_status(MATH, fullness=Fullness.of_groups(900, 10, 1000, "payloads.max_buffer_bytes")),
         "memory full: groups take 90% of payloads.max_buffer_bytes, with those that are on their way (900 B of "
-        "1,000 B), and no new groups are admitted from 80% on; the trainer has been training step 41 for 12 s\n"
+        "1,000 B), and no new groups are admitted above 80%; the trainer has been training step 41 for 12 s\n"
         "to do: raise payloads.max_buffer_bytes in the settings file, and restart the producer and the trainer",
     ),
     "production that was stopped, and the trainer with it": (
@@ -365,7 +365,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "OSError: disk full\n"
         "to do:\n"
         "  1. fix the cause\n"
-        "  2. restart every worker: until then it runs the old code and settings\n"
+        "  2. restart every worker: a running one keeps its old code and settings\n"
         "  3. let production continue: `rollq resume`\n"
         "  4. start the trainer again: `rollq train` continues from its checkpoint of step 30",
     ),
@@ -409,14 +409,14 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(task_status(control="pause"), trainer=waiting({"math": (0, 16)}), workers={}),
         "paused: task math set to pause; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
         "to do:\n"
-        "  1. if the pause is no longer wanted: `rollq resume`\n"
+        "  1. continue with `rollq resume`\n"
         "  2. start a worker: `rollq work`",
     ),
     "a trainer that failed": (
         run_status(trainer=trainer_state(TrainerPhase.FAILED, error="ValueError: " + "x" * 500, silent_s=900.0)),
         f"trainer gone: the trainer failed at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...\n"
         "to do:\n"
-        "  1. fix what the error names, or it comes back\n"
+        "  1. fix the cause first, or it will fail again\n"
         "  2. start the trainer again: `rollq train` continues from its checkpoint of step 30",
     ),
     "a trainer that was stopped": (

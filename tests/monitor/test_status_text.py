@@ -188,7 +188,7 @@ def test_what_to_do_is_a_list_with_a_step_a_line_and_an_error_of_the_trainer_is_
     at = lines.index("to do:")
     assert lines[at + 1 : at + 6] == [
         "  1. fix the cause",
-        "  2. restart every worker: until then it runs the old code",
+        "  2. restart every worker: a running one keeps its old code",
         "     and settings",
         "  3. let production continue: `rollq resume`",
         "  4. start the trainer again: `rollq train` continues from",

@@ -65,7 +65,7 @@ async def completed(world: WorkerWorld, count: int) -> None:
     ("plan", "words"),
     [
         (["400"], 'HTTP 400: {"error": "said 400"}'),
-        (["garbage", "garbage"], "an answer that is not JSON: b'<html>not json'"),
+        (["garbage", "garbage"], "the answer is not JSON: b'<html>not json'"),
         (["no ids"], "a server with return_token_ids is needed"),
     ],
 )

@@ -131,7 +131,7 @@ async def server(answers: list[web.Response], asked: list[Any]) -> AsyncIterator
         ([web.Response(status=503), web.Response(status=429), web.json_response({"reward": 1})], Verdict(1.0)),
         ([web.Response(status=400, text="no rubric for level 3")], "no rubric for level 3"),
         ([web.Response(status=500, text="sorry")], "failed 4 times, last with HTTP 500: sorry"),
-        ([web.Response(text="<html>")], "an answer that is not JSON: b'<html>'"),
+        ([web.Response(text="<html>")], "the answer is not JSON: b'<html>'"),
         ([web.json_response([1])], "an object with a 'reward' is needed"),
         ([web.json_response({"reward": None})], "a number, or a mapping"),
     ],

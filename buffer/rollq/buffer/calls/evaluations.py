@@ -38,10 +38,10 @@ class EvaluatedGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationState:
-    """The evaluation of a task that is under way, or else the last one.
+    """The running evaluation of a task, else its last one.
 
-    Of its `prompts`, `finished` are finished, of these `failed` without a result. `version` and `reward` are of the
-    last one that has ended with a result: the live weights, and its mean reward; None before the first one.
+    `finished` of its `prompts` are finished; `failed` of these have no result. `version` and `reward` are the weights
+    and the mean reward of the last evaluation that ended with a result; None before the first one.
     """
 
     is_running: bool
@@ -104,7 +104,7 @@ def _evaluated(
 def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed: bool = False) -> dict[str, float]:
     """Metrics `eval/<name>/...` over the prompts of an evaluation.
 
-    `count`: prompts that are finished and judged; `failed`: groups out of tries; `unfinished`: the others.
+    `count`: prompts that are finished and judged; `failed`: groups without tries left; `unfinished`: all others.
     `reward`: mean over prompts of the mean over their samples; `tokens`: response tokens per completed sample.
     `detailed` adds reward_min, reward_max, reward_std (of the population). `parts/<name>`: means of the reward parts,
     and of other numbers, over the samples that have them. Without a finished prompt there are only the counts.
@@ -139,9 +139,9 @@ def rewards_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -> EvaluationState | None:
-    """The state of what is under way or ended last; None without an evaluation.
+    """The state of the running evaluation, else of the last one; None without an evaluation.
 
-    `batches` are fields of batches: first `over` that have ended, the last one last, then all.
+    `batches` are fields of batches: first the `over` ended ones, oldest first, then all.
     """
     ended = [batch for batch in batches[:over] if batch["type"] == b"eval"]
     running = [batch for batch in batches[over:] if batch["type"] == b"eval" and batch["state"] == b"running"]

@@ -103,13 +103,11 @@ def shown(value: Any) -> str:
 def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> TaskRules:
     """The rules with `changes` (name -> value or its text). Batches have the new `batch_groups` from `step` on.
 
-    Raises `ConfigError` naming the rule that is unknown, stays as it is, or would be invalid.
+    Raises `ConfigError` naming a rule that is unknown, cannot change, or would be invalid.
     """
     for name in changes:
         if name in FIXED_RULES:
-            raise ConfigError(
-                f"{name} stays as it is for the whole run: {FIXED_RULES[name]}; begin another run to change it"
-            )
+            raise ConfigError(f"{name} cannot change during a run: {FIXED_RULES[name]}; start a new run to change it")
         if name not in CHANGEABLE_RULES or name == "schedule":
             changeable = [rule for rule in CHANGEABLE_RULES if rule != "schedule"]
             close = get_close_matches(name, changeable, n=1)
@@ -131,7 +129,7 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
     A rule that the file did not change keeps its value, even if it was changed by hand. Batches have the sizes of the
     file from `step` on.
 
-    Raises `ConfigError` naming the rule that stays as it is.
+    Raises `ConfigError` naming a rule that cannot change.
     """
     edited = {name: getattr(file, name) for name in differences(former, file)}
     if former.token_threshold == file.token_threshold and {*edited} & {"max_staleness"}:
@@ -140,8 +138,8 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
         if name in FIXED_RULES:
             values = f"{shown(getattr(file, name))}, and the run has {shown(getattr(rules, name))}"
             raise ConfigError(
-                f"{name} = {values}: it stays as it is for the whole run, because {FIXED_RULES[name]}; change it "
-                "back, or give the run another name"
+                f"{name} = {values}: it cannot change during a run, because {FIXED_RULES[name]}; change it back, or "
+                "use a new run name"
             )
     changed = _validated(rules, {name: value for name, value in edited.items() if name not in _SIZES})
     if _SIZES & edited.keys():
@@ -236,8 +234,8 @@ def _checked(before: TaskRules, after: TaskRules) -> TaskRules:
     shift = before.stale_threshold - before.token_threshold
     if after.stale_threshold - after.token_threshold != shift:
         raise ConfigError(
-            f"max_staleness stays as it is for the whole run, because max_token_staleness = "
-            f"{before.max_token_staleness} is set: {FIXED_RULES['max_token_staleness']}"
+            f"max_staleness cannot change during a run, because max_token_staleness = {before.max_token_staleness} is "
+            f"set: {FIXED_RULES['max_token_staleness']}"
         )
     if before.prompt_stats and not after.prompt_stats:
         raise ConfigError("prompt_stats cannot be switched off: the order of prompts may depend on its statistics")

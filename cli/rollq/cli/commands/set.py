@@ -217,7 +217,7 @@ def _show(buffer: "Buffer", task: str) -> None:
         rules, step = buffer.rules(name), buffer.clock(name).step
         click.echo(f"task {name}")
         for rule in TaskRules.model_fields:
-            fixed = "  (stays as it is)" if rule in FIXED_RULES else ""
+            fixed = "  (fixed)" if rule in FIXED_RULES else ""
             click.echo(f"  {rule} = {shown(getattr(rules, rule))}{_now(rules, rule, step)}{fixed}")
         for revision in buffer.rule_revisions(name):
             click.echo(f"  {revision.text}, by {revision.by}")

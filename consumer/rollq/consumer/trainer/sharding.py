@@ -10,10 +10,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(model: Any, *, world_size: int, device: str, compute_dtype: torch.dtype | None) -> None:
-    """Shard a model of transformers in place: each decoder layer is gathered when it runs, and the rest at once.
+    """Shard a transformers model in place: each decoder layer is gathered when it runs, and the rest at once.
 
     With `compute_dtype`, parameters have that dtype in forward and backward passes; gradients are still reduced in
-    float32, and the optimizer keeps the parameters' own.
+    float32, and the optimizer keeps the dtype of the parameters.
     """
     mesh = init_device_mesh(device, (world_size,))
     policy = MixedPrecisionPolicy()
@@ -24,9 +24,8 @@ def shard(model: Any, *, world_size: int, device: str, compute_dtype: torch.dtyp
 
 
 def reshard(model: Any) -> None:
-    """Free the parameters that a pass without gradients has left gathered, those outside of the decoder layers.
-
-    Until then `model.parameters()` are the gathered ones, which no optimizer may be given.
+    """Free the parameters outside the decoder layers, which a pass without gradients leaves gathered. Until then
+    `model.parameters()` returns the gathered ones, which must not reach an optimizer.
     """
     if isinstance(model, FSDPModule):
         model.reshard()
@@ -39,7 +38,8 @@ def decoder_layers(model: Any) -> Iterator[torch.nn.Module]:
 
 
 def like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A whole tensor placed as `parameter` is: on its device, and this rank's shard of it where it is sharded."""
+    """A whole tensor, moved to where `parameter` is: to its device, and reduced to this rank's shard if it is
+    sharded."""
     if isinstance(parameter, DTensor):
         return distribute_tensor(
             tensor.to(parameter.to_local().device), parameter.device_mesh, parameter.placements, src_data_rank=None
@@ -48,5 +48,5 @@ def like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def whole_number(value: torch.Tensor) -> float:
-    """The value of a scalar, which may be sharded as norms of sharded gradients are. All ranks call it."""
+    """The value of a scalar, which may be sharded, like norms of sharded gradients. All ranks call it."""
     return float(value.full_tensor() if isinstance(value, DTensor) else value)

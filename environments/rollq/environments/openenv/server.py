@@ -1,7 +1,7 @@
-"""A server as all episodes of one process see it: its places, which they wait for in a line, and its schemas.
+"""An OpenEnv server, shared by all episodes of one process: its places, with a queue for them, and its schemas.
 
-While places are free, episodes open at the same time. Once one was refused, episodes wait in a line, and only the
-first of them asks again: when an episode of this process has ended, and with growing pauses for other processes.
+While places are free, episodes open concurrently. Once the server refuses one, episodes queue, and only the first in the
+queue retries: when an episode of this process ends, and after growing pauses, since other processes free places too.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 REFUSED_WITHIN_S: Final = 0.5
-"""A server without a place says so at once; after this time the next in the line may ask."""
+"""A server without a free place says so at once; after this time, the next in the queue may ask."""
 REQUEST_S: Final = 60.0
 
 
@@ -45,9 +45,9 @@ class Server:
         self._refusals = OnceAMinute()
 
     async def place(self, connect: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await `connect`, as soon as the server has a place. Waits indefinitely: the caller has a limit.
+        """Await `connect` as soon as the server has a free place. There is no timeout: the caller sets one.
 
-        Raises what `connect` raises, but for a lost session and a refusal for lack of a place.
+        Raises what `connect` raises, except a lost session or a refusal for lack of a place: these are retried.
         """
         refusals = 0
         standing = self._line.locked()
@@ -76,7 +76,7 @@ class Server:
                 self._line.release()
 
     def free(self) -> None:
-        """An episode of this process has ended: the first in the line asks at once."""
+        """An episode of this process ended: the first in the queue retries at once."""
         self._freed.set()
 
     async def action_schema(self) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ class Server:
         return await self._request("GET", path, None)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON that answers a body. Raises `NoRoute` and `SessionLost`."""
+        """POST a body and return the JSON answer. Raises `NoRoute` and `SessionLost`."""
         return await self._request("POST", path, body)
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
@@ -114,7 +114,7 @@ class Server:
             raise error
         self.refusal = str(error)
         if events := self._refusals.count():
-            log.warning("%s: %s (%d times since the last line); the episodes wait", self.url, error, events)
+            log.warning("%s: %s (%d times since the last message); the episodes wait", self.url, error, events)
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -124,7 +124,7 @@ class Server:
 
 @asynccontextmanager
 async def _ended(work: "asyncio.Future[T]") -> AsyncIterator["asyncio.Future[T]"]:
-    """Work that has ended, with all that it had open, when this block ends."""
+    """Cancel the work when this block ends, and wait until it has closed everything."""
     try:
         yield work
     finally:

@@ -1,4 +1,4 @@
-"""Calls of judge processes. The package is imported there alone, when they are made."""
+"""Calls that judge processes make. Only they import the package, on the first call."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 
 
 def prepare(name: str, options: str, seed: int, question: str) -> None:
-    """Keep the entry of a seed for the calls that follow. Raises `SampleFailed` if it asks another question."""
+    """Keep the entry of a seed for later calls. Raises `SampleFailed` if its question differs from the row's."""
     from rollq.environments.reasoning_gym.generators import entry
 
     made = entry(name, options, seed)["question"]
     if made not in question:  # the user may put words around it
         raise SampleFailed(
-            FailureKind.ENVIRONMENT, f"the environment opened with {made!r:.200}, its row has {question!r:.200}"
+            FailureKind.ENVIRONMENT, f"the environment opened with {made!r:.200}, but its row has {question!r:.200}"
         )
 
 
 def grade(name: str, options: str, seed: int, answer: str | None) -> dict[str, Any]:
-    """The score of an answer; None is the entry's own. Raises what the grader raises."""
+    """The score of an answer; None scores the entry's reference answer. Raises what the grader raises."""
     from rollq.environments.reasoning_gym.generators import entry, score
 
     made = entry(name, options, seed)

@@ -1,7 +1,7 @@
 """The processes that run a worker's episodes of verifiers.
 
-Invariants: a session that a runner has taken ends when the runner ends, at once, and the runner is started again. No
-runner, and nothing that it has started, outlives the worker.
+Invariants: when a runner ends, its sessions end at once and it is restarted. Neither a runner nor anything that it
+started outlives the worker.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from rollq.workers.gateway.sessions.outcomes import Outcome
 log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (1.0, 60.0)
-"""The pause before a runner is started again, which doubles; and the longest."""
+"""The first and the longest pause before a runner is restarted; the pause doubles each time."""
 LASTED_S: Final = 60.0
-"""A runner that has lived for LASTED_S is started again after the shortest pause."""
+"""A runner that lived this long is restarted after the shortest pause."""
 END_S: Final = 10.0
 LAST_WORDS_S: Final = 0.5
 LINES: Final = 20
@@ -42,8 +42,8 @@ MOST_FILE: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """The processes: their Python, how many there are, how many episodes they run together, and the names of the
-    worker's variables that they get."""
+    """How to run the processes: their Python, how many to start, how many episodes they run together, and which of the
+    worker's environment variables they get."""
 
     taskset: str
     python: str
@@ -59,16 +59,16 @@ class Runners:
         self.offers = Offers()
         self._gateway, self._settings = gateway, settings
         self._keeping: list[asyncio.Task[None]] = []
-        self._takers: dict[int, Taker] = {}  # of the ones that run
+        self._takers: dict[int, Taker] = {}  # of running runners
         self.pids: dict[int, int] = {}
 
     def start(self) -> None:
-        """Start them, unless they run."""
+        """Start the runners, unless they are running."""
         if not self._keeping:
             self._keeping = [asyncio.create_task(self._keep(number)) for number in range(self._settings.runners)]
 
     async def close(self) -> None:
-        """End them."""
+        """Stop the runners."""
         self.offers.end_waits()
         keeping, self._keeping = self._keeping, []
         for task in keeping:
@@ -77,7 +77,7 @@ class Runners:
             await asyncio.wait(keeping)
 
     async def _keep(self, number: int) -> None:
-        """Run one runner, again and again."""
+        """Keep one runner running."""
         shortest_s, longest_s = PAUSES_S
         pause_s = shortest_s
         while True:
@@ -85,7 +85,7 @@ class Runners:
             try:
                 reason = await self._run(number)
             except OSError as error:
-                reason = f"cannot be started: {error}"
+                reason = f"cannot start: {error}"
             failure = Outcome(failure=(FailureKind.PROGRAM, f"the runner of verifiers {reason}"))
             taker = self._takers.pop(number, None)
             if taker is not None:
@@ -93,11 +93,11 @@ class Runners:
             if not self._takers and not (taker is not None and taker.has_asked):
                 self.offers.close_all(failure)  # none of them starts
             pause_s = shortest_s if time.monotonic() - begun_s > LASTED_S else min(2 * pause_s, longest_s)
-            log.warning("a runner of verifiers for %s %s; it starts again", self._settings.taskset, reason)
+            log.warning("a runner of verifiers for %s %s; restarting it", self._settings.taskset, reason)
             await asyncio.sleep(pause_s)
 
     async def _run(self, number: int) -> str:
-        """Run one until it ends; returns how it ended. Raises `OSError`."""
+        """Run a runner until it exits; return how it ended. Raises `OSError`."""
         settings, key, said = self._settings, new_token(), deque[str](maxlen=LINES)
         share = math.ceil(settings.concurrent / settings.runners)
         arguments = command(settings.python, "--gateway", self._gateway.url, "--concurrent", str(share))
@@ -129,7 +129,7 @@ class Runners:
 
 
 async def _listen(process: Process, said: "deque[str]") -> None:
-    """Pass on what it writes, until it has ended."""
+    """Log what the process writes, until it exits."""
     assert process.stdout is not None
     while True:
         try:
@@ -144,7 +144,7 @@ async def _listen(process: Process, said: "deque[str]") -> None:
 
 
 async def _end(process: Process) -> None:
-    """End a runner and all that it has started, if it runs."""
+    """Stop a runner and everything that it started, if it is running."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.terminate()

@@ -1,6 +1,6 @@
-"""The state of a run in one sentence: whether it moves, and if not, who holds it back; and what to do. Pure.
+"""The state of a run in one sentence: whether it makes progress, what blocks it if not, and what to do. Pure.
 
-`RULES` are tried in order, so that each state explains those after it.
+`RULES` are tried in order: an earlier state explains the later ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ FIRST_WAIT_S = 60.0
 
 
 class State(StrEnum):
-    """The state of a run. Each has another first word on the screen."""
+    """The state of a run: the first word on the screen."""
 
     STARTING = "starting"  # no trainer has started
     TRAINING = "training"  # the trainer has what it needs, or waits no longer than usual
@@ -53,7 +53,7 @@ class Level(StrEnum):
 
     GOOD = "good"  # green
     ATTENTION = "attention"  # amber: the trainer waits, or there is something to do
-    BAD = "bad"  # red: the run does not move, or soon will not
+    BAD = "bad"  # red: the run is stuck, or soon will be
 
 
 _BAD = (State.FAILING, State.MEMORY_FULL, State.TRAINER_GONE)
@@ -88,7 +88,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A state, whether a run is in it if none of the rules before applies, and its `facts` and `remedies` then."""
+    """A state, whether a run is in it if no earlier rule applies, and its `facts` and `remedies`."""
 
     state: State
     applies: Callable[[RunStatus], object]
@@ -111,7 +111,7 @@ def _starting(run: RunStatus) -> list[str]:
 
 def _memory_full(run: RunStatus) -> list[str]:
     size = of_limit(run.fullness.used_bytes, run.fullness.limit_bytes)
-    full = f"{run.fullness}{size}, and no new groups are admitted from {FULL:.0%} on"
+    full = f"{run.fullness}{size}, and no new groups are admitted above {FULL:.0%}"
     return [full, _consequence(run, "ProductionStalled")]
 
 
@@ -143,7 +143,8 @@ def _causes(run: RunStatus) -> list[str]:
 
 
 def _consequence(run: RunStatus, error: str = "") -> str:
-    """The work of the trainer, or how it failed; with `error` in its name, because of what the sentence said before."""
+    """The work of the trainer, or how it failed; a failure with `error` in its name follows from the earlier part of
+    the sentence."""
     trainer = trainer_of(run)
     if trainer.phase is not TrainerPhase.FAILED or not trainer.error:
         return described(trainer)
@@ -166,26 +167,26 @@ def _to_make_room(run: RunStatus) -> Iterator[str]:
     yield from _restarts(run)
     if any(task.groups(Status.ARCHIVED) for task in trained(run)):
         yield (
-            "against a next time, save checkpoints more often, with a smaller `checkpoint_every`: trained groups "
-            "stay in memory until the next one"
+            "to avoid this, save checkpoints more often, with a smaller `checkpoint_every`: trained groups stay in "
+            "memory until the next one"
         )
 
 
 def _to_mend(run: RunStatus) -> Iterator[str]:
     yield "fix the cause"
     if run.alive_workers:
-        yield "restart every worker: until then it runs the old code and settings"
+        yield "restart every worker: a running one keeps its old code and settings"
     if any(task.control == "stopped" for task in trained(run)):
         yield "let production continue: `rollq resume`"
     yield from _restarts(run)
 
 
 def _after_an_error(run: RunStatus) -> list[str]:
-    return ["fix what the error names, or it comes back", *_restarts(run)]
+    return ["fix the cause first, or it will fail again", *_restarts(run)]
 
 
 def _to_resume(run: RunStatus) -> list[str]:
-    return ["if the pause is no longer wanted: `rollq resume`", *_missing_roles(run)]
+    return ["continue with `rollq resume`", *_missing_roles(run)]
 
 
 def _to_speed_up(run: RunStatus) -> list[str]:
@@ -214,7 +215,7 @@ def _missing_roles(run: RunStatus) -> Iterator[str]:
 
 
 def _more_room(fullness: Fullness) -> str:
-    """How a full buffer gets more room."""
+    """How to give a full buffer more room."""
     if fullness.limit != "maxmemory":
         return f"raise {fullness.limit} in the settings file, and restart the producer and the trainer"
     size = in_config(2 * fullness.limit_bytes) if fullness.limit_bytes else "BYTES"
@@ -234,15 +235,15 @@ def _paused_tasks(run: RunStatus) -> list[TaskStatus]:
 
 
 def _is_resting(run: RunStatus) -> bool:
-    """Whether all workers take no groups, by order of an operator."""
+    """Whether an operator has ordered all workers to take no groups."""
     return bool(sampled(run)) and len(resting(run)) == len(run.alive_workers) > 0
 
 
 def _waits_too_long(run: RunStatus) -> bool:
     """Whether the trainer waits for a role that is missing, or for longer than twice its usual step.
 
-    A usual step is the time of training, and in a synchronous run that and the median wait. An asynchronous run should
-    not wait, however usual it is.
+    The usual step is the training time; in a synchronous run, the median wait is added. An asynchronous run should not
+    wait, however common it is.
     """
     trainer = trainer_of(run)
     if trainer.unarchived or [*empty_tasks(run), *_missing_roles(run)]:
@@ -257,7 +258,7 @@ def _waits_too_long(run: RunStatus) -> bool:
 
 
 def _evaluates_alone(run: RunStatus) -> bool:
-    """Whether the trainer waits for an evaluation that nobody produces or samples."""
+    """Whether the trainer waits for an evaluation without a producer or a worker."""
     return trainer_of(run).phase is TrainerPhase.EVALUATING and any(_missing_roles(run))
 
 
@@ -310,4 +311,4 @@ RULES = (
     Rule(State.STARVING, _waits_too_long, _waiting, _to_speed_up),
     Rule(State.TRAINING, lambda run: True, _training, _to_speed_up),
 )
-"""The first that applies counts."""
+"""The first rule that applies counts."""

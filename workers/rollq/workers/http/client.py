@@ -14,15 +14,16 @@ from rollq.workers.http.retries import is_transient, parse_retry_after
 
 CONNECT_S = 10.0
 KEPT_OPEN_S = 2.0
-"""How long an idle connection is kept. vLLM closes its end after 5 s, and a request sent at that moment is lost."""
+"""How long an idle connection is kept open. vLLM closes its end after 5 s, and a request sent at that moment is
+lost."""
 LINE_BYTES = 1 << 24
 """Longest line of a streamed answer: the first line of vLLM's repeats the prompt's ids."""
 KEPT_BODY_BYTES = 2000
-"""How much of a server's refusal is kept in a sample's error."""
+"""Bytes of a server's refusal that a sample's error keeps."""
 
 
 class TransientError(RollqError):
-    """A server failed for a reason that may pass: overload, a lost connection, a timeout."""
+    """A server failed for a temporary reason: overload, a lost connection, a timeout."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
@@ -54,7 +55,7 @@ async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: 
 
 
 async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
-    """The JSON values of a POST that is answered by server-sent events, until `[DONE]`.
+    """POST a body and yield the JSON value of each server-sent event, until `[DONE]`.
 
     Raises as `exchange` does, including for an event with an error, and `TransientError` if the stream breaks off.
     """
@@ -110,4 +111,4 @@ def _parse(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise TransientError(f"an answer that is not JSON: {raw[:80]!r}") from error
+        raise TransientError(f"the answer is not JSON: {raw[:80]!r}") from error

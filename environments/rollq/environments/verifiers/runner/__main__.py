@@ -2,8 +2,8 @@
 
 usage: runner --gateway URL [--tasks NAME ...] [--concurrent N]
 
-The key of the gateway is in ROLLQ_GATEWAY_KEY, or is the first line of the standard input. `runner --rows` writes the
-rows of the environment whose JSON is on the standard input, and `runner --try` the outcomes of the rows in it.
+The gateway's key is in ROLLQ_GATEWAY_KEY or is the first line of standard input. `runner --rows` reads an environment
+as JSON from standard input and writes its rows; `runner --try` writes the outcomes of the rows in that JSON.
 """
 
 import argparse
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the program; returns its exit code."""
     parser = argparse.ArgumentParser(prog="runner")
     parser.add_argument("--gateway", help="URL of a worker's gateway")
-    parser.add_argument("--tasks", nargs="*", default=[], help="tasks whose sessions are taken; default: all")
-    parser.add_argument("--concurrent", type=int, default=64, help="episodes at the same time")
+    parser.add_argument("--tasks", nargs="*", default=[], help="tasks to take sessions from (default: all)")
+    parser.add_argument("--concurrent", type=int, default=64, help="episodes that run concurrently")
     parser.add_argument("--rows", action="store_true", help="write rows instead")
     parser.add_argument("--try", action="store_true", dest="tries", help="write outcomes of rows instead")
     given = parser.parse_args(arguments)
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def write(made: Callable[[Any], Iterable[Any]]) -> None:
-    """Write a line of JSON for each that is `made` of what is asked for, until they end or nobody reads them. Raises
-    `SpecError`."""
+    """Read a request from standard input, and write each value that `made` yields for it as a line of JSON, until the
+    reader is gone. Raises `SpecError`."""
     asked = json.loads(sys.stdin.readline())
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # task sets may print
@@ -81,8 +81,8 @@ def outcomes(asked: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def take_key() -> str:
-    """The key of the gateway, which the model's programs must not find: it is in no variable, and this process's memory
-    cannot be read by others of this user."""
+    """The gateway's key. The model's programs must not find it, so no variable keeps it, and the user's other processes
+    cannot read this process's memory."""
     if key := os.environ.get(KEY_VARIABLE):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         reading, writing = os.pipe()
