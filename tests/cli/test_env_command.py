@@ -43,7 +43,7 @@ def test_names_of_a_kind_are_listed() -> None:
 
 
 def test_a_kind_without_a_list_says_so() -> None:
-    assert "mcp has no list: give a name that you know, as mcp:NAME" in env("list", "mcp").output
+    assert "mcp has no list of names: give one as mcp:NAME" in env("list", "mcp").output
 
 
 def test_the_keys_that_env_sets_are_shown_as_toml(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_check_says_what_it_finds_and_fails_for_errors() -> None:
     bad = env("check", "reasoning-gym:game_of_life_halting", "--rows", 10)
     assert bad.exit_code == 1
     assert "rubbish scores 1 for all questions" in bad.output
-    assert "1 error: do not train on it as it is" in bad.output
+    assert "1 error: fix that before you train on it" in bad.output
 
 
 STUCK = """\

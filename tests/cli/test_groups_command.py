@@ -48,7 +48,7 @@ def test_a_group_is_sampled_again_once_that_is_confirmed(rollq: Rollq, world: Wo
     assert rollq("requeue", "math/1", "--dry-run", "--yes").output.endswith("nothing was changed\n")
     assert statuses(world) == {"pending": 1, "completed": 2}
     done = rollq("requeue", "math/1", "--yes").output.splitlines()[-1]
-    assert done == "done: requeue: 1 completed; left: 0, which have changed before that"
+    assert done == "done: requeue: 1 completed; 0 skipped, because they changed before that"
     assert statuses(world) == {"pending": 2, "completed": 1}
 
 
@@ -67,7 +67,7 @@ def test_a_query_names_groups_of_all_tasks(rollq: Rollq, world: World, monkeypat
     some = rollq("quarantine", "--query", '{"status": "completed"}', "--dry-run")
     assert some.output.splitlines() == [
         "quarantine: 3 completed",
-        "and more: one order is for 3 groups; repeat it for the others",
+        "and more: one order moves at most 3 groups; repeat it for the rest",
         "nothing was changed",
     ]
     monkeypatch.undo()

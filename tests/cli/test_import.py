@@ -198,8 +198,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "prompt": (row(prompt=None), "no field 'prompt' (prompt_field), nor 'messages'"),
     "reward": (row(rewards=None), "no field 'reward' or 'rewards'; --reward gives one"),
     "rewards": (row(rewards=[1]), "1 rewards for 2 responses"),
-    "reward text": (row(rewards=["a", 1]), "a reward is 'a', and a number is needed"),
-    "nan": (row(rewards=[1, float("nan")]), "a reward is None, and a number is needed"),
+    "reward text": (row(rewards=["a", 1]), "a reward is 'a', not a number"),
+    "nan": (row(rewards=[1, float("nan")]), "a reward is None, not a number"),
     "logprobs": (
         row(logprobs=[[-1.0], [-1.0]]),
         "response 0 has 1 logprobs and 4 tokens; with logprobs, give token ids",
@@ -214,7 +214,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "large": (row(rewards=[1e308, 1e308]), "sample 0: reward is 1e+308, a finite number of 32 bits is needed"),
     "half an export": (
         row(prompt_record="{}", task="math", group_id=1, sample=0, response_ids=[1]),
-        "is not a whole row of `rollq export`: KeyError('arrays')",
+        "is not a complete row of `rollq export`: KeyError('arrays')",
     ),
 }
 
@@ -239,7 +239,12 @@ def test_a_default_reward_stands_for_what_is_missing(settings: Path, world: Worl
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read: No such file"), (b"", "is empty"), (b"{}", "holds no list"), (b"[1", "is not JSON")],
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "is empty"),
+        (b"{}", "does not contain a list"),
+        (b"[1", "is not JSON"),
+    ],
 )
 def test_a_file_that_cannot_be_used_is_refused(settings: Path, content: bytes | None, message: str) -> None:
     data = settings.parent / ("expert.json" if content else "expert.jsonl")
@@ -323,8 +328,8 @@ def test_a_dry_run_needs_no_server(settings: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[str], str]] = {
-    "demos: prompts: with offline = true the task is never sampled": lambda text: text + 'prompts = "p.jsonl"\n',
-    "demos: judge, temperature: with offline = true": lambda text: text + 'judge = "m"\ntemperature = 1.0\n',
+    "demos: prompts: a task with offline = true is never sampled": lambda text: text + 'prompts = "p.jsonl"\n',
+    "demos: judge, temperature: a task with offline = true": lambda text: text + 'judge = "m"\ntemperature = 1.0\n',
     "demos: shards: a task with offline = true has one shard": lambda text: text + "batches.shards = 2\n",
     "math.prompts: is required": lambda text: text.replace('prompts = "math.jsonl"\n', ""),
 }

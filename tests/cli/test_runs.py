@@ -58,4 +58,4 @@ def test_the_server_of_a_settings_file_may_have_another_run(
     assert rollq("runs", "delete", run_name, "--yes").exit_code == 0
     missing = rollq("runs", "delete", "another", "--yes")
     assert missing.exit_code == 2
-    assert "run 'another' is not on this server: `rollq runs list` shows those that are" in missing.output
+    assert "run 'another' is not on this server: `rollq runs list` shows the runs that are" in missing.output

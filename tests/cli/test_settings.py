@@ -305,12 +305,12 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
         (
             'prompts = "code.jsonl"',
             'prompts = "c"\n[evaluations.test]\nprompts = "c"\nmax_staleness = 2',
-            "max_staleness: an evaluation is never trained, leave this out",
+            "max_staleness: an evaluation is never trained, so leave this out",
         ),
         (
             'prompts = "code.jsonl"',
             'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudging.group_judge = "a.b"',
-            "judging.group_judge: an evaluation is never trained, leave this out",
+            "judging.group_judge: an evaluation is never trained, so leave this out",
         ),
         (
             'prompts = "code.jsonl"',
@@ -320,7 +320,7 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
         (
             'prompts = "code.jsonl"',
             'prompts = "c"\n[evaluations.test]\nprompts = "c"\njudging.scorers = ["teacher"]\nfilters = ["overlong"]',
-            "filters, judging.scorers: an evaluation is never trained, leave this out",
+            "filters, judging.scorers: an evaluation is never trained, so leave this out",
         ),
     ],
 )

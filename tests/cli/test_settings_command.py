@@ -40,7 +40,7 @@ def test_without_a_key_the_advanced_ones_are_left_out() -> None:
     [
         ("gorup_size", "did you mean 'group_size'?"),
         ("keep_window", "no longer a setting: the keep rate is measured over 256 groups"),
-        ("zzz", "`rollq settings` shows those that most runs set"),
+        ("zzz", "`rollq settings` shows the keys that most runs set"),
     ],
 )
 def test_a_key_that_there_is_not_is_an_error_with_a_hint(key: str, hint: str) -> None:

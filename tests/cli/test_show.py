@@ -318,7 +318,7 @@ def test_the_batch_of_a_covered_step_has_left(world: World, show: Show) -> None:
         (["nope", "1"], "error: TASK 'nope': the run has math\n"),
         (["math"], "error: say which groups to show: give one of GROUP, --step and --last\n"),
         (["math", "1", "--step", "1"], "error: say which groups to show: give one of GROUP, --step and --last\n"),
-        (["math", "x"], "error: GROUP 'x': a number of at most 15 digits 0 to 9 is needed\n"),
+        (["math", "x"], "error: GROUP 'x': must be a number of at most 15 digits\n"),
     ],
 )
 def test_words_that_make_no_sense_are_one_line(world: World, show: Show, words: list[str], message: str) -> None:
@@ -350,7 +350,7 @@ def test_numbers_are_shown_where_the_folder_of_payloads_is_not(
     monkeypatch.setenv("ROLLQ_PAYLOADS_URL", "/not/on/this/machine")
     shown = show("math", 1)
     assert shown.exit_code == 0
-    assert "samples that are not on the server are not shown: " in caplog.text
+    assert "samples outside the server are not shown: " in caplog.text
     assert "group 1 of math: completed" in shown.output
 
 

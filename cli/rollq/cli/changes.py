@@ -1,4 +1,4 @@
-"""The change that an order would make, in words, before it is made. Pure."""
+"""Describes the change that an order would make, before it is made. Pure."""
 
 from dataclasses import dataclass
 
@@ -49,8 +49,8 @@ def _of_task(run: RunStatus, order: Order, name: str) -> Change:
         ),
         Order.RUN: "Prompts are admitted and groups are leased again.",
         Order.DRAIN: (
-            f"Nothing new is admitted, and {count(pending + running, 'group')} on their way to the trainer are "
-            "finished. A trainer ends when no further batch can fill."
+            f"Nothing new is admitted. {count(pending + running, 'group')} on the way to the trainer still finish. A "
+            "trainer ends when no further batch can fill."
         ),
     }[order]
     return Change(order, "task", name, f"{before.value} -> {after.value}. {effect}")
@@ -63,10 +63,10 @@ def _of_worker(run: RunStatus, order: Order, name: str) -> Change:
         Order.PAUSE: f"It leases nothing more. The {held} that it holds finish, or are interrupted.",
         Order.RUN: "It leases groups again.",
         Order.DRAIN: (
-            f"It leases nothing more, and stops when the {held} that it holds have ended, at the latest after "
-            "[worker] grace_s. It cannot be resumed after that, only started again."
+            f"It leases nothing more, and stops once the {held} that it holds have ended, or after [worker] grace_s. "
+            "After that it cannot be resumed, only restarted."
         ),
     }[order]
     if report["condition"] != "alive":
-        effect += f" It is {report['condition']}: it follows when it reports again."
+        effect += f" It is {report['condition']}: it follows once it reports again."
     return Change(order, "worker", name, effect)

@@ -1,7 +1,7 @@
 """Files of finished samples, as groups for `Buffer.insert`. docs/guide/import.md describes the columns.
 
-A row of a user's file is a group: a prompt, read as the producer reads it, and its responses. In a file that `rollq
-export` has written, a row is a sample, and consecutive rows of a group make it.
+A row of a user's file is a group: a prompt, read as the producer reads it, and its responses. In a file written by
+`rollq export`, a row is a sample, and the consecutive rows of a group form it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ RESPONSES: Final = ("responses", "response", "completion")
 REWARDS: Final = ("rewards", "reward")
 LOGPROBS: Final = "logprobs"
 _EXPORTED: Final = ("prompt_record", "task", "group_id", "sample", "response_ids")
-"""Columns by which a row of `rollq export` is known."""
+"""Columns that identify a row of `rollq export`."""
 
 Placed = tuple[str, Mapping[str, Any]]
 """Where a row is, for messages, and its columns."""
@@ -60,8 +60,8 @@ class FinishedRows:
     vocab_size: int | None = None
 
     def groups(self) -> Iterator[tuple[str, FinishedGroup]]:
-        """Each group, and where it is. Raises `InvalidGroup` with the file and the line or row; `ConfigError` for a
-        file that cannot be read."""
+        """Each group and its place in the file. Raises `InvalidGroup` with the file and the line or row; `ConfigError`
+        for a file that cannot be read."""
         for _, members in groupby(_rows(self.path), key=_group_key):
             (place, first), *others = members
             try:
@@ -175,7 +175,7 @@ def _rows(path: Path) -> Iterator[Placed]:
 
 
 def _without_gaps(table: Table, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row without the nulls that its table has put into objects."""
+    """A row without the nulls that its table added to objects."""
     return {name: without_nulls(value) for name, value in row.items()} if table.fills_gaps else row
 
 
@@ -189,7 +189,7 @@ def _table_rows(path: Path) -> Iterator[Placed]:
             except ValueError as error:
                 raise InvalidGroup(f"{place}: {error}") from None
             except (LookupError, TypeError) as error:
-                raise InvalidGroup(f"{place}: is not a whole row of `rollq export`: {error!r:.200}") from None
+                raise InvalidGroup(f"{place}: is not a complete row of `rollq export`: {error!r:.200}") from None
             yield place, written
 
 
@@ -199,10 +199,12 @@ def _json_rows(path: Path) -> Iterator[Placed]:
         rows = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise ConfigError(
-            f"file {str(path)!r} is not JSON: {error}; name a file with an object per line .jsonl"
+            f"file {str(path)!r} is not JSON: {error}; if it has one object per line, name it .jsonl"
         ) from None
     if not isinstance(rows, list):
-        raise ConfigError(f"file {str(path)!r} holds no list of objects; name a file with an object per line .jsonl")
+        raise ConfigError(
+            f"file {str(path)!r} does not contain a list of objects; if it has one object per line, name it .jsonl"
+        )
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise InvalidGroup(f"{path}[{number}]: a JSON object is expected, not {type(row).__name__}")
@@ -212,7 +214,7 @@ def _json_rows(path: Path) -> Iterator[Placed]:
 def _is_exported_parquet(path: Path) -> bool:
     try:
         return VERSION_KEY in (parquet().read_metadata(path).metadata or {})
-    except ValueError as error:  # pyarrow's, of a file that is torn
+    except ValueError as error:  # pyarrow raises it for a truncated file
         raise ConfigError(f"file {str(path)!r} is damaged, or is not a Parquet file: {error}") from None
 
 
@@ -270,9 +272,7 @@ def _rewards(row: Mapping[str, Any], size: int, default: float | None) -> Sequen
 
 def _number(reward: Any) -> float:
     if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise ValueError(
-            f"a reward is {reward!r:.80}, and a number is needed; --reward fills in those that are missing"
-        )
+        raise ValueError(f"a reward is {reward!r:.80}, not a number; --reward fills in missing ones")
     return float(reward)
 
 

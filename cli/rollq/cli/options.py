@@ -1,7 +1,7 @@
 """Arguments and options that several commands share.
 
-Every command takes the settings file in the same way: FILE is the first argument. Left out, it is the rollq.toml of the
-working directory. Where other arguments follow, a first word that ends in .toml is FILE.
+Every command takes the settings file in the same way: FILE is the first argument, by default the rollq.toml of the
+working directory. If other arguments follow, a first word that ends in .toml is FILE.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,8 @@ allowed_host_option: Callable[[Command], Command] = click.option(
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="Name or address by which browsers and scrapers reach it, beside 127.0.0.1, localhost and --host; repeatable.",
+    help="Another name or address by which browsers and scrapers reach it; 127.0.0.1, localhost and --host always "
+    "work. Repeatable.",
 )
 file_argument: Callable[[Command], Command] = click.argument("file", type=click.Path(path_type=Path), required=False)
 settings_file: Callable[[Command], Command] = click.argument(
@@ -57,7 +58,7 @@ settings_file: Callable[[Command], Command] = click.argument(
 
 
 class _Words(click.Argument):
-    """FILE and the arguments that follow it, which the command gets as `file` and by their names."""
+    """FILE and the arguments after it, which the command gets as `file` and by their names."""
 
     def __init__(self, declarations: list[str], *, following: dict[str, str], needs_file: bool, **options: Any) -> None:
         usage = " ".join(("[FILE]", *following.values()))

@@ -48,8 +48,8 @@ class RunLocation:
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """A run whose buffer is at `url`. Queue, user, password, files of TLS and the URL of payloads are the
-        environment's; without a queue there, the buffer's server has it."""
+        """A run whose buffer is at `url`. Queue, user, password, TLS files and the URL of payloads come from the
+        environment; by default, the queue is on the buffer's server."""
         redis = redis_from(environment).model_copy(update={"buffer_url": url})
         return cls._of(run, redis, payloads_from(environment))
 
@@ -72,8 +72,8 @@ class RunLocation:
         )
 
     def to_look_at(self, patience: Patience | None = None) -> Buffer:
-        """Connect to the run's buffer to look at groups; where the folder or bucket of payloads is not to be had,
-        without it, which is logged."""
+        """Connect to the run's buffer to look at groups. If the folder or bucket of payloads is unavailable, connect
+        without it and log that."""
         try:
             return Buffer.connect(
                 self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
@@ -81,7 +81,7 @@ class RunLocation:
         except (ConfigError, ServerRefused) as error:
             if not self.payloads.url:
                 raise
-            log.warning("samples that are not on the server are not shown: %s", error)
+            log.warning("samples outside the server are not shown: %s", error)
             return self.without_payloads(patience)
 
     def without_payloads(self, patience: Patience | None = None) -> Buffer:
@@ -97,7 +97,7 @@ class RunLocation:
 def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation:
     """The location given by a command's FILE, by default the rollq.toml of this folder, or by its --url and --run.
 
-    Raises `ConfigError` for both, for a part, and without any.
+    Raises `ConfigError` unless exactly one of these is given, and complete.
     """
     if not (file or url or run):
         if not DEFAULT_FILE.exists():
@@ -113,14 +113,14 @@ def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation
 
 
 class Fingerprints(TypedDict):
-    """Fingerprints of a model's architecture and of a tokenizer; empty for those that a role does not have."""
+    """Fingerprints of a model's architecture and of a tokenizer; empty if a role has none."""
 
     model: str
     tokenizer: str
 
 
 def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fingerprints:
-    """Fingerprints of a model's architecture and of a tokenizer, as `open_run` takes them; empty where None is given.
+    """Fingerprints of a model's architecture and of a tokenizer, as `open_run` takes them; empty for None.
 
     Raises `ConfigError` for a folder without a model, which is named by its `setting`.
     """
@@ -142,7 +142,7 @@ def open_run(
     tokenizer: str = "",
     environments: Mapping[str, str] | None = None,
 ) -> Buffer:
-    """Connect to the buffer of the run and register its tasks; the first role to come creates both.
+    """Connect to the buffer of the run and register its tasks; the first role creates both.
 
     `model` and `tokenizer` are fingerprints, empty for a role without them; `environments` is as in
     `BufferCore.create_run`. Raises `RunMismatch` when the run was created with other settings, `ServerUnavailable`,

@@ -1,4 +1,4 @@
-"""Reads a run again and again, even before it exists or while its server is down, and its curves wherever they are."""
+"""Reads a run repeatedly, even before it exists or while its server is down, and finds its curves."""
 
 import logging
 from collections.abc import Callable
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class RunReader:
-    """Connects at the first call, and again after a failed one. For one thread at a time."""
+    """Connects on the first call, and reconnects after a failed one. For one thread at a time."""
 
     def __init__(self, location: RunLocation, connect: Callable[[Patience], Buffer] | None = None) -> None:
         """`connect`: opens the run's buffer; by default one that reads no large payloads."""
@@ -43,7 +43,7 @@ class RunReader:
         return self.call(lambda buffer: read_status(buffer, self._queue, Patience(UNANSWERED_S, UNANSWERED_S)))
 
     def note_state(self, state: str, if_absent: bool) -> str | None:
-        """Note the state that is reported; see `Buffer.replace_reported_state`. Raises as `call` does."""
+        """Record the reported state; see `Buffer.replace_reported_state`. Raises as `call` does."""
         return self.call(lambda buffer: buffer.replace_reported_state(state, if_absent=if_absent))
 
     def call(self, do: Callable[[Buffer], T]) -> T:
@@ -65,7 +65,7 @@ class RunReader:
 
 
 class Call(Protocol):
-    """A call of `do` with the run's buffer, as of `RunReader.call`."""
+    """Calls `do` with the run's buffer, like `RunReader.call`."""
 
     def __call__(self, do: Callable[[Buffer], T]) -> T: ...
 
@@ -77,9 +77,9 @@ class CurveFinder:
         self._location, self._call = location, call
 
     def of(self, run: str) -> RunCurves:
-        """The curves of a run. For the location's run, they come from files where its server, or the run, is gone.
+        """The curves of a run. For the location's run, they come from files if its server or the run is gone.
 
-        Raises why the server has none, if there are no files, and for another run.
+        Without files, and for other runs, raises the reason why the server has none.
         """
         if run != self._location.run:
             patience = Patience(UNANSWERED_S, UNANSWERED_S)
@@ -93,11 +93,11 @@ class CurveFinder:
             return found
 
     def runs(self) -> list[str]:
-        """The runs of the server that have curves, by name; this run alone for a user that may not look for others."""
+        """The names of the server's runs with curves; only this run for a user that may not list others."""
         try:
             return self._call(lambda buffer: runs_with_curves(buffer.servers, buffer.patience))
         except ServerRefused as error:
-            log.debug("other runs are not looked for: %s", error)
+            log.debug("cannot look for other runs: %s", error)
             return [self._location.run]
 
     def _in_files(self, why: str) -> RunCurves | None:

@@ -43,7 +43,7 @@ def test_it_trains_to_the_end_with_a_server_and_two_workers_one_of_which_is_kill
     up.kill("work")
     assert up.end() == 0, up.text()
     text = up.text()
-    assert f"server: redis://127.0.0.1:{up.port}/0 (its own, data in {up.folder / 'server'})" in text
+    assert f"server: redis://127.0.0.1:{up.port}/0 (started here, data in {up.folder / 'server'})" in text
     assert f"roles: trainer, producer, worker-1, worker-2; logs in {up.folder / 'logs'}" in text
     assert "died (SIGKILL) and was restarted" in text
     assert "\ntrained 3 of 3 steps in " in text
@@ -93,7 +93,7 @@ def test_it_takes_its_processes_along_when_it_is_killed(make: Make) -> None:
         ({"[producer]": "[producr]"}, "producr: unknown key"),
         ({"sum.jsonl": "none.jsonl"}, "none.jsonl' cannot be read"),
         ({'model = "model"': 'model = "another"'}, "model: cannot read "),
-        ({'device = "cpu"': 'device = "cuda:99"'}, "device = 'cuda:99': torch does not find this GPU here"),
+        ({'device = "cpu"': 'device = "cuda:99"'}, "device = 'cuda:99': torch does not find this GPU"),
         ({"[producer]": '[archive]\nurl = "archive"\n[producer]'}, "archive': there is no such folder on this machine"),
         ({'judge = "exact_match"': 'judge = "rewards.nothing"'}, "rewards"),
         ({"redis://127.0.0.1": "redis://192.0.2.1.invalid"}, "`rollq up` starts one only at a URL such as"),

@@ -15,14 +15,16 @@ log = logging.getLogger(__name__)
 
 @click.command()
 @settings_file
-@click.option("--finish", is_flag=True, help="The run is over: archive all that is left of it for audit too, and end.")
+@click.option(
+    "--finish", is_flag=True, help="The run is over: archive everything that is left, for audit too, and exit."
+)
 @log_options
 def archive(file: Path, finish: bool) -> None:
-    """Keep every group that is trained or dropped as Parquet files in the url of [archive], until stopped.
+    """Write every trained or dropped group to Parquet files at the url of [archive], until stopped.
 
     Nothing leaves the buffer before it is in the archive. With --finish, the exit status is 1 while trained groups wait
-    for a checkpoint. Any number of archivers may run, and one that is killed
-    leaves nothing twice. Without one, the trainer waits after max_uncheckpointed_steps.
+    for a checkpoint. Any number of archivers may run; killing one never duplicates a group. Without an archiver, the
+    trainer waits after max_uncheckpointed_steps.
 
     \b
     Example:
@@ -62,10 +64,10 @@ def export(
     form: str,
     path: Path,
 ) -> None:
-    """Write the groups for which QUERY holds to a file, with all their samples: the columns of the archive.
+    """Write the groups that match QUERY to a file, with all their samples, in the columns of the archive.
 
-    QUERY is as in `rollq query`, '{}' for every group. With --archive no server is needed: status is then archived for
-    trained groups, failed, filtered or expired for those that were, and leaving for others.
+    QUERY is as in `rollq query`, '{}' for every group. With --archive, no server is needed. The status of trained
+    groups is then archived; of others it is failed, filtered, expired or leaving.
 
     \b
     Example:

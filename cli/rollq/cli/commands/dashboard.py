@@ -1,4 +1,4 @@
-"""`rollq dashboard`: one page in a browser on a live run."""
+"""`rollq dashboard`: a live run on one page in a browser."""
 
 import os
 import threading
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 TOKEN = "ROLLQ_DASHBOARD_TOKEN"
 LEAST_TOKEN = 16
-"""Characters of a token at least."""
+"""Minimum length of a token, in characters."""
 BUSY_S = 10.0
-"""How long a request waits for those before it."""
+"""How long a request waits for earlier ones."""
 
 T = TypeVar("T")
 
@@ -57,10 +57,10 @@ def dashboard(
     token_file: Path | None,
     archive_url: str | None,
 ) -> None:
-    """Show a run in a browser: how it is, charts, workers, and every rollout down to single tokens.
+    """Show a run in a browser: its state, charts, workers, and every rollout down to single tokens.
 
-    Reads the run at most once a second for all pages that are open. Nobody needs a password to look: on other
-    addresses than 127.0.0.1, keep strangers away from it. With --archive, FILE only names the tokenizer.
+    Reads the run at most once a second, however many pages are open. Looking needs no password: on any address but
+    127.0.0.1, keep strangers out. With --archive, FILE only names the tokenizer.
 
     \b
     Example:
@@ -150,7 +150,7 @@ def _annotations(file: Path | None, reader: "_Shared") -> "AnnotationReader | st
 
 
 class _Shared:
-    """A reader for many threads: they wait for each other, so the run has one connection."""
+    """A reader that many threads share: they take turns, so the run has one connection."""
 
     def __init__(self, reader: "RunReader") -> None:
         self._reader, self._lock = reader, threading.Lock()
@@ -171,7 +171,7 @@ class _Shared:
 
 
 class _Orders:
-    """Makes changes, each with a connection that is closed after it."""
+    """Makes changes, each over its own short connection."""
 
     def __init__(self, location: "RunLocation") -> None:
         self._location = location

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--load-functions",
     is_flag=True,
-    help="Instead, load the functions of this release, as the operator, where no other role may.",
+    help="Instead, load the functions of this release, as the operator, if no other role may.",
 )
 @click.pass_context
 def doctor(
@@ -42,15 +42,16 @@ def doctor(
 ) -> None:
     """Check a run's servers and folders for current and future problems, and print the commands that fix them.
 
-    Changes nothing without --clean or --load-functions, except for an object that it writes where large payloads are,
-    and removes. With FILE, it compares the server's memory with the settings, and checks the weights' folder too.
+    Changes nothing without --clean or --load-functions, except that it writes and removes a test object where large
+    payloads are. With FILE, it also compares the server's memory with the settings and checks the folder of the
+    weights.
 
     \b
     Exit status, for health checks:
       0  all is well; notes need nothing
-      1  an error: rollq does not work, or may lose or expose the run at any moment
+      1 an error: rollq does not work, or may lose or expose the run at any moment
       2  wrong settings or arguments
-      3  a warning: it works now, and causes a problem later
+      3 a warning: it works now, but will cause a problem later
 
     \b
     Example:
@@ -155,7 +156,7 @@ def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":
 
 
 def weights_of(settings: "RollqSettings") -> "Weights | None":
-    """How the reference trainer sends weights; None without one, with an object store, and without files."""
+    """How the reference trainer sends weights; None without one, with an object store, or without files."""
     from rollq.monitor.doctor.examine import Weights
 
     trainer = settings.trainer

@@ -49,7 +49,7 @@ def list_kinds(kind: str | None) -> None:
         if not found.installed():
             raise ConfigError(f"kind {kind!r} needs a package: {found.install()}")
         names = list(found.names())
-        click.echo("\n".join(names) if names else f"{kind} has no list: give a name that you know, as {kind}:NAME")
+        click.echo("\n".join(names) if names else f"{kind} has no list of names: give one as {kind}:NAME")
         return
     for name in kind_names():
         known = kind_named(name)
@@ -61,7 +61,7 @@ def list_kinds(kind: str | None) -> None:
 def show(file: Path, task: str | None) -> None:
     """Print the ordinary keys that the env of a task or an evaluation sets.
 
-    TASK may be left out where there is only one.
+    TASK may be left out if there is only one.
     """
     from rollq.cli.settings.environment_rows import toml_of
     from rollq.cli.settings.file import read_toml
@@ -116,7 +116,7 @@ def export(environment: str, file: Path, options: Sequence[str], split: str, row
 def check(environment: str, options: Sequence[str], split: str, rows: int, as_json: bool) -> None:
     """Check ENV, a kind and a name, without a model: its rows, its grader, its episodes.
 
-    The exit status is 1 when training on it would be wrong.
+    The exit status is 1 if it is not fit for training.
 
     \b
     Example:
@@ -137,7 +137,7 @@ def check(environment: str, options: Sequence[str], split: str, rows: int, as_js
         for one in found:
             click.echo(f"{one.level:8}{one.text}" + ("" if one.row is None else f" (row {one.row})"))
         wrong = sum(one.level is Level.ERROR for one in found)
-        click.echo("\n" + (f"{count(wrong, 'error')}: do not train on it as it is" if wrong else "no error"))
+        click.echo("\n" + (f"{count(wrong, 'error')}: fix that before you train on it" if wrong else "no error"))
     if any(one.level is Level.ERROR for one in found):
         raise SystemExit(1)
 

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 HELP = """{effect}
 
-Asks before it changes anything, unless --yes; where nobody can answer, it changes nothing, and the exit status is 1. A
-group whose status changes in between is left as it is. With --yes, the exit status is 1 if a group that is named was
-not moved.
+Asks before it changes anything, unless --yes; if nobody can answer, it changes nothing, and the exit status is 1. A
+group whose status changes in between is left alone. With --yes, the exit status is 1 if a named group was not moved.
 
 \b
 Example:
@@ -45,7 +44,7 @@ def _add(order: str, short_help: str, effect: str) -> None:
     @file_and(names="[TASK/NUMBER]...")
     @connection_options
     @click.option("--query", help="The groups that this query finds, as in `rollq query`; at most 1,000 at a time.")
-    @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+    @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
     @click.option("--yes", is_flag=True, help="Do not ask.")
     def command(
         file: Path | None,
@@ -82,15 +81,15 @@ _add(
 _add(
     "quarantine",
     "Keep groups from the trainer.",
-    "Keep groups that are running or completed from the trainer: they fail, and are kept to look at.",
+    "Keep running or completed groups from the trainer: they fail, and stay for inspection.",
 )
 _add("drop", "Remove groups.", "Remove groups with their samples, unless a batch has them.")
 
 
 def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> bool:
-    """Give an order, once that is confirmed; returns whether it would move, or has moved, each group.
+    """Give an order once it is confirmed; returns whether it moved each group, or would move it.
 
-    Exits with 1 where nobody can confirm it.
+    Exits with 1 if nobody can confirm it.
     """
     from rollq.cli.groups.orders import MOST_GROUPS, effect_of, left_lines, name_of, order_groups
 
@@ -102,7 +101,7 @@ def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bo
     click.echo(effect_of(order, looked.moved))
     are_moved = not found.missing and not looked.left
     if found.more:
-        click.echo(f"and more: one order is for {MOST_GROUPS:,} groups; repeat it for the others")
+        click.echo(f"and more: one order moves at most {MOST_GROUPS:,} groups; repeat it for the rest")
     if dry_run or not looked.moved:
         click.echo("nothing was changed")
     elif yes or (sys.stdin.isatty() and click.confirm("Continue?")):
@@ -110,7 +109,9 @@ def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bo
         done = order_groups(buffer, order, chosen, dry_run=False)
         for line in left_lines(done):
             click.echo(line)
-        click.echo(f"done: {effect_of(order, done.moved)}; left: {len(done.left):,}, which have changed before that")
+        click.echo(
+            f"done: {effect_of(order, done.moved)}; {len(done.left):,} skipped, because they changed before that"
+        )
         are_moved = are_moved and not done.left
     else:
         click.echo("nothing was changed; add --yes to change it")

@@ -1,4 +1,4 @@
-"""`rollq import`: finished samples of a file into a task that is offline."""
+"""`rollq import`: puts finished samples from a file into an offline task."""
 
 import hashlib
 import threading
@@ -27,21 +27,20 @@ QUIET_S = 1.0
 
 @click.command("import")
 @file_and(task="TASK", data="SAMPLES", needs_file=True)
-@click.option("--reward", type=float, help="Reward of samples that have none; without it, they are an error.")
+@click.option("--reward", type=float, help="Reward for samples that have none; without it, they are an error.")
 @click.option(
     "--without-logprobs",
     is_flag=True,
-    help="Import samples without logprobs for a trainer that needs none, where the settings have no table [trainer]. "
-    "`rollq train` leaves them out of a loss that needs some.",
+    help="Import samples without logprobs for a trainer that needs none, if the settings have no table [trainer]. "
+    "`rollq train` leaves them out of a loss that needs logprobs.",
 )
 @click.option("--dry-run", is_flag=True, help="Only check the file; no server is needed.")
 def import_(file: Path, task: str, data: str, reward: float | None, without_logprobs: bool, dry_run: bool) -> None:
     """Put the finished samples of a file into TASK, which has offline = true, as completed groups.
 
     SAMPLES is JSON Lines, a list in a .json file, .parquet, or what `rollq export` wrote. A row is a group: a prompt,
-    and group_size responses with their rewards. Nothing is inserted before the whole file was found to be sound, and
-    the loss in [trainer] to need no logprobs that it lacks. If this command is interrupted, repeat it: it continues,
-    and inserts nothing twice.
+    and group_size responses with their rewards. The whole file is checked first, including for logprobs that the loss
+    in [trainer] needs. If this command is interrupted, repeat it: it continues, and inserts nothing twice.
 
     \b
     Example:
@@ -83,13 +82,13 @@ def _offline_task(settings: "RollqSettings", name: str, path: Path) -> "TaskSett
 
 
 def _tokenizer_folder(settings: "RollqSettings") -> Path | None:
-    """The tokenizer that workers use; the trainer's, where the settings name no model for workers."""
+    """The tokenizer that workers use, or the trainer's if the settings name no model for workers."""
     folder: Path | None = settings.worker.tokenizer or settings.worker.options.get("model")
     return settings.trainer.model if folder is None and settings.trainer else folder
 
 
 def _vocabulary(settings: "RollqSettings") -> int | None:
-    """How many token ids the trainer's model knows, or else the workers'; None without a model."""
+    """The vocabulary size of the trainer's model, or else of the workers'; None without a model."""
     from rollq.workers.tokenizers.hugging_face import model_vocabulary
 
     served = settings.worker.options.get("model")
@@ -98,7 +97,7 @@ def _vocabulary(settings: "RollqSettings") -> int | None:
 
 
 def _check(rows: "FinishedRows", stop: threading.Event) -> tuple[int | None, int]:
-    """Check the whole file. Returns how many groups it has, None when stopped, and how many of them lack logprobs."""
+    """Check the whole file. Returns how many groups it has (None if stopped), and how many of them lack logprobs."""
     import numpy as np
     from tqdm import tqdm
 
@@ -120,15 +119,15 @@ def _check_logprobs(settings: "RollqSettings", task: str, problem: str, without_
     if settings.trainer is None:
         if not without_logprobs:
             raise ConfigError(
-                f"{problem}, and the settings have no table [trainer], which would say whether the loss needs some: if "
-                "your trainer needs none, repeat the command with --without-logprobs"
+                f"{problem}, and the settings have no table [trainer] to say whether the loss needs them: if your "
+                "trainer does not, repeat the command with --without-logprobs"
             )
         return
     loss = settings.trainer.loss
     if loss.absent_logprobs == "refuse" and task not in loss.need_no_logprobs:
         raise ConfigError(
             f'{problem}, and the loss in [trainer] needs them: set absent_logprobs = "current" in [trainer.loss] for '
-            "ratios of 1, or name the task in sft to imitate it, and restart the trainer if it runs"
+            "ratios of 1, or name the task in sft to imitate it, and restart a running trainer"
         )
 
 
@@ -154,6 +153,6 @@ def _insert(buffer: "Buffer", task: str, rows: "FinishedRows", total: int, stop:
 
 
 def source_of(path: Path) -> str:
-    """The name of a file as a source: of its content, wherever it is."""
+    """The name of a file as a source: it depends only on the content."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:SOURCE_DIGITS]}"

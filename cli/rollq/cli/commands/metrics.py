@@ -20,7 +20,7 @@ def metrics(
 ) -> None:
     """Serve metrics of a run to Prometheus at /metrics, until Ctrl-C. Changes nothing.
 
-    Reads the run when it is asked, at most once a second. A run that cannot be read is served as rollq_up 0. With
+    Reads the run on each request, at most once a second. While the run cannot be read, rollq_up is 0. With
     [monitor] on_change in FILE, it also calls that command when the state of the run changes.
 
     \b

@@ -32,7 +32,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @target_options
-@click.option("--drain", is_flag=True, help="End production: admit no new prompts, and finish the groups there are.")
+@click.option("--drain", is_flag=True, help="End production: admit no new prompts, and finish the existing groups.")
 def pause(
     file: Path | None,
     url: str | None,
@@ -43,10 +43,10 @@ def pause(
 ) -> None:
     """Stop workers from taking new groups. Running groups finish or are interrupted, as [worker] pause says.
 
-    A task whose production has ended or was stopped stays as it is.
+    A task whose production has ended or was stopped does not change.
 
-    With --drain, a trainer ends when no further batch can fill. A worker that is drained stops when the groups that it
-    has have ended, at the latest after [worker] grace_s; nothing that it has made is lost.
+    With --drain, a trainer ends when no further batch can fill. A drained worker stops once its groups have ended, or
+    after [worker] grace_s; no finished work is lost.
 
     \b
     Example:
@@ -66,8 +66,8 @@ def resume(
 ) -> None:
     """Resume production that was paused, or that stopped because too few groups were worth training.
 
-    A task that was ended by its own should_continue hook, or drained, resumes only when it is named with --task; the
-    hook is then asked again.
+    A task that its should_continue hook ended, or that was drained, resumes only if --task names it; the hook is then
+    asked again.
 
     \b
     Example:

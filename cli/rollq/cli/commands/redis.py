@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
     help="Folder of the data; created if needed, kept for the next start.",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port.")
-@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on; others need a password.")
+@click.option(
+    "--bind", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback needs a password."
+)
 @click.option("--password-env", metavar="NAME", help="Environment variable that holds the server's password.")
 @click.option("--acl", type=click.Path(path_type=Path), help="File with the server's users, made by `rollq acl`.")
 @click.option(
@@ -101,7 +103,7 @@ def redis(
                 alive.remove(dead)
                 log.warning("the server at %s exited by itself; see %r", dead.url, str(dead.log_path))
             if not alive:
-                raise ServerUnavailable(f"no server runs any more; see server.log in {str(directory)!r}")
+                raise ServerUnavailable(f"all servers have stopped; see server.log in {str(directory)!r}")
 
 
 def _password(variable: str) -> str:

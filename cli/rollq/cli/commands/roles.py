@@ -101,8 +101,8 @@ def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
     """Train on batches of groups with the reference GRPO trainer, and publish the weights.
 
     Training resumes from the newest checkpoint in the output folder. SIGTERM or Ctrl-C saves one and stops. With
-    --from-archive, no server is needed: the batches are those that the recorded run trained, as they were. With
-    --ranks, or under torchrun, the ranks share the model; a checkpoint can be resumed by any number of them.
+    --from-archive, no server is needed: the trainer gets exactly the batches that the recorded run trained. With
+    --ranks, or under torchrun, the ranks share the model; any number of ranks can resume a checkpoint.
 
     \b
     Example:

@@ -37,7 +37,7 @@ def runs() -> None:
 def list_runs(file: Path | None, url: str | None, as_json: bool) -> None:
     """List the runs on the server of FILE (rollq.toml) or --url: their size, their age, and who uses them.
 
-    Looks at every key of the server, which takes about a second per million; with users, only admin may.
+    Looks at every key of the server, about a second per million; on a server with users, only admin may.
 
     \b
     Example:
@@ -68,7 +68,7 @@ def list_runs(file: Path | None, url: str | None, as_json: bool) -> None:
 def delete(file: Path | None, run: str, url: str | None, yes: bool) -> None:
     """Delete RUN from the server of FILE (rollq.toml) or --url: its keys, its payloads, its tickets.
 
-    A run that a role uses is refused. If this command is interrupted, repeat it: until then no role can use the run.
+    Refuses to delete a run in use. If this command is interrupted, repeat it; no role can use the run until then.
     Checkpoints, weights and archives in folders stay.
 
     \b
@@ -82,12 +82,12 @@ def delete(file: Path | None, run: str, url: str | None, yes: bool) -> None:
     with location.buffer() as buffer:
         summary = summarize(buffer)
         if summary.state == GONE:
-            raise ConfigError(f"run {run!r} is not on this server: `rollq runs list` shows those that are")
+            raise ConfigError(f"run {run!r} is not on this server: `rollq runs list` shows the runs that are")
         click.echo("\n".join(_table([summary])))
         if summary.unarchived:
             click.echo(
-                f"{summary.unarchived:,} groups are not in the archive yet, and are lost with the run: `rollq archive "
-                "--finish` writes them first"
+                f"{summary.unarchived:,} groups are not in the archive yet and would be lost: write them first with "
+                "`rollq archive --finish`"
             )
         if not yes:
             click.echo("nothing was deleted; add --yes to delete this run, its payloads and its tickets")

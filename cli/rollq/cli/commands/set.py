@@ -1,4 +1,4 @@
-"""`rollq set`: changes the rules of a run while it is alive."""
+"""`rollq set`: changes the rules of a live run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ Changes = Mapping[str, Mapping[str, Any]]
     type=click.IntRange(1),
     help="First train step with the new batch; default: the first unplanned.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 def set_rules(
     file: Path | None,
     task: str,
@@ -70,7 +70,8 @@ def set_rules(
 
 
 def _check_are_rules(names: Iterable[str], task: str) -> None:
-    """Raise `ConfigError` for a key of a task's table that is not a rule, and holds only once a role has read it."""
+    """Raise `ConfigError` for a key of a task's table that is not a rule: it takes effect only when a role reads the
+    file."""
     from rollq.buffer.rules.settings import TaskRules
     from rollq.cli.settings.model import TaskSettings
     from rollq.cli.settings.task_tables import place_of
@@ -78,24 +79,24 @@ def _check_are_rules(names: Iterable[str], task: str) -> None:
     for name in names:
         if name in TaskSettings.model_fields and name not in TaskRules.model_fields:
             raise ConfigError(
-                f"{name}: it is not a rule, but a key of the settings file: change tasks.{task}.{place_of(name)} "
-                "there, and restart the workers and the producer"
+                f"{name} is not a rule: change tasks.{task}.{place_of(name)} there, and restart the workers and the "
+                "producer"
             )
 
 
 def _check_checkpoints(changes: Mapping[str, str], file: Path | None) -> None:
-    """Raise `ConfigError` when a trainer of the settings file would save too seldom for the steps that are held."""
+    """Raise `ConfigError` if the trainer in the settings file would save too rarely for the new limit."""
     from rollq.cli.settings.file import load_settings
 
     try:
         most = float(changes["max_uncheckpointed_steps"])  # "+2" and "2.0" are numbers, too
     except (KeyError, ValueError):
-        return  # it is not given, or is refused with the other values
+        return  # absent, or refused with the other values
     trainer = load_settings(file).trainer if file else None
     if trainer and trainer.checkpoint_every > most:
         raise ConfigError(
             f"max_uncheckpointed_steps = {most:g}: must not be below trainer.checkpoint_every = "
-            f"{trainer.checkpoint_every}, or the trainer ends before it saves a checkpoint"
+            f"{trainer.checkpoint_every}, or the trainer stops before it saves a checkpoint"
         )
 
 
@@ -141,7 +142,9 @@ def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | 
     step = from_step or buffer.first_open_step() + SHARED_MARGIN
     interrupted = unfinished_batch(rules, {name: buffer.rule_revisions(name) for name in rules}, step)
     if interrupted:
-        click.echo(f"a change of weights was interrupted: the batch has {sum(interrupted.values())} groups again")
+        click.echo(
+            f"an interrupted change of weights is undone: the batch has {sum(interrupted.values())} groups again"
+        )
         rules |= {
             name: changed_by_hand(rules[name], {"batch_groups": groups}, step) for name, groups in interrupted.items()
         }
@@ -190,7 +193,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
 
 
 def _batch_change(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> str:
-    """That the batch of `step` has another size, over all tasks; empty if it has not.
+    """A line saying that the batch of `step`, over all tasks, has a new size; empty if it has not.
 
     Raises `ConfigError` when no task is left in it.
     """
@@ -224,7 +227,7 @@ def _show(buffer: "Buffer", task: str) -> None:
 
 
 def _now(rules: "TaskRules", rule: str, step: int) -> str:
-    """The groups of a task in the next batch, where `schedule` says other than `batch_groups`; else empty."""
+    """The groups of a task in the next batch, if `schedule` overrides `batch_groups`; else empty."""
     from rollq.buffer.rules.batch_sizes import groups_at
 
     groups = groups_at(rules.batch_groups, rules.schedule, step)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def settings(key: str | None, everything: bool) -> None:
     """Show the keys of rollq.toml, with their meanings and defaults.
 
-    Without KEY, shows those that most runs set. KEY is the name of a key or of a table.
+    Without KEY, shows the keys that most runs set. KEY is the name of a key or of a table.
 
     \b
     Example:
@@ -44,7 +44,7 @@ def settings(key: str | None, everything: bool) -> None:
             raise ConfigError(f"{key}: no longer a setting: {REMOVED[key]}")
         keys = {setting.key for table in tables for setting in table.settings}
         close = difflib.get_close_matches(key.rpartition(".")[2], keys, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`rollq settings` shows those that most runs set"
+        hint = f"did you mean {close[0]!r}?" if close else "`rollq settings` shows the keys that most runs set"
         raise ConfigError(f"no key or table is called {key!r}; {hint}")
     click.echo(_text(shown))
 
@@ -63,7 +63,7 @@ def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]
 
 
 def _is_called(table: str, name: str) -> bool:
-    """Whether a table is called so: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
+    """Whether a table has this name: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
     words, asked = table.partition("]")[0].strip("[").split("."), name.split(".")
     if asked == words[:-1] and words[-1].isupper():
         return True

@@ -32,7 +32,7 @@ WIDTH = 100
     metavar="STATUS",
     help="The newest group with this status.",
 )
-@click.option("--full", is_flag=True, help="All of every text.")
+@click.option("--full", is_flag=True, help="Show texts in full.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per group, with all tokens, for programs.")
 def show(
     file: Path | None,
@@ -47,7 +47,7 @@ def show(
 ) -> None:
     """Show the life of a group and its samples. Changes nothing.
 
-    GROUP is the number of a group, as `rollq query` prints it. Of a task with shards, TASK is the name of a shard.
+    GROUP is the number of a group, as `rollq query` prints it. If the task has shards, TASK is the name of a shard.
     Groups that have left the buffer are shown from the archive, if FILE has url in [archive].
 
     \b
@@ -77,12 +77,12 @@ def show(
 def _number(group: str) -> int:
     number = whole_number(group)
     if number is None:
-        raise ConfigError(f"GROUP {group[:20]!r}: a number of at most {MOST_DIGITS} digits 0 to 9 is needed")
+        raise ConfigError(f"GROUP {group[:20]!r}: must be a number of at most {MOST_DIGITS} digits")
     return number
 
 
 def _tasks(buffer: "Buffer", task: str) -> list[str]:
-    """The task or its shards. Raises `ConfigError` where there is none."""
+    """The task or its shards. Raises `ConfigError` if there is none."""
     from rollq.buffer.rules.shards import shards_among
 
     tasks = buffer.tasks()
@@ -105,8 +105,7 @@ def _numbered(buffer: "Buffer", left: "LeftGroups", tasks: Sequence[str], group_
         return groups
     dropped = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items() if count) or "none"
     raise RollqError(
-        f"group {group_id} of {tasks[0]} has left the buffer, as groups do that are trained or dropped "
-        f"(so far: {dropped}){left.where}"
+        f"group {group_id} of {tasks[0]} has left the buffer: it was trained or dropped (so far: {dropped}){left.where}"
     )
 
 

@@ -78,9 +78,10 @@ Example:
 @click.option("--steps", "by_step", is_flag=True, help="Show reward, lengths, entropy and more by train step.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
 def status(file: Path | None, url: str | None, run_name: str | None, by_step: bool, as_json: bool) -> None:
-    """Show whether a run moves and who holds it back, then its groups, rates, trainer and workers. Changes nothing.
+    """Show whether a run makes progress and what blocks it, then its groups, rates, trainer and workers. Changes
+    nothing.
 
-    --steps also works when the server, or the run, is gone, if FILE names the folder of the trainer.
+    --steps works even after the server or the run is gone, if FILE names the trainer's folder.
 
     \b
     Example:
@@ -153,7 +154,7 @@ def query(
     ):
         left = LeftGroups(buffer, location.archive_url)
         found = buffer.matching(conditions, bar.update)
-        if steps_of(condition).is_bounded:  # the groups of a step are found wherever they are
+        if steps_of(condition).is_bounded:  # finds the groups of a step in the buffer or the archive
             found = without_repeats(chain(found, left.matching(conditions)))
         groups = first_records(found, condition, order, None if only_count else limit + 1)
         dropped = left.dropped(condition)

@@ -1,4 +1,4 @@
-"""`rollq try`: prompts as the model gets them, judged texts and samples of a few rows, without a server."""
+"""`rollq try`: shows prompts as the model sees them, judged texts and samples of a few rows, without a server."""
 
 import asyncio
 import sys
@@ -32,7 +32,7 @@ MOST_ANSWER = 200
 
 @click.command("try")
 @file_and(task="[TASK]", needs_file=True)
-@click.option("--rows", type=click.IntRange(1), help=f"Rows to try, from the first on; default {ROWS}.")
+@click.option("--rows", type=click.IntRange(1), help=f"Number of rows to try; default {ROWS}.")
 @click.option(
     "--answers",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -45,12 +45,12 @@ MOST_ANSWER = 200
 def try_rows(
     file: Path, task: str | None, rows: int | None, answers: Path | None, sample: bool, model: Path | None
 ) -> None:
-    """Try a few rows of a task or an evaluation: their prompts as the model gets them, and what its judge says.
+    """Try a few rows of a task or an evaluation: show their prompts as the model sees them, and what the judge says.
 
-    TASK may be left out where there is only one.
+    TASK may be left out if there is only one.
 
-    The judge gets each row's own answer, in the forms that judges often expect, or the texts of --answers. With
-    --sample or --model, it also gets samples. No server is needed. The exit status is 1 when something is wrong.
+    The judge gets each row's reference answer, in the forms that judges often expect, or the texts of --answers. With
+    --sample or --model, it also gets samples. No server is needed. The exit status is 1 if something is wrong.
 
     \b
     Example:
@@ -98,7 +98,7 @@ async def try_all(
     samples: bool,
     seed: int,
 ) -> None:
-    """Judge the given texts, or each row's own answer; with `samples`, sample the rows too."""
+    """Judge the given texts, or each row's reference answer; with `samples`, sample the rows too."""
     from rollq.workers.gateway.open_sessions import Gateway
     from rollq.workers.groups.agent_loops import check_loop
     from rollq.workers.groups.recipes import make_recipes
@@ -110,8 +110,8 @@ async def try_all(
     recipe = make_recipes({task: rules}, worker, seed, processes, gateway)[task]
     if samples and gateway.tasks:
         raise ConfigError(
-            f'agent_loop = "{rules.agent_loop}": programs elsewhere would ask a worker for its samples; leave out '
-            "--sample"
+            f'agent_loop = "{rules.agent_loop}": its samples come from programs that connect to a worker; leave '
+            "out --sample"
         )
     tokenizer = make_tokenizer(worker)
     if samples:
@@ -136,7 +136,7 @@ async def try_all(
 
 @asynccontextmanager
 async def served(gateway: "Gateway") -> AsyncIterator[None]:
-    """Listen for agents, if the loop has some."""
+    """Listen for agents, if the loop has any."""
     if not gateway.is_wanted:
         yield
         return
@@ -160,7 +160,7 @@ def _table(settings: "RollqSettings", task: str | None) -> "tuple[str, JudgedPro
         raise ConfigError(f"there is no task or evaluation {task!r}: the file has {', '.join(sorted(tables))}")
     table: JudgedPrompts = tables[task]
     if getattr(table, "offline", False):
-        raise ConfigError(f"task {task!r} has offline = true: it has no prompts, and no judge is asked")
+        raise ConfigError(f"task {task!r} has offline = true: it has no prompts and no judge")
     return task, table
 
 
@@ -208,7 +208,7 @@ def read_answers(path: Path) -> list[str]:
 
 
 def first_rows(file: "PromptFile", rows: int) -> tuple[list["TriedRow"], list[str]]:
-    """The usable ones of the first rows, and why the others are not."""
+    """The usable rows among the first ones, and why the others are not."""
     from rollq.workers.trying import TriedRow
 
     tried: list[TriedRow] = []

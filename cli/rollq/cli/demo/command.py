@@ -1,7 +1,7 @@
 """`rollq demo`: all roles on this machine, from prompts to a model that has learned, in minutes.
 
-It does what a user would do on several terminals: creates a model, writes a `rollq.toml`, starts a server and the roles
-by their public commands, and watches them. Everything is kept in one folder.
+It does what a user would do on several terminals: it creates a model, writes a `rollq.toml`, starts a server and the
+roles with their public commands, and watches them. Everything is kept in one folder.
 """
 
 import math
@@ -67,10 +67,10 @@ class NothingLearned(RollqError):
     type=click.Choice(["sync", "async"]),
     default="async",
     show_default=True,
-    help="sync: generate and train in turns; async: generate ahead, as far as --max-staleness allows.",
+    help="sync: generate and train in turn; async: generate ahead, as far as --max-staleness allows.",
 )
 @click.option("--max-staleness", type=click.IntRange(0), help="In weight syncs.  [default: 1; with sync 0]")
-@click.option("--partial-rollout", is_flag=True, help="Interrupt answers at new weights and continue them.")
+@click.option("--partial-rollout", is_flag=True, help="Interrupt answers when new weights arrive, and continue them.")
 @click.option("--warm-up-steps", type=click.IntRange(1), help="Supervised steps of the tiny model.  [default: 600]")
 @click.option("--workers", type=click.IntRange(1, 16), help="Number of worker processes.  [default: 2; smollm2: 1]")
 @click.option("--prepare", is_flag=True, help="Create the model, the prompts and rollq.toml, but run nothing.")
@@ -137,7 +137,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     folder.archive.mkdir()
     with EmbeddedServer(folder.server) as server:
         folder.config.write_text(demo_toml(options, folder, tasks, server.url, archived=True), "utf-8")
-        click.echo(f"server: {server.url}; by hand, each on a separate terminal, the same would be")
+        click.echo(f"server: {server.url}; to run the same by hand, use a terminal for each of")
         assert server.port is not None
         _print_commands(folder, server.port, "archive")
         started_s = time.monotonic()
@@ -156,8 +156,8 @@ def check_learned(held_out: Mapping[str, Rewards], folder: DemoFolder) -> None:
     """Raise `NothingLearned` unless the rewards for held-out prompts are higher `after` than `before`."""
     if (gained := gain(held_out)) < LEAST_GAIN:
         raise NothingLearned(
-            f"the model has not learned: its mean reward for held-out prompts changed by {gained:+.3f}, by more "
-            f"than {LEAST_GAIN} if it learns. Look at the report and at {folder.logs}, or try another --seed"
+            f"the model has not learned: its mean reward for held-out prompts changed by {gained:+.3f}, but should "
+            f"gain more than {LEAST_GAIN}. See the report and {folder.logs}, or try a different --seed"
         )
 
 

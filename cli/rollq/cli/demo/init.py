@@ -15,7 +15,7 @@ SEED = 1
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path), default=Path())
-@click.option("--env", metavar="ENV", help="Train on this environment, as in reasoning-gym:chain_sum.")
+@click.option("--env", metavar="ENV", help="Train on this environment, such as reasoning-gym:chain_sum.")
 def init(folder: Path, env: str | None) -> None:
     """Write a rollq.toml to FOLDER, by default this one, with prompts, a judge and a tiny model that you replace.
 
@@ -35,7 +35,7 @@ def init(folder: Path, env: str | None) -> None:
         _check_environment(env, folder.absolute())
     contents = files(_run_name(folder), env)
     if existing := [name for name in (*contents, MODEL, ARCHIVE) if (folder / name).exists()]:
-        raise ConfigError(f"{', '.join(existing)} in {str(folder)!r}: it exists already; name another folder")
+        raise ConfigError(f"{str(folder)!r} already has {', '.join(existing)}; name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():

@@ -7,7 +7,7 @@ ARCHIVE = "archive"
 
 OWN_TASK = """\
 [tasks.digits]
-prompts = "prompts.jsonl"      # replace: a JSON object a line, with "prompt" and "answer"
+prompts = "prompts.jsonl"      # replace: one JSON object per line, with "prompt" and "answer"
 judge = "rewards.digits"       # replace: the function in rewards.py
 """
 ENV_TASK = """\
@@ -15,7 +15,7 @@ ENV_TASK = """\
 env = {env}
 """
 EVALUATION = """
-[evaluations.{name}-test]      # other rows than those that are trained on
+[evaluations.{name}-test]      # rows that are never trained on
 env = {env}
 env_options = {{ rows = 50 }}
 group_size = 1

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 EVALUATIONS_PER_STEP = 6.0
-"""How long a train step of the roles takes, in evaluations of as many samples by one process. Measured on two cores."""
+"""The time of a train step of the roles, in evaluations of the same number of samples by one process. Measured on two
+cores."""
 LEAST_GAIN = 0.03
-"""Of the mean reward for held-out prompts. Other samples of the same prompts make a difference of 0.012 (one standard
+"""Least gain in mean reward for held-out prompts. Resampling the same prompts changes it by 0.012 (one standard
 deviation; 16 seeds, the tiny model before training)."""
 
 

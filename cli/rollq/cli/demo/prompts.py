@@ -2,7 +2,7 @@
 
 For the tiny model, `sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in
 ascending order ("sort 3142=", "1234"). For SmolLM2, `digits` asks for the sum of two digits, after one solved example.
-No held-out prompt is trained on; of `digits`, nor is the same sum in the other order.
+No held-out prompt is trained on, nor is the same sum in the other order for `digits`.
 """
 
 import random

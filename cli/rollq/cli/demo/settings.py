@@ -13,7 +13,7 @@ from rollq.cli.settings.model import EvaluationSettings
 RUN = "demo"
 GROUP_SIZE = 8
 WARM_UP_STEPS = 600
-"""After these, the tiny model has what it takes to learn."""
+"""After this many, the tiny model can learn."""
 
 TASK = """
 [tasks.{name}]

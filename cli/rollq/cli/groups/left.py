@@ -1,4 +1,4 @@
-"""Groups that have left the buffer of a run: in its archive, or dropped for good."""
+"""Groups that have left the buffer of a run: in its archive, or lost."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LeftGroups:
-    """The groups of a run that have left the buffer, in the archive at `url`; none without one."""
+    """The groups of a run that have left the buffer, in the archive at `url`; none without an archive."""
 
     def __init__(self, buffer: "Buffer", url: str | None) -> None:
         self._buffer, self._url = buffer, url
@@ -29,12 +29,12 @@ class LeftGroups:
         )
 
     def look(self, task: str, group_id: int) -> "list[FoundGroup]":
-        """A group. Raises `ConfigError`, `ArchiveError` where the archive cannot be reached."""
+        """A group. Raises `ConfigError`, or `ArchiveError` if the archive cannot be reached."""
         pages = self._archive.pages if self._archive else None
         return [group] if pages and (group := pages.look(task, group_id)) else []
 
     def of_step(self, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
-        """The batch of a step. Raises `ConfigError`, `ArchiveError` where the archive cannot be reached."""
+        """The batch of a step. Raises `ConfigError`, or `ArchiveError` if the archive cannot be reached."""
         from rollq.buffer.query.selection import Selection
 
         if self._archive is None or (pages := self._archive.pages) is None:
@@ -48,7 +48,7 @@ class LeftGroups:
         return [group for entry in listed for group in self.look(entry.task, entry.group_id)]
 
     def matching(self, query: Any) -> "Iterator[GroupRecord]":
-        """The groups for which a query holds; where the archive cannot be reached, none, and `trouble` says why."""
+        """The groups that match a query; if the archive cannot be reached, none, and `trouble` says why."""
         try:
             if self._archive:
                 yield from self._archive.matching(query)

@@ -1,6 +1,6 @@
-"""Orders for many groups: they are found, looked at, and then moved one by one, each in one step.
+"""Orders for many groups: they are found, inspected, and then moved one by one, each atomically.
 
-A group whose status has changed since it was found is left as it is, and counted.
+A group whose status has changed in between is left alone, and counted.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The groups that an order is for. `missing`: those that are named and are not in the buffer; `more`: whether
-    further ones were found."""
+    """The groups that an order is for. `missing`: named groups that are not in the buffer; `more`: whether more were
+    found."""
 
     groups: Sequence[GroupRecord]
     missing: Sequence[str] = ()
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(slots=True)
 class Outcome:
-    """How many groups were moved, or would be, by the status that they had; and why others are left, in words."""
+    """How many groups moved, or would move, by the status that they had; and why others did not, in words."""
 
     moved: Counter[str] = field(default_factory=Counter)
     left: dict[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def name_of(group: GroupRecord) -> str:
 
 
 def named_groups(buffer: Buffer, names: Sequence[str]) -> Found:
-    """The groups that are named TASK/NUMBER. Raises `ConfigError` for a name of another form, or of no task."""
+    """The groups that are named TASK/NUMBER. Raises `ConfigError` for a malformed name or an unknown task."""
     tasks, wanted = buffer.tasks(), [_parse(name) for name in dict.fromkeys(names)]
     if len(wanted) > MOST_GROUPS:
         raise ConfigError(f"{count(len(wanted), 'group')}: give at most {MOST_GROUPS:,} at a time")
@@ -70,14 +70,14 @@ def named_groups(buffer: Buffer, names: Sequence[str]) -> Found:
 
 
 def queried_groups(buffer: Buffer, query: Any, most: int | None = None) -> Found:
-    """The groups for which a query holds, at most `most`. Raises `QueryError`."""
+    """The groups that match a query, at most `most`. Raises `QueryError`."""
     most = most or MOST_GROUPS
     groups = buffer.query(query, limit=most + 1)
     return Found(groups[:most], more=len(groups) > most)
 
 
 def order_groups(buffer: Buffer, order: GroupOrder, groups: Sequence[GroupRecord], *, dry_run: bool) -> Outcome:
-    """Give the order for each group that has the status in which it was found; with `dry_run`, only look."""
+    """Give the order for each group that still has the status in which it was found; with `dry_run`, only look."""
     outcome = Outcome()
     for group in groups:
         expected = Status(group.status)
@@ -93,11 +93,11 @@ def effect_of(order: GroupOrder, moved: Mapping[str, int]) -> str:
 
 
 def left_lines(outcome: Outcome) -> Iterator[str]:
-    """A line for each group that is left as it is, and one for those that are too many to show."""
+    """A line for each group that does not move, and one for groups that are too many to show."""
     for name, why in list(outcome.left.items())[:MOST_SHOWN]:
         yield f"{name}: {why}"
     if (more := len(outcome.left) - MOST_SHOWN) > 0:
-        yield f"and {count(more, 'other group')} that nothing changes"
+        yield f"and {count(more, 'other group')} unchanged"
 
 
 def _parse(name: str) -> tuple[str, int]:

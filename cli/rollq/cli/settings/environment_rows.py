@@ -14,8 +14,8 @@ from rollq.environments.rows import write_missing_rows
 
 
 def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str, str]:
-    """By table, as in `tasks.sums`: the package of each environment with its version, and its options, as one text.
-    `with_rows`: only of environments that have rows.
+    """Table, such as `tasks.sums` -> its environment's package, version and options, as one text. `with_rows`: only of
+    environments that have rows.
 
     Raises `ConfigError` without the package.
     """
@@ -28,7 +28,7 @@ def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str,
 
 
 def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
-    """Write the rows of environments that are in no file yet, beside the settings `file`. Raises `ConfigError`."""
+    """Write the rows of environments that have no file yet, beside the settings `file`. Raises `ConfigError`."""
     folder = file.absolute().parent
     for (root, name), environment in settings.environments.items():
         table = settings.tasks[name] if root == "tasks" else settings.evaluations[name]
@@ -39,7 +39,7 @@ def write_missing_prompts(settings: RollqSettings, file: Path) -> None:
 
 @contextmanager
 def _named(root: str, name: str) -> Iterator[None]:
-    """Begin errors with the name of their table."""
+    """Prefix errors with the name of their table."""
     try:
         yield
     except ConfigError as error:
@@ -47,7 +47,7 @@ def _named(root: str, name: str) -> Iterator[None]:
 
 
 def toml_of(root: str, name: str, table: Mapping[str, Any]) -> str:
-    """A table of tasks or evaluations as a settings file without env has it."""
+    """A table of tasks or evaluations, as written without env."""
     keys = [key for key in table if not key.startswith("env")]
     return "\n".join([f"[{root}.{name}]", *(f"{place_of(key)} = {_value(table[key])}" for key in keys)])
 

@@ -1,4 +1,4 @@
-"""Reads `rollq.toml`, with the overrides that the environment holds.
+"""Reads `rollq.toml`, with overrides from the environment.
 
 Paths in the file are relative to its folder. Secrets and URLs may come from the environment instead, which wins:
 `ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_USER`, `ROLLQ_REDIS_PASSWORD`, or
@@ -66,7 +66,7 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
 
 
 def _with_archive_in(folder: Path, settings: RollqSettings) -> RollqSettings:
-    """`settings` with the folder of the archive, which a bucket's URL is not, made absolute."""
+    """`settings` with the folder of the archive made absolute; a bucket's URL stays."""
     url = settings.archive.url
     if url is None or url.startswith("s3:"):
         return settings
@@ -78,7 +78,7 @@ def _config_error(path: Path, problems: list[str]) -> ConfigError:
 
 
 OPTIONS = ("options", "agent_options")
-"""Tables of engines and agent loops, which are plain values until these validate them."""
+"""Tables of engines and agent loops: plain values until these validate them."""
 PATH_OPTIONS = ("model", "workspace")
 """Paths in them, and in these tables of an engine."""
 ENGINE_TABLES = ("engine_args", "speculative_config")
@@ -114,7 +114,7 @@ def _option(key: str, value: Any, folder: Path) -> Any:
 
 
 def _tool(table: Any, folder: Path) -> Any:
-    """The table of a tool, in which the command of an MCP server has the folder where it starts."""
+    """The table of a tool; the command of an MCP server gets the folder in which it starts."""
     server, start = (table.get("mcp"), table.get("folder", "")) if isinstance(table, dict) else (None, None)
     if not isinstance(server, str) or server.startswith(SCHEMES) or not isinstance(start, str):
         return table
@@ -166,7 +166,7 @@ def _values_from(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def redis_from(environment: Mapping[str, str]) -> RedisSettings:
-    """The environment's queue, user, password and files of TLS, for a buffer whose URL is given otherwise."""
+    """The environment's queue, user, password and TLS files, for a buffer whose URL is given elsewhere."""
     names = ("queue_url", "user", "password", "ca_file", "certificate_file", "key_file")
     values = _values_from(environment)
     return RedisSettings.model_validate({name: values[f"redis.{name}"] or None for name in names})

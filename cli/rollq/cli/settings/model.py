@@ -68,23 +68,26 @@ PROFILES: Final[Mapping[object, Mapping[str, Any]]] = {
         "expiry": "member", "tail_batch_trigger_size": 0, "partial_rollout": True,
     },
 }  # fmt: skip
-"""Profile -> what it sets unless a key is given. docs/guide/staleness.md says what each costs."""
+"""Profile -> the keys that it sets unless they are given. docs/guide/staleness.md gives the cost of each."""
 OFFLINE_KEYS = frozenset(TaskRules.model_fields) | {
     "prompt_field", "answer_field", "ids_field", "metadata_fields", "chat", "system_prompt", "max_prompt_tokens",
     "max_tokens", "shards",
 }  # fmt: skip
-"""Keys of a task that is offline: its rules, and how `rollq import` reads rows."""
+"""Keys of an offline task: its rules, and how `rollq import` reads rows."""
 
 
 class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
-    """One task: a table `[tasks.<name>]`. One that is offline has no `prompts`."""
+    """One task: a table `[tasks.<name>]`. An offline task has no `prompts`."""
 
     profile: Profile = Field(
         default="one-step-off",
-        description="how old samples may become: sets max_staleness and the keys of .staleness that are not given",
+        description="how old samples may become: sets max_staleness and the missing keys of .staleness",
     )
     shards: int = Field(
-        default=1, gt=0, le=MAX_SHARDS, description="parts in which the buffer keeps this task, for several primaries"
+        default=1,
+        gt=0,
+        le=MAX_SHARDS,
+        description="number of parts in which the buffer keeps this task, to use several primaries",
     )
 
     @model_validator(mode="before")
@@ -100,10 +103,10 @@ class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
             return data
         if keys := sorted((set(data) & set(cls.model_fields)) - OFFLINE_KEYS):
             raise ValueError(
-                f"{', '.join(map(place_of, keys))}: with offline = true the task is never sampled, leave this out"
+                f"{', '.join(map(place_of, keys))}: a task with offline = true is never sampled, so leave this out"
             )
         if data.get("shards", 1) != 1:
-            raise ValueError("shards: a task with offline = true has one shard, leave this out")
+            raise ValueError("shards: a task with offline = true has one shard, so leave this out")
         return {"prompts": Path(os.devnull), **data}
 
     def as_shards(self, name: str) -> dict[str, Self]:
@@ -124,7 +127,7 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
     @classmethod
     def _is_not_trained(cls, data: Any) -> Any:
         if isinstance(data, dict) and (keys := sorted(set(data) & (TASK_KEYS - set(cls.model_fields)))):
-            raise ValueError(f"{', '.join(map(place_of, keys))}: an evaluation is never trained, leave this out")
+            raise ValueError(f"{', '.join(map(place_of, keys))}: an evaluation is never trained, so leave this out")
         return data
 
     def as_task(self) -> WorkerTask:
@@ -146,7 +149,7 @@ class RollqSettings(Settings):
     seed: int = Field(default=0, description="seed of the prompts' order, of sampling and of the trainer")
     redis: RedisSettings = Field(default=RedisSettings(), description="servers of the run")
     payloads: PayloadSettings = Field(
-        default=PayloadSettings(), description="where large frames of groups are, if not on the servers"
+        default=PayloadSettings(), description="where large frames of groups are kept, if not on the servers"
     )
     archive: ArchiveSettings = Field(
         default=ArchiveSettings(), description="where `rollq archive` keeps what is trained or dropped"
@@ -156,7 +159,7 @@ class RollqSettings(Settings):
     evaluations: dict[TaskName, EvaluationSettings] = Field(default={}, description="evaluations, by name")
     producer: ProducerSettings = Field(default=ProducerSettings(), description="settings of `rollq produce`")
     worker: WorkerSettings = Field(default=WorkerSettings(), description="settings of `rollq work`")
-    monitor: MonitorSettings = Field(default=MonitorSettings(), description="who is called when the state changes")
+    monitor: MonitorSettings = Field(default=MonitorSettings(), description="command to call when the state changes")
     trainer: TrainerSettings | None = Field(
         default=None, description="settings of `rollq train`; left out with a custom trainer"
     )
@@ -184,7 +187,7 @@ class RollqSettings(Settings):
         return {name: task for name, task in self.train_tasks().items() if not task.offline}
 
     def served_tasks(self) -> dict[str, WorkerTask]:
-        """Everything that workers serve: what the buffer has, without tasks that are offline."""
+        """Everything that workers serve: all tasks that the buffer has, except offline ones."""
         return {name: task for name, task in self.all_tasks().items() if not task.offline}
 
     @property
@@ -199,7 +202,7 @@ class RollqSettings(Settings):
         return settings
 
     def answer_readers(self) -> dict[str, AnswerReader]:
-        """By task or evaluation, what reads the answers that its judge compares with, where it does."""
+        """Task or evaluation -> reader of the answers that its judge compares with, if it compares any."""
         judged: dict[str, JudgedPrompts] = {**self.tasks, **self.evaluations}
         readers = {name: answer_reader(table.judge, table.judge_options) for name, table in judged.items()}
         return {name: reader for name, reader in readers.items() if reader is not None}
@@ -293,8 +296,8 @@ def _tasks_agree(settings: RollqSettings) -> Iterator[str]:
 def _evaluations_exist(settings: RollqSettings) -> Iterator[str]:
     if settings.trainer and settings.trainer.evaluate_every and not settings.evaluations:
         yield (
-            f"trainer.evaluate_every = {settings.trainer.evaluate_every}: there is nothing to evaluate; name its "
-            "prompts in [evaluations.<name>], or leave it out"
+            f"trainer.evaluate_every = {settings.trainer.evaluate_every}: there is nothing to evaluate; add a table "
+            "[evaluations.<name>], or leave this out"
         )
 
 

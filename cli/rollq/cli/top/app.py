@@ -29,15 +29,15 @@ from rollq.monitor.text.units import seconds_in_words
 
 DRAWN_EVERY_S = 0.5
 OLD_S = 3.0
-"""From this age on, the age of the shown data is red."""
+"""Above this age, the age of the shown data is red."""
 BESIDE_CELLS = 4
-"""Columns of a terminal that the tables use beside their cells."""
+"""Terminal columns that a table needs in addition to its cells."""
 COLOURS = {Level.GOOD: "green", Level.ATTENTION: "yellow", Level.BAD: "red"}
 SORTED_BY = ("", "worker", *WORKER_COLUMNS)
 
 
 class Top(App[None]):
-    """The app. Changes are made in a thread each, with a connection of a new reader."""
+    """The app. Each change runs in its own thread, over the connection of a new reader."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -88,14 +88,14 @@ class Top(App[None]):
         yield Static(id="keys", markup=False)
 
     def on_mount(self) -> None:
-        """Start to draw."""
+        """Start drawing."""
         self.query_one("#tasks").focus()
         self.set_interval(DRAWN_EVERY_S, self._draw)
         self.set_interval(DRAWN_EVERY_S, self._end_with_its_terminal)
         self._draw()
 
     def _end_with_its_terminal(self) -> None:
-        """End where the terminal has vanished without a hangup: reads return at once then, again and again."""
+        """Exit if the terminal vanished without a hangup: every read then returns at once."""
         if is_closed(sys.stdin.fileno()):
             self.exit()
 
@@ -126,7 +126,7 @@ class Top(App[None]):
         self._draw()
 
     def action_turn(self) -> None:
-        """Turn the order of the workers."""
+        """Reverse the order of the workers."""
         self._falling = not self._falling
         self._draw()
 
@@ -187,7 +187,7 @@ class Top(App[None]):
 
 
 def is_closed(terminal: int) -> bool:
-    """Whether nobody is at the other end of a terminal, by its file descriptor."""
+    """Whether the other end of a terminal, given by its file descriptor, is gone."""
     poll = select.poll()
     poll.register(terminal, 0)
     return any(events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
@@ -212,7 +212,7 @@ def _errors(run: RunStatus) -> list[str]:
 
 
 def _fill(table: "DataTable[Text]", titles: list[str], rows: Rows) -> None:
-    """Show rows in a table. The row that is selected stays so, wherever it moves."""
+    """Show rows in a table. The selection follows its row."""
     shown = [str(column.label) for column in table.ordered_columns]
     if shown == titles and [row.key.value for row in table.ordered_rows] == list(rows):
         for key, cells in rows.items():

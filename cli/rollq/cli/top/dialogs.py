@@ -47,12 +47,12 @@ class Confirm(ModalScreen[bool]):
             yield Static(f"{self._change.text}\n\n{keys}", markup=False)
 
     def action_answer(self, yes: bool) -> None:
-        """Close the dialog; there is no yes to a change that is not one."""
+        """Close the dialog; only a change that has an effect can be confirmed."""
         self.dismiss(yes and self._change.is_possible)
 
 
 class Keys(ModalScreen[None]):
-    """Shows the keys, until one is pressed."""
+    """Shows the keys until one is pressed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "app.pop_screen"),

@@ -1,4 +1,4 @@
-"""Groups in `rollq top`: found by a query, and moved by an order after a question."""
+"""Groups in `rollq top`: found by a query, and moved by an order once it is confirmed."""
 
 import threading
 from collections.abc import Callable
@@ -32,7 +32,7 @@ KEYS = "Enter: find    space: select    r requeue    x quarantine    d drop    T
 
 
 class Groups(ModalScreen[None]):
-    """Lists the groups of a query. An order is for those that are selected, or for the one at the cursor."""
+    """Lists the groups of a query. An order applies to the selected groups, or else to the group at the cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "app.pop_screen"),
@@ -67,7 +67,7 @@ class Groups(ModalScreen[None]):
         self._search()
 
     def action_mark(self) -> None:
-        """Select the group at the cursor, or do so no longer."""
+        """Toggle the selection of the group at the cursor."""
         if (name := self._at_cursor()) is not None:
             self._marked ^= {name}
             self._table.update_cell_at(Coordinate(self._table.cursor_row, 0), Text("*" if name in self._marked else ""))
@@ -92,7 +92,7 @@ class Groups(ModalScreen[None]):
         self.query_one("#said", Static).update(Text(text))
 
     def _start(self, do: Callable[[], None]) -> None:
-        """Do something in a thread, as it waits for the server; an error is shown."""
+        """Run a call in a thread, since it waits for the server; an error is shown."""
 
         def shown() -> None:
             try:
@@ -103,7 +103,7 @@ class Groups(ModalScreen[None]):
         threading.Thread(target=shown, name="groups", daemon=True).start()
 
     def _on_screen(self, do: Callable[..., object], *given: object) -> None:
-        if self.is_attached:  # the dialog may have been left since
+        if self.is_attached:  # the dialog may be closed by now
             self.app.call_from_thread(do, *given)
 
     # -- in threads

@@ -24,9 +24,9 @@ TASK_COLUMNS: dict[str, Callable[[TaskStatus, Sequence[TaskStatus]], str]] = {
     "kept": lambda task, _: f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-",
     "state": lambda task, _: task.state,
 }
-"""The columns of the table of tasks, and how a cell is made of a task and all of them."""
+"""The columns of the table of tasks, and the function that makes a cell from a task and all tasks."""
 SPARE_TASK_COLUMNS = ("bound", "groups/s", "kept", "running", "pending")
-"""Those that are left out first where the terminal is narrow."""
+"""The columns to leave out first on a narrow terminal."""
 CELL_PADDING = 2
 
 Rows = dict[str, list[str]]
@@ -47,8 +47,8 @@ def task_rows(run: RunStatus, width: int) -> tuple[list[str], Rows]:
 def worker_rows(run: RunStatus, width: int, by: str, *, falling: bool) -> tuple[list[str], Rows]:
     """The titles of the columns that fit into a width, and a row for each worker.
 
-    They are sorted by the column `by` of the report, or by name where it is `worker`; those without it come last. An
-    empty `by` puts those in trouble first.
+    They are sorted by the column `by` of the report, or by name for `worker`; workers without a value come last. An
+    empty `by` puts workers in trouble first.
     """
     columns = worker_columns(run.workers, width)
     arrow = "▼" if falling else "▲"
@@ -76,7 +76,7 @@ def _sorted(workers: Mapping[str, Mapping[str, Any]], by: str, falling: bool) ->
 def charts(history: Sequence[HistoryRow], width: int) -> list[str]:
     """A line for ready groups, and for groups and tokens a second, the newest on the right."""
     if len(history) < 2:
-        return ["no history yet: while a producer runs, it has a row each 10 s"]
+        return ["no history yet: a running producer adds a row every 10 s"]
     ready = [float(row.ready) for row in history]
     return [
         chart("ready groups", ready, width),
@@ -86,7 +86,7 @@ def charts(history: Sequence[HistoryRow], width: int) -> list[str]:
 
 
 def per_second(history: Sequence[HistoryRow], counter: str) -> list[float]:
-    """How fast a counter grew between each two rows."""
+    """The rate at which a counter grew between consecutive rows."""
     return [
         max(0.0, after.counters.get(counter, 0) - before.counters.get(counter, 0))
         / max(0.001, (after.at_ms - before.at_ms) / 1000)

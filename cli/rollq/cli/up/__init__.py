@@ -1,1 +1,1 @@
-"""`rollq up`: all roles of a settings file on this machine, as child processes that are watched."""
+"""`rollq up`: all roles of a settings file on this machine, as supervised child processes."""

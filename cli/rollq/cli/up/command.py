@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 def up(file: Path, workers: int, live: bool) -> None:
     """Run all roles of FILE on this machine: producer, workers, and the trainer and archiver that it configures.
 
-    If no server answers at the URL in FILE, its own runs too, with its data in the folder server beside the output of
-    [trainer]; the folder logs there has a log for each role. A role that dies is started again. It ends when the
-    trainer has trained its steps; Ctrl-C stops all roles, a second one at once. The same command continues.
+    If no server answers at the URL in FILE, it also runs one, with its data in the folder server beside the output of
+    [trainer]; the folder logs there has a log for each role. A role that dies is restarted. The command ends when the
+    trainer has trained all its steps. Ctrl-C stops all roles, a second Ctrl-C at once. To continue, run the same
+    command.
 
     \b
     Example:
@@ -45,7 +46,7 @@ def up(file: Path, workers: int, live: bool) -> None:
             check_roles(settings, file)
             location = RunLocation.from_settings(settings)
             with server_at(location, folder / "server") as server, alone_in(folder):
-                where = f"its own, data in {server.directory}" if server else "it runs already"
+                where = f"started here, data in {server.directory}" if server else "it runs already"
                 click.echo(f"server: {mask_url(location.buffer_url)} ({where})")
                 names = [role.name for role in role_commands(settings, file, workers)]
                 click.echo(f"roles: {', '.join(names)}; logs in {running.logs}")

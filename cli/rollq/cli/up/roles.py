@@ -1,4 +1,4 @@
-"""The roles that a settings file needs, and what is checked before any of them starts."""
+"""The roles that a settings file needs, and checks before any of them starts."""
 
 import asyncio
 import sys
@@ -35,7 +35,8 @@ def role_commands(settings: RollqSettings, file: Path, workers: int) -> Iterator
 
 
 def check_roles(settings: RollqSettings, file: Path) -> None:
-    """Raise `ConfigError` for what a role would refuse at its start: prompts, hooks, judges, models, folders, GPUs."""
+    """Raise `ConfigError` for anything that a role would refuse at start: prompts, hooks, judges, models, folders,
+    GPUs."""
     from rollq.cli.settings.environment_rows import write_missing_prompts
     from rollq.producer.run import open_prompts
 
@@ -69,11 +70,11 @@ def _check_devices(settings: RollqSettings) -> None:
         devices["trainer.device"] = settings.trainer.device
     for setting, device in devices.items():
         if str(device).startswith("cuda"):
-            import torch  # only now: it takes seconds
+            import torch  # imported late: it takes seconds
 
             index = str(device).partition(":")[2]
             if (int(index) if index.isdecimal() else 0) >= torch.cuda.device_count():
-                raise ConfigError(f"{setting} = {device!r}: torch does not find this GPU here; 'cpu' needs none")
+                raise ConfigError(f"{setting} = {device!r}: torch does not find this GPU; use 'cpu' without one")
 
 
 async def _check_judges(settings: RollqSettings) -> None:

@@ -29,7 +29,7 @@ READ_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running system: the settings of `file`, with its logs in `logs`, and `workers` workers.
+    """A running system: the settings of `file`, with logs in `logs` and `workers` workers.
 
     Readings of the buffer go to `depths`, if it is set. `grace_s`: seconds for the roles to stop.
     """
@@ -63,7 +63,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:
-    """Run the roles, and `server`, if it is this process's own, until the trainer has finished; returns the last look.
+    """Run the roles, and `server` if this process owns it, until the trainer has finished; returns the last look.
 
     Without a trainer, until interrupted. Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when
     one refuses its settings.
@@ -77,11 +77,11 @@ def run_roles(running: Running, server: EmbeddedServer | None) -> Watch:
             try:
                 watch.until_finished(buffer, server, supervisor, live=running.live)
             except KeyboardInterrupt:
-                click.echo(f"\nstopping the roles, which have {running.grace_s:.0f} s")
+                click.echo(f"\nstopping the roles, within {running.grace_s:.0f} s")
                 raise
         if running.settings.archive.url:
             _finish_archive(running)
-        watch.take_reading(buffer)  # with all roles at rest, the counts add up
+        watch.take_reading(buffer)  # once all roles have stopped, the counts add up
     return watch
 
 

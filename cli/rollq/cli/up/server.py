@@ -20,9 +20,10 @@ DEFAULT_PORT = 6379
 
 @contextmanager
 def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | None]:
-    """The embedded server, with its data in `folder`, as long as the `with` block; None where a server answers already.
+    """The embedded server, with its data in `folder`, for the duration of the `with` block; None if a server already
+    answers.
 
-    Raises `ServerUnavailable` for a URL at which none answers and none can be started, and `ServerRefused`.
+    Raises `ServerUnavailable` if none answers at the URL and none can be started there, and `ServerRefused`.
     """
     if location.queue_url != location.buffer_url:
         connect(location.queue_url, location.password).close()
@@ -61,7 +62,7 @@ def _answers(location: RunLocation) -> bool:
 
 
 def embedded_place(url: str) -> tuple[str, int] | None:
-    """Address and port of an embedded server that clients reach at `url`; None where it cannot be one."""
+    """Address and port for an embedded server that clients reach at `url`; None if it cannot be one."""
     if len(node_urls(url)) > 1:
         return None
     parts = urlsplit(url)

@@ -27,12 +27,12 @@ PAUSE_S = 2.0
 HEALTHY_S = 600.0
 """A role that has lived for this many seconds counts as healthy again: its earlier deaths are forgotten."""
 WRONG_SETTINGS = 2
-"""Exit status of a role that another start would not help."""
+"""Exit status of a role that a restart would not help."""
 TAIL_LINES = 15
 
 
 class RoleFailed(RollqError):
-    """A role died more often than it is restarted. The message ends with the last lines of its log."""
+    """A role died too often to restart it again. The message ends with the last lines of its log."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Role:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Child processes that live as long as the `with` block. Each writes its output to `<logs>/<name>.log`.
+    """Child processes that live for the duration of the `with` block. Each writes its output to `<logs>/<name>.log`.
 
     At the end, each has `grace_s` seconds between SIGTERM and SIGKILL. `pause_s`: see `PAUSE_S`.
     """
@@ -93,7 +93,7 @@ class Supervisor:
         return role
 
     def restart_dead(self) -> list[str]:
-        """Restart every child that died, not one that stopped in order; returns a line about each.
+        """Restart every child that died, but none that stopped cleanly; returns a line about each.
 
         Raises `RoleFailed` when one has died more than `MAX_RESTARTS` times, and `ConfigError` when one refuses its
         settings.
@@ -113,7 +113,7 @@ class Supervisor:
         return notes
 
     def _restart(self, role: Role, status: int) -> bool:
-        """Restart a role that has died; not yet, if it has died before and its pause is not over."""
+        """Restart a role that has died, unless it died before and its pause is not over."""
         end = f"the end of {self.log(role)}:\n{tail(self.log(role))}"
         if status == WRONG_SETTINGS:
             raise ConfigError(f"{role.name} refuses its settings; {end}")
@@ -144,7 +144,7 @@ class Supervisor:
         self._guardian = None
 
     def wait(self, role: Role | None, seconds: float = 1.0) -> None:
-        """Wait until a role ends, but at most `seconds`; without a role, exactly `seconds`."""
+        """Wait until a role exits, for at most `seconds`; without a role, for exactly `seconds`."""
         if role is None or role.process is None:
             time.sleep(seconds)
             return

@@ -1,7 +1,8 @@
 """An OpenEnv server, shared by all episodes of one process: its places, with a queue for them, and its schemas.
 
-While places are free, episodes open concurrently. Once the server refuses one, episodes queue, and only the first in the
-queue retries: when an episode of this process ends, and after growing pauses, since other processes free places too.
+While places are free, episodes open concurrently. Once the server refuses one, episodes queue, and only the first in
+the queue retries: when an episode of this process ends, and after growing pauses, since other processes free places
+too.
 """
 
 import asyncio
