@@ -61,7 +61,7 @@ def test_what_is_wanted_of_production_while_engines_sleep_holds_when_they_wake(w
     assert world.buffer.clock("math").control is Control.SLEEP
     world.buffer.sleep(world.held, "")
     assert world.buffer.clock("math").control is Control.PAUSE
-    with pytest.raises(ConfigError, match="put to sleep by the trainer"):
+    with pytest.raises(ConfigError, match="only the trainer that needs their memory"):
         world.buffer.set_control("math", Control.SLEEP)
 
 

@@ -73,7 +73,7 @@ def test_all_that_a_run_has_is_deleted_and_nothing_of_others(
     [
         ("trainer", "trainer 'trainer' holds it for another"),
         ("worker", "1 worker has reported within 30 s"),
-        ("producer", "a producer has looked at it within 30 s"),
+        ("producer", "a producer has checked it within 30 s"),
     ],
 )
 def test_a_run_that_a_role_uses_is_refused(world: World, queue: Queue, role: str, said: str) -> None:
@@ -150,7 +150,7 @@ def test_a_deletion_that_died_keeps_roles_out_and_is_ended_by_another_one(
     role = Buffer(buffer.servers, buffer.run, Patience(), payloads_in(tmp_path / "payloads"))
     with pytest.raises(RunMismatch, match=r"is being deleted: wait .* repeat `rollq runs delete`"):
         role.create_run()
-    assert summarize(role).state == "its deletion did not end"
+    assert summarize(role).state == "its deletion did not finish"
     role.delete_run(queue)
     assert role.client.keys("*") == []
     role.create_run()
@@ -175,7 +175,7 @@ def test_a_run_whose_restore_died_is_deleted(
         monkeypatch.setattr(half, "_finish_restore", die)
         with pytest.raises(KeyboardInterrupt):
             half.restore(tmp_path / "saved")
-        assert summarize(half).state == "its restore did not end"
+        assert summarize(half).state == "its restore did not finish"
         half.delete_run(queue)
         assert half.client.keys("*half*") == []
 

@@ -217,7 +217,7 @@ def test_a_checkpoint_of_a_step_whose_batch_is_not_whole_is_refused(world: World
     leases = started(world.start(math=SYNC))
     world.put(leases[:1])
     so_far(world)
-    with pytest.raises(HistoryGone, match="not whole: the server has lost its last moments; resume from step 0"):
+    with pytest.raises(HistoryGone, match="not whole: the server lost its last moments; resume from step 0"):
         world.begin(1, launch_id="second")
 
 

@@ -177,7 +177,7 @@ def test_an_inserted_group_comes_back_from_the_archive_as_it_was(world: World, t
 
 def test_only_offline_tasks_take_insertions_and_nobody_samples_them(world: World) -> None:
     started(world, math={})
-    with pytest.raises(ConfigError, match="task 'math' takes no insertions"):
+    with pytest.raises(ConfigError, match="task 'math' is sampled; only tasks with offline"):
         world.buffer.insert("math", finished_groups(1), source="expert")
     with pytest.raises(ConfigError, match="offline is not set"):
         world.buffer.call_task("insert", "math", "expert", 0)
@@ -244,7 +244,7 @@ def test_a_full_buffer_takes_the_rest_later(world: World, any_server: AnyServer)
     ]
     settings = PayloadSettings(max_buffer_bytes=2 * MAX_CALL_BYTES)
     with Buffer.connect(any_server.url, world.buffer.run, payloads=settings) as buffer:
-        with pytest.raises(ServerRefused, match=r"the insertion has stopped: raise payloads\.max_buffer_bytes"):
+        with pytest.raises(ServerRefused, match=r"the insertion stopped: raise payloads\.max_buffer_bytes"):
             buffer.insert("demos", groups, source="expert")
         assert 0 < buffer.inserted("demos", "expert") < 8
     assert world.buffer.insert("demos", groups, source="expert") > 0

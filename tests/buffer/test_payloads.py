@@ -253,7 +253,7 @@ def test_a_lost_payload_is_a_corrupt_group(world: World) -> None:
     put_large(world.start(), 2)
     claimed = world.claim(1)
     world.buffer.client.delete(*payloads(world.buffer))
-    with pytest.raises(CorruptGroup, match="group 1 of task 'math': its samples are not in the store any more"):
+    with pytest.raises(CorruptGroup, match="group 1 of task 'math': its samples are no longer in the store"):
         world.buffer.fetch(claimed.groups)
 
 

@@ -375,7 +375,7 @@ def test_a_payload_that_is_gone_is_a_corrupt_group_and_costs_no_role(world: Worl
     claimed = world.claim(1)
     world.buffer.payloads.remove(sorted(stored(world)))
     assert world.buffer.sizes_bytes(claimed.groups) == [0, 0]
-    with pytest.raises(CorruptGroup, match="group 1 of task 'math': its samples are not in the store any more"):
+    with pytest.raises(CorruptGroup, match="group 1 of task 'math': its samples are no longer in the store"):
         world.buffer.fetch(claimed.groups)
     world.buffer.release(world.held, 1, "return", claim_round=claimed.claim_round, bad={"math": [1, 2]})
     assert world.statuses() == {"failed": 2}
@@ -510,7 +510,7 @@ def test_a_lease_of_a_group_whose_payload_is_gone_begins_again(world: World, cap
     world.buffer.recycle("math", epoch=world.held.epoch, target=100, limit=100, statuses=[Status.EXPIRED])
     (again,) = [each for each in world.lease(10) if each.group_id == lease.group_id]
     assert {sample.status for sample in again.samples} == {SampleStatus.PENDING}
-    assert "the frame of its samples is no longer in the store" in caplog.text
+    assert "the frame of its samples is gone from the store" in caplog.text
 
 
 def test_many_workers_and_a_collector_at_once_lose_nothing(
@@ -587,7 +587,7 @@ def test_another_folder_than_that_of_the_run_is_refused(server_url: str, run_nam
         buffer.create_run()
     with (
         Buffer.connect(server_url, run_name) as buffer,
-        pytest.raises(ConfigError, match=r"has payloads outside of its servers: set payloads\.url"),
+        pytest.raises(ConfigError, match=r"keeps payloads outside its servers: set payloads\.url"),
     ):
         buffer.create_run()
 

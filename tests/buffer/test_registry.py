@@ -65,7 +65,7 @@ def test_a_batch_size_changes_at_the_first_step_that_is_not_planned(world: World
     assert revision is not None
     assert revision.changes == {"schedule": ("none", "4:4")}
     assert revision.text == "revision 2: batch_groups 2 -> 4 from step 4 on"
-    with pytest.raises(ConfigError, match="step 1: its batch is claimed already; give 2 or more"):
+    with pytest.raises(ConfigError, match="step 1: its batch is already claimed; use 2 or more"):
         world.buffer.change_rules("math", {"batch_groups": 3}, batch_step=1)
     world.buffer.change_rules("math", {"batch_groups": 8}, batch_step=50)
     assert world.buffer.rules("math").schedule == ((4, 4), (50, 8))
@@ -75,7 +75,7 @@ def test_steps_without_a_checkpoint_cannot_be_fewer_than_there_are(world: World)
     world.start().complete(6)
     world.train(1)
     world.train(2)
-    with pytest.raises(ConfigError, match="max_uncheckpointed_steps = 1: the batches of 2 steps are held"):
+    with pytest.raises(ConfigError, match="max_uncheckpointed_steps = 1: the batches of 2 steps wait"):
         world.buffer.change_rules("math", {"max_uncheckpointed_steps": "1"})
     with pytest.raises(ConfigError, match=r"max_uncheckpointed_steps: .* a valid integer"):
         world.buffer.change_rules("math", {"max_uncheckpointed_steps": "soon"})
@@ -113,7 +113,7 @@ def test_an_edited_file_is_followed_once_and_an_older_one_never(
     assert buffer.rules("math").max_staleness == 2, "set by hand, after the file was edited"
     caplog.clear()
     buffer.register_task("math", FILE)
-    assert "this settings file is older than the file of other roles, which has max_staleness = 3" in caplog.text
+    assert "this settings file is older than that used by other roles, which has max_staleness = 3" in caplog.text
     assert [revision.number for revision in buffer.rule_revisions("math")] == [1, 2, 3]
 
 

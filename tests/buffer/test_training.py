@@ -275,7 +275,7 @@ def test_a_replaced_trainer_is_refused_everything(world: World) -> None:
 def test_a_second_trainer_is_told_who_holds_the_run_or_takes_over(world: World) -> None:
     world.start()
     with pytest.raises(
-        TrainerHeld, match=r"^trainer 'trainer' \(process \d+ on .+\) holds run .+ for another 30 s: .+ takeover = true"
+        TrainerHeld, match=r"^trainer 'trainer' \(process \d+ on .+\) holds run .+ another 30 s: .+ takeover = true"
     ):
         world.begin(0, launch_id="other", trainer_id="rival")
     assert world.begin(0, launch_id="other", trainer_id="rival", takeover=True).epoch == 2
@@ -310,7 +310,7 @@ def test_a_step_that_a_rewind_undid_cannot_be_resumed_from(world: World, mode: R
         world.train(step)
     world.buffer.checkpoint(world.held, 1)
     world.begin(1, mode=mode, launch_id="launch-2")
-    with pytest.raises(HistoryGone, match=r"step 3 was undone by a rewind.*the newest step to resume from is 1"):
+    with pytest.raises(HistoryGone, match=r"a rewind undid step 3.*the newest step to resume from is 1"):
         world.begin(3, launch_id="launch-3")
     world.buffer.renew_trainer(world.held)  # a refused resume moves nothing
     world.begin(1, launch_id="launch-4")
@@ -372,7 +372,7 @@ def test_a_released_batch_of_an_older_trainer_cannot_be_resumed_after(world: Wor
     world.train(2)
     world.begin(1, launch_id="launch-2")
     world.buffer.release(world.held, 2, "return", claim_round=world.claim(2).claim_round)
-    with pytest.raises(HistoryGone, match="step 2 was undone"):
+    with pytest.raises(HistoryGone, match="a rewind undid step 2"):
         world.begin(2, launch_id="launch-3")
 
 
@@ -430,7 +430,7 @@ def test_a_dead_trainer_holds_the_run_for_one_lease_although_the_servers_clock_w
     world.start()
     deadline_ms = world.buffer.server_ms() + 3_600_000
     world.buffer.client.hset(world.buffer.keys.trainer, "deadline_ms", deadline_ms)
-    with pytest.raises(TrainerHeld, match=r"holds run .* for another 30 s"):
+    with pytest.raises(TrainerHeld, match=r"holds run .* lasts another 30 s"):
         world.begin(0, launch_id="launch-2", trainer_id="another")
     client: Any = world.buffer.client
     assert int(client.hget(world.buffer.keys.trainer, "deadline_ms")) <= world.buffer.server_ms() + 30_000

@@ -76,38 +76,38 @@ def test_a_function_that_can_be_called_is_accepted(function: Any, contract: Cont
         (
             one,
             JUDGE,
-            'judge = "mine.function": def one(state) has other parameters (too many positional arguments); needed is '
-            "def or async def reward(prompt, sample) -> float, dict[str, float] or Credit",
+            'judge = "mine.function": def one(state) has the wrong parameters (too many positional arguments); '
+            "expected def or async def reward(prompt, sample) -> float, dict[str, float] or Credit",
         ),
         (
             two,
             SHOULD_CONTINUE,
-            'should_continue = "mine.function": def two(prompt, sample) has other parameters (missing a required '
-            "argument: 'sample'); needed is def should_continue(state) -> bool",
+            'should_continue = "mine.function": def two(prompt, sample) has the wrong parameters (missing a required '
+            "argument: 'sample'); expected def should_continue(state) -> bool",
         ),
         (
             one_async,
             SHOULD_CONTINUE,
-            'should_continue = "mine.function": async def one_async(state) is async; needed is '
+            'should_continue = "mine.function": async def one_async(state) is async; expected '
             "def should_continue(state) -> bool",
         ),
         (
             wrapped,
             SHOULD_CONTINUE,
-            'should_continue = "mine.function": async def one_async(state) is async; needed is '
+            'should_continue = "mine.function": async def one_async(state) is async; expected '
             "def should_continue(state) -> bool",
         ),
         (
             two_async,
             POOLS_JUDGE,
-            'judge = "mine.function": async def two_async(prompt, sample) has other parameters (got an unexpected '
-            "keyword argument 'pools'); needed is "
+            'judge = "mine.function": async def two_async(prompt, sample) has the wrong parameters (got an unexpected '
+            "keyword argument 'pools'); expected "
             "async def reward(prompt, sample, pools) -> float, dict[str, float] or Credit",
         ),
         (
             Called,
             JUDGE,
-            'judge = "mine.function": Called is a class; needed is '
+            'judge = "mine.function": Called is a class; expected '
             "def or async def reward(prompt, sample) -> float, dict[str, float] or Credit",
         ),
     ],
@@ -128,11 +128,9 @@ class Half:
 
 
 def test_a_method_that_may_be_absent_is_checked_where_it_exists() -> None:
-    with pytest.raises(
-        ConfigError, match=r"Half.resume\(prompt, session, messages\) is not async; needed is async def"
-    ):
+    with pytest.raises(ConfigError, match=r"Half.resume\(prompt, session, messages\) is not async; expected async def"):
         check_object(Half(), ENVIRONMENT, "mine.Half")
-    with pytest.raises(ConfigError, match=r"Half has no respond; needed is async def respond\(self, turn\) -> Step$"):
+    with pytest.raises(ConfigError, match=r"Half has no respond; expected async def respond\(self, turn\) -> Step$"):
         check_object(Half(), TURN_ENVIRONMENT, "mine.Half")
 
 
@@ -148,7 +146,7 @@ def test_a_hook_is_checked_before_anything_is_produced(tmp_path: Path, monkeypat
 
 def test_an_operator_is_checked_when_it_is_given() -> None:
     nothing: Any = None
-    with pytest.raises(ConfigError, match=r"^pipeline: async def one_async\(state\) is async; needed is def operator"):
+    with pytest.raises(ConfigError, match=r"^pipeline: async def one_async\(state\) is async; expected def operator"):
         BatchCoordinator(nothing, nothing, pipeline=[one, one_async])  # type: ignore[list-item]
 
 

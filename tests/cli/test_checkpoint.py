@@ -155,7 +155,7 @@ def test_xb16_resuming_into_a_non_empty_buffer_or_under_another_policy_is_refuse
     other = write_config(tmp_path / "other.toml", fresh_server.url, run_name, rules='batches.order = "arrival"')
     refused = rollq("snapshot", "load", other, tmp_path / "saved")
     assert refused.exit_code == 2
-    assert "error: task 'math' was saved with order = staleness, the settings ask for arrival" in refused.output
+    assert "error: task 'math' was saved with order = staleness, but the settings have arrival" in refused.output
     with RunLocation.from_settings(load_settings(other, {})).buffer() as buffer, pytest.raises(StoreLost):
         buffer.tasks()
 
@@ -229,8 +229,8 @@ def test_a_run_with_payloads_outside_is_saved_only_with_them(
     refused = rollq("snapshot", "save", saved, *place)
     assert (refused.exit_code, refused.output) == (
         2,
-        f"error: run {run_name!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as its "
-        "other roles do\n",
+        f"error: run {run_name!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
+        "for its other roles\n",
     )
     assert set(tmp_path.rglob("*")) == before
     other = tmp_path / "other"

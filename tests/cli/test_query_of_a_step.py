@@ -134,7 +134,7 @@ def test_an_archive_that_cannot_be_reached_is_not_taken_for_an_empty_one(
     assert "groups that have left the buffer are missing: archive.url = " in found.output
     assert "there is no such folder on this machine" in found.output
     (archived.parent / "archive").mkdir()
-    assert "has nothing of this run, which has an archive" in ask(archived).output
+    assert "has nothing of this run, but the run has an archive" in ask(archived).output
     without = CliRunner().invoke(main, ["query", WORST, "--url", server_url, "--run", world.buffer.run])
     assert without.exit_code == 0
     assert "name the rollq.toml with the url of the archive" in without.output

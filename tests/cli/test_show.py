@@ -360,7 +360,7 @@ def test_a_frame_that_is_damaged_or_gone_is_a_problem_of_its_group(world: World,
     client.hset(keys.rollout(1), "all", b"not a frame")
     client.unlink(keys.payload(2, world.buffer.inspect("math", 2)["payload"]))
     assert "samples are not shown: frame of 11 bytes" in show("math", 1).output
-    assert "samples are not shown: its samples are not in the store any more" in show("math", 2).output
+    assert "samples are not shown: its samples are no longer in the store" in show("math", 2).output
 
 
 @pytest.mark.parametrize(

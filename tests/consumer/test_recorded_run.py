@@ -163,7 +163,7 @@ def test_a_step_without_the_file_of_a_task_is_an_error(recorded: list[Batch], fo
     file.unlink()
     run = RecordedRun(Archive(str(folder)))
     run.commit(next(run))
-    with pytest.raises(ArchiveError, match="step 2 trained 4 groups of all tasks, and 2 are in the archive"):
+    with pytest.raises(ArchiveError, match="step 2 trained 4 groups of all tasks, but only 2 are in the archive"):
         next(run)
 
 

@@ -133,9 +133,9 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
         ({"prompt": "x", "images": "data:image/png;base64,"}, "is empty"),
         ({"prompt": "x", "images": "file:///gone.png"}, "is not in .*: name its folder in image_folders"),
         ({"prompt": "x", "images": "file://elsewhere/gone.png"}, "on another machine"),
-        ({"prompt": "x", "images": "text.png"}, "image 'text.png': a file of 4 bytes is not an image"),
-        ({"prompt": "x", "images": "data:image/png;base64,cm9vdDp4"}, "a file of 6 bytes is not an image"),
-        ({"prompt": "x", "images": LARGE_CUT}, "is not an image"),
+        ({"prompt": "x", "images": "text.png"}, "image 'text.png': a file of 4 bytes is not a readable image"),
+        ({"prompt": "x", "images": "data:image/png;base64,cm9vdDp4"}, "a file of 6 bytes is not a readable image"),
+        ({"prompt": "x", "images": LARGE_CUT}, "is not a readable image"),
         ({"prompt": "x", "images": "a\0b.png"}, "cannot be read"),
         ({"prompt": "x", "images": "file:///a%00b.png"}, "cannot be read"),
         ({"prompt": "x", "images": "circle.png"}, "cannot be read"),
@@ -215,7 +215,7 @@ def test_folders_of_images_may_be_named(folder: Path, secret: Path) -> None:
     for way in images:
         assert read(folder, {"prompt": "x", "images": way}, image_folders=[secret.parent]).images
     for way in ("/proc/self/environ", "/etc/passwd"):
-        with pytest.raises(InvalidPrompt, match="is not an image"):
+        with pytest.raises(InvalidPrompt, match="is not a readable image"):
             read(folder, {"prompt": "x", "images": way}, image_folders=["/"])
 
 

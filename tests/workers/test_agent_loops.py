@@ -40,7 +40,7 @@ def test_a_class_that_is_no_loop_is_refused() -> None:
         make_loop("pathlib.PurePosixPath", {})
     assert str(refused.value) == (
         'agent_loop = "pathlib.PurePosixPath": PurePosixPath has no run; '
-        "needed is async def run(self, rollout) -> Sample"
+        "expected async def run(self, rollout) -> Sample"
     )
 
 
@@ -61,12 +61,12 @@ class Unsure(Own):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("Plain", "def Plain.run(rollout) is not async; needed is async def run(self, rollout) -> Sample"),
+        ("Plain", "def Plain.run(rollout) is not async; expected async def run(self, rollout) -> Sample"),
         (
             "Narrow",
-            "async def Narrow.run() has other parameters (too many positional arguments); needed is async def run",
+            "async def Narrow.run() has the wrong parameters (too many positional arguments); expected async def run",
         ),
-        ("Unsure", "Unsure.resumable is 'yes'; needed is resumable: bool = False"),
+        ("Unsure", "Unsure.resumable is 'yes'; expected resumable: bool = False"),
     ],
 )
 def test_a_loop_that_would_fail_every_sample_is_refused_at_the_start(name: str, problem: str) -> None:

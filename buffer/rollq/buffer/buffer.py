@@ -1,4 +1,4 @@
-"""`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
+"""`Buffer`: the public replay buffer, with one typed method for each thing that can happen to a group."""
 
 from rollq.buffer.calls.exclusion import Excluding
 from rollq.buffer.calls.runs import Deletion
@@ -28,8 +28,8 @@ class Buffer(
 ):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 
-    It has the methods of every role. Code that plays one role is annotated with that role's class in
-    `rollq.buffer.roles`, so that mypy finds a call that the role may not make.
+    It has the methods of every role. Annotate code for one role with that role's class in `rollq.buffer.roles`, and
+    mypy rejects calls that the role may not make.
 
     >>> with Buffer.connect("redis://127.0.0.1:6379/0", "gsm8k") as buffer:
     ...     buffer.counts("math").ready

@@ -74,7 +74,7 @@ def _first_failure(ranks: Sequence["subprocess.Popen[bytes]"]) -> int | None:
                 os.close(descriptor)
                 running.pop(descriptor).wait()
             if failed := [rank for rank in range(len(ranks)) if ranks[rank].returncode]:
-                # a rank that was killed makes the others fail, not the other way round
+                # a killed rank makes the others fail, not the other way round
                 return next((rank for rank in failed if ranks[rank].returncode < 0), failed[0])
         return None
     finally:

@@ -431,8 +431,8 @@ def test_a_group_that_somebody_has_damaged_does_not_hold_up_the_others(
     without = {damage[row["group_id"] - 2][0] for row in rows if row["leases"] is None and row["outcome"] != "damaged"}
     assert without == {"attempt", "leased", "put_ms", "status"}, "leases are for people: the samples are kept"
     assert len([text for text in caplog.messages if "archived without its leases" in text]) >= len(without)
-    assert all("somebody has changed it in the buffer" in reason for reason in lost.values())
-    assert len([text for text in caplog.messages if "somebody has changed it in the buffer" in text]) == len(lost)
+    assert all("it was modified in the buffer" in reason for reason in lost.values())
+    assert len([text for text in caplog.messages if "it was modified in the buffer" in text]) == len(lost)
 
 
 def test_files_are_named_by_task_step_and_number() -> None:

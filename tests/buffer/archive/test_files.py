@@ -173,7 +173,8 @@ def test_datasets_reads_the_archive(file: Path, tmp_path: Path) -> None:
 def test_a_file_names_its_version(file: Path) -> None:
     check_version(parquet.read_schema(file).metadata, "step.parquet")
     with pytest.raises(
-        ArchiveError, match=f"has version 99 of the archive, this rollq reads {VERSION}: use the rollq that wrote it"
+        ArchiveError,
+        match=f"has version 99 of the archive, but this rollq reads {VERSION}: use the rollq version that wrote it",
     ):
         check_version({VERSION_KEY: b"99"}, "step.parquet")
     with pytest.raises(ArchiveError, match="is not a file of an archive"):

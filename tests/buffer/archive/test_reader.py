@@ -168,5 +168,5 @@ def test_a_batch_that_is_not_whole_is_refused(world: World, folder: Path, monkey
     Archiver(world.buffer, str(folder), wait_s=0).archive_once(threading.Event())
     found = Archive(str(folder))
     ((step, names),) = found.steps().items()
-    with pytest.raises(ArchiveError, match="step 1 trained 2 groups of task 'math', and 1 are in the archive"):
+    with pytest.raises(ArchiveError, match="step 1 trained 2 groups of task 'math', but only 1 are in the archive"):
         found.batch(step, names)

@@ -378,7 +378,7 @@ def test_the_loop_says_how_many_environments_may_live_at_a_time() -> None:
         ({"environment": f"{__name__}.Guess", "options": {"numbr": 1}}, "cannot be made with options"),
         (
             {"environment": f"{__name__}.Seen"},
-            "Seen has no setup, step, teardown; needed are async def setup(self, prompt, session) -> Opening",
+            "Seen has no setup, step, teardown; expected async def setup(self, prompt, session) -> Opening",
         ),
     ],
 )

@@ -432,7 +432,7 @@ def test_a_judge_that_gives_no_reward_needs_a_group_judge() -> None:
     [
         ("rank", "group judge 'rank': use a dotted path"),
         (f"{__name__}.no_such", "has no 'no_such'"),
-        (f"{__name__}.shown", "has other parameters .*; needed is def or async def rank"),
+        (f"{__name__}.shown", "has the wrong parameters .*; expected def or async def rank"),
         (f"{__name__}.asking", "takes pools, but none is set"),
     ],
 )

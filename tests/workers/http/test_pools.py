@@ -339,7 +339,7 @@ def test_the_name_of_a_pool_can_be_a_part_of_a_variables() -> None:
 
 
 def test_a_judge_that_takes_pools_must_be_async() -> None:
-    with pytest.raises(ConfigError, match="is not async; needed is async def"):
+    with pytest.raises(ConfigError, match="is not async; expected async def"):
         make_judge(f"{__name__}.blocking_judge", {}, JudgeContext(30, JudgePool(1)))
 
 

@@ -187,7 +187,8 @@ def text_judge(text: str) -> float:
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_judge_that_cannot_be_called_with_prompt_and_sample_is_refused(isolate: bool) -> None:
     with pytest.raises(
-        ConfigError, match=rf'judge = "{__name__}.text_judge": def text_judge\(text\) has other parameters \(too many'
+        ConfigError,
+        match=rf'judge = "{__name__}.text_judge": def text_judge\(text\) has the wrong parameters \(too many',
     ):
         make_judge(f"{__name__}.text_judge", {}, JudgeContext(1.0, JudgePool(1), isolate))
 

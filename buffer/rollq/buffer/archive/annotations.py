@@ -13,7 +13,7 @@ from rollq.buffer.archive.schema import check_version, parquet
 from rollq.buffer.errors import ArchiveError
 
 LISTED_S = 5.0
-"""How long a list of the files is used; a step that was trained since is not in it."""
+"""How long a list of the files is used; it lacks steps trained since then."""
 GROUPS_KEPT = 16
 """Groups whose values are kept in memory."""
 _NAME = re.compile(r"step-(\d+)-(\d+)-\d+-\d+\.parquet")
@@ -41,7 +41,7 @@ class AnnotationReader:
     """The annotations of one incarnation of a run. For one thread."""
 
     def __init__(self, url: str, run: str, incarnation: str) -> None:
-        """`url`: of the archive, in which each run has a folder. Raises `ConfigError` where it is not to be had."""
+        """`url`: of the archive, in which each run has a folder. Raises `ConfigError` if it is unavailable."""
         parquet()
         self._objects = open_archive(url)
         self._folder = f"{run}+annotations/{incarnation}"
@@ -50,14 +50,14 @@ class AnnotationReader:
         self._kept: OrderedDict[tuple[str, int, int], Annotations] = OrderedDict()
 
     def of_group(self, task: str, group_id: int, step: int) -> Annotations:
-        """The values of a group by the trainer that trained a step, the one with the highest epoch; empty without any.
+        """The values of a group from the trainer of a step, the one with the highest epoch; empty without any.
 
         Raises `ArchiveError`, and what the file system or the bucket raises.
         """
         key = task, group_id, step
         if key not in self._kept:
             if not (found := self._read(task, group_id, self._names_of(step))):
-                return {}  # it may be written yet
+                return {}  # it may still be written
             self._kept[key] = found
             if len(self._kept) > GROUPS_KEPT:
                 self._kept.popitem(last=False)
@@ -96,7 +96,7 @@ class AnnotationReader:
 
 
 def root_of(url: str, names: Sequence[str], run: str, incarnation: str) -> str:
-    """The URL of the whole archive, where `url` may be of a folder in it with the files `names`.
+    """The URL of the whole archive; `url` may name a folder in it, with the files `names`.
 
     Raises `ArchiveError` for files of `rollq export`, which have nothing beside them.
     """

@@ -1,4 +1,4 @@
-"""The archiver: writes groups that leave the buffer to files, and then lets them go.
+"""The archiver: writes groups that leave the buffer to files, then releases them.
 
 A portion of groups is fixed in the buffer before it is written, and its groups never change. So an archiver that takes
 over from one that died writes the same file again, under the same name.
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 WAIT_S = 60.0
-"""How long groups that were dropped wait for others of the same step."""
+"""How long dropped groups wait for others of the same step."""
 PORTION_BYTES = 256 << 20
-"""The frames of a portion take about as much as this at most; a file is made in memory."""
+"""Approximate limit for the frames of a portion: a file is made in memory."""
 MARKER = "_this+run"
-"""A name that a task cannot have, and that pandas skips. Without it, the folder of a run is not there."""
+"""A name that no task can have and that pandas skips. If it is missing, so is the folder of the run."""
 
 
 def open_archive(url: str) -> Objects:
-    """The objects at `archive.url`. Raises `ConfigError` for one that is neither a folder that exists nor a bucket."""
+    """The objects at `archive.url`. Raises `ConfigError` unless it is an existing folder or a bucket."""
     return Bucket(url, "archives") if url.startswith("s3:") else Folder(url, "archive.url", durable=True)
 
 
@@ -52,10 +52,10 @@ def wait_for_run(buffer: ArchiverBuffer, stop: threading.Event) -> None:
 
 
 class Archiver:
-    """Archives the groups of a run that leave; any number may work at the same time."""
+    """Archives the groups that leave a run. Any number of archivers may work concurrently."""
 
     def __init__(self, buffer: ArchiverBuffer, url: str, *, wait_s: float = WAIT_S) -> None:
-        """Raises `ConfigError` for another folder or bucket than the one that has the archive of the run so far."""
+        """Raises `ConfigError` if the run's archive so far is in a different folder or bucket."""
         parquet()
         self._buffer = buffer
         self._name = f"archive.url = {url!r}"
@@ -73,10 +73,10 @@ class Archiver:
                 stop.wait(POLL_S)
 
     def finish(self, stop: threading.Event) -> None:
-        """Archive all that has left, and what is kept for audit: for a run that is over.
+        """Archive everything that has left or is kept for audit, once the run is over.
 
-        Waits for an archiver that is at work, or has died within the last seconds, and while the buffer is saved.
-        Raises `ArchiveError` when all is archived but trained groups that no checkpoint covers.
+        Waits for an archiver that is working or has just died, and while the buffer is being saved. Raises
+        `ArchiveError` if everything is archived except trained groups that no checkpoint covers.
         """
         self._wait_s = 0.0
         while not stop.is_set():
@@ -89,7 +89,7 @@ class Archiver:
                 stop.wait(POLL_S)
 
     def _waits(self, task: str) -> bool:
-        """Whether groups of a task are still to be archived when its run is over."""
+        """Whether groups of a task remain to be archived after its run is over."""
         counts = self._buffer.counts(task)
         audited = (Status.FAILED, Status.FILTERED) if counts.clock.rules.archive else ()
         return any(counts.statuses[status] for status in (Status.LEAVING, *audited))
@@ -101,14 +101,14 @@ class Archiver:
         if groups := ", ".join(f"{count} of task {task!r}" for task, count in uncovered.items() if count):
             raise ArchiveError(
                 f"run {self._buffer.run!r}: trained groups are not archived yet, {groups}, because no checkpoint "
-                "covers their steps. Start `rollq train` again, which saves one when it ends or is stopped; then "
-                "repeat this. `rollq runs delete` would lose them"
+                "covers their steps. Start `rollq train` again, which saves a checkpoint when it ends or is stopped; "
+                "then repeat this command. `rollq runs delete` would lose the groups"
             )
 
     def archive_once(self, stop: threading.Event) -> int:
-        """Archive a portion of each task that has one; returns the number of groups.
+        """Archive one portion of each task that has one; return the number of groups.
 
-        Waits, and logs it, while the server, the folder or the bucket is unavailable or full.
+        While the server, the folder or the bucket is unavailable or full, waits and logs that.
         """
         try:
             return sum(self._archive_portion(task, stop) for task in self._buffer.tasks())
@@ -128,11 +128,11 @@ class Archiver:
             return 0
         name = f"{self._folder}/{file_name(portion)}"
         content = self._encode(portion)
-        if not self._buffer.is_waiting(portion):  # another archiver has written it: groups were gone when this one read
+        if not self._buffer.is_waiting(portion):  # another archiver wrote it: groups were gone when this one read them
             return 0
         self._put(task, name, content)
         while not self._buffer.forget_archived(portion):
-            log.info("task %s: the buffer is saved, so groups that are in the archive stay until it has been", task)
+            log.info("task %s: a snapshot is being taken; archived groups stay in the buffer until it is done", task)
             if stop.wait(POLL_S):
                 return 0
         log.info("task %s: %d groups of step %d are in %s", task, len(portion.ids), portion.step, name)
@@ -143,20 +143,20 @@ class Archiver:
         return encode_file(self._buffer.run, self._buffer.incarnation, portion, groups)
 
     def _mark(self) -> None:
-        """Leave a marker, by which a folder that is not mounted is noticed."""
+        """Leave a marker that reveals whether the folder is mounted."""
         marker = f"{self._folder}/{MARKER}"
         try:
             self._wait_out(lambda: self._objects.size_bytes(marker))
         except FileNotFoundError:
             if any(self._buffer.archive_state(task).groups for task in self._buffer.tasks()):
                 raise ConfigError(
-                    f"{self._name} has nothing of this run, which has an archive: give every archiver the same folder "
-                    "or bucket"
+                    f"{self._name} has nothing of this run, but the run has an archive: give every archiver the same "
+                    "folder or bucket"
                 ) from None
             self._wait_out(lambda: self._objects.put(marker, b""))
 
     def _put(self, task: str, name: str, value: bytes) -> None:
-        """Write a file; while that fails, say why in the buffer, and keep the portion from other archivers."""
+        """Write a file. While that fails, record why in the buffer, and keep other archivers off the portion."""
 
         def put() -> None:
             try:

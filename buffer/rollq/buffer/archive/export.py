@@ -16,7 +16,7 @@ from rollq.buffer.errors import ConfigError
 
 
 def groups_in(buffer: Buffer, query: Any) -> Iterator[list[Row]]:
-    """The rows of each group in the buffer that matches `query`. A group that leaves during the export is left out."""
+    """The rows of each group in the buffer that matches `query`, except groups that leave during the export."""
     for task, records in groupby(buffer.query(query), key=lambda record: record.task):
         for stored in buffer.read_stored(task, [record.uid for record in records]):
             step = int(stored.fields.get("trained_step") or stored.fields["step"])
@@ -24,12 +24,12 @@ def groups_in(buffer: Buffer, query: Any) -> Iterator[list[Row]]:
 
 
 def export(groups: Iterable[list[Row]], path: Path, form: str) -> int:
-    """Write groups to a file that does not exist yet; returns how many. It appears complete or not at all.
+    """Write groups to a new file, which appears complete or not at all; returns how many.
 
-    Raises `ConfigError` for a file that exists, or cannot be written.
+    Raises `ConfigError` if the file exists or cannot be written.
     """
     if path.exists():
-        raise ConfigError(f"--to {path}: exists; remove it, or name another file")
+        raise ConfigError(f"--to {path}: the file exists; remove it, or name another")
     counted = _Counted(groups)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
@@ -45,7 +45,7 @@ def export(groups: Iterable[list[Row]], path: Path, form: str) -> int:
 
 
 class _Counted:
-    """The rows of groups, which it counts."""
+    """Yields the rows of groups, and counts the groups."""
 
     def __init__(self, groups: Iterable[list[Row]]) -> None:
         self._waiting = groups
@@ -75,7 +75,7 @@ def _encode_bytes(value: Any) -> str:
 
 
 def read_lines_row(row: Row) -> Row:
-    """A row that was written as a line of JSON, with the bytes of its arrays. Raises `ValueError` if they are none."""
+    """A row from its line of JSON, with the bytes of its arrays. Raises `ValueError` if they are invalid."""
     segments = [[{**array, "data": _decode_bytes(array["data"])} for array in arrays] for arrays in row["arrays"]]
     return {**row, "arrays": segments}
 

@@ -1,4 +1,4 @@
-"""Rows of the archive as the same value that the buffer gives of a group, so that what shows one shows both. Pure."""
+"""Rows of the archive as the value that the buffer returns for a group, so that a view of one shows both. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,7 +13,7 @@ from rollq.buffer.wire.prompts import decode_prompt
 
 
 def found_group(rows: Sequence[Mapping[str, Any]], now_ms: int, *, with_samples: bool = False) -> FoundGroup:
-    """The group of all its rows, as seen at `now_ms`. Without samples, columns of tokens and texts may be missing."""
+    """A group from all its rows, as seen at `now_ms`. Without samples, columns of tokens and texts may be missing."""
     first = rows[0]
     record = first["prompt_record"].encode()
     return FoundGroup(
@@ -33,7 +33,7 @@ def found_group(rows: Sequence[Mapping[str, Any]], now_ms: int, *, with_samples:
 
 
 def _fields(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields that the buffer had of the group, as far as the archive has them."""
+    """The group's fields in the buffer, as far as the archive has them."""
     first = rows[0]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     return {

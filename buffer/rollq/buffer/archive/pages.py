@@ -1,6 +1,6 @@
-"""Looks at the groups of an archive by the page: the newest steps first, one file and few columns of it at a time.
+"""Pages through the groups of an archive: newest steps first, one file and few of its columns at a time.
 
-Files that appear later are seen after a `refresh`.
+`refresh` finds files that appeared later.
 """
 
 import threading
@@ -25,7 +25,7 @@ from rollq.buffer.values.rollouts import Sample, SampleStatus
 FILES_KEPT = 8
 """Files whose groups are kept in memory, without their samples."""
 FILES_PER_PAGE = 32
-"""Files that are read for one page at most."""
+"""Most files that are read for one page."""
 LISTED = (
     "task", "group_id", "sample", "outcome", "reason", "step", "status", "reward", "worker", "versions",
     "prompt_record", "tries", "admitted_at", "put_at", "claimed_at", "committed_at", "left_at", "generate_ms", "row",
@@ -45,7 +45,7 @@ class _Listed(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """A file: the task and the step of its groups, None where its name does not have them."""
+    """A file: the task and the step of its groups, None if its name does not have them."""
 
     name: str
     task: str | None
@@ -53,10 +53,10 @@ class _Name(NamedTuple):
 
 
 class ArchivePages:
-    """The groups of the one run whose archive this is. For any threads."""
+    """The groups of the run that the archive belongs to. Thread-safe."""
 
     def __init__(self, archive: Archive) -> None:
-        """Raises `ArchiveError` for an archive of several runs, and for files that this rollq cannot read."""
+        """Raises `ArchiveError` if the archive has several runs, or files that this rollq cannot read."""
         self.url = archive.url
         self.run, self.incarnation = archive.run()
         self._archive = archive
@@ -67,7 +67,7 @@ class ArchivePages:
         self._tasks = sorted(set().union(*map(self._tasks_of, self._names)))
 
     def refresh(self) -> None:
-        """See files that have appeared since."""
+        """Find files that appeared since then."""
         self._archive.refresh()
         with self._lock:
             self._names = _names_of(self._archive)
@@ -79,7 +79,7 @@ class ArchivePages:
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
         """Up to `limit` groups of a selection; see `Paging.page`. A search reads at most `MOST_READ` of them.
 
-        A page is of `FILES_PER_PAGE` files at most, so it may be empty and yet have a next one.
+        A page reads at most `FILES_PER_PAGE` files, so an empty page may still have a next one.
 
         Raises `QueryError`, `ArchiveError`.
         """
@@ -92,8 +92,8 @@ class ArchivePages:
         return self._page_of_files(selection, *parse_after(after), limit)
 
     def candidates(self, selection: Selection) -> Candidates:
-        """The groups that a ranked list may show, in its order: of the newest `FILES_PER_PAGE` files of the selection,
-        and of at most `MOST_SORTED` groups."""
+        """The groups of a ranked list, in its order: at most `MOST_SORTED`, from the newest `FILES_PER_PAGE` files of
+        the selection."""
         found: list[Candidate] = []
         names = [name.name for name in self._names if _may_have(name, selection)]
         looked_at = files = 0
@@ -109,7 +109,7 @@ class ArchivePages:
         return Candidates(sorted(found, key=lambda one: one.place), files < len(names))
 
     def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> Iterator[FoundGroup]:
-        """The groups of candidates, with as much of their samples as a search needs."""
+        """The groups of candidates, with only what a search needs of their samples."""
         for candidate in some:
             name, index = candidate.where
             with self._lock:
@@ -138,7 +138,7 @@ class ArchivePages:
         return Page(tuple(groups), read, None)
 
     def look(self, task: str, group_id: int) -> FoundGroup | None:
-        """A group with its samples; None where the archive has no such group. Raises `ArchiveError`."""
+        """A group with its samples; None if the archive has no such group. Raises `ArchiveError`."""
         with self._lock:
             for name in self._names:
                 if name.task not in (task, None) or not self._may_have_group(name.name, group_id):
@@ -149,7 +149,7 @@ class ArchivePages:
         return None
 
     def _searchable(self, name: str, one: _Listed, selection: Selection) -> FoundGroup:
-        """A group with as much of its samples as a search needs."""
+        """A group with only what a search needs of its samples."""
         if not selection.searches_samples:
             return one.group
         samples = tuple(
@@ -174,7 +174,7 @@ class ArchivePages:
         return self._files[name]
 
     def _read(self, name: str, one: _Listed, columns: Sequence[str] | None) -> list[Row]:
-        """The rows of a group, from the row groups of its file that have them."""
+        """The rows of a group; reads only the row groups of the file that have them."""
         with self._archive.open(name) as file:
             sizes = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
             starts = list(accumulate(sizes, initial=0))
@@ -219,7 +219,7 @@ def _may_have(name: _Name, selection: Selection) -> bool:
 
 
 def _is_wanted(group: FoundGroup, selection: Selection) -> bool:
-    """Whether a selection has a group, its texts aside."""
+    """Whether a group is in a selection, ignoring texts."""
     is_of_step = selection.step is None or (group.batch is not None and group.batch.step == selection.step)
     return is_of_step and group.task in selection.tasks and group.status in selection.statuses
 

@@ -23,7 +23,7 @@ from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 SUFFIX = ".parquet"
 OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")
-"""The name of a file of the archive, which has the groups of one task and step."""
+"""The name of an archive file. Each has the groups of one task and step."""
 _STATUS: Mapping[str, Status] = {
     "trained": Status.ARCHIVED,
     "failed": Status.FAILED,
@@ -36,11 +36,11 @@ _OF_RECORDS = (
 )  # fmt: skip
 """The columns of `GroupRecord`."""
 ARCHIVED_AS = (*_STATUS.values(), Status.LEAVING)
-"""The statuses that archived groups are found by."""
+"""The statuses by which archived groups are found."""
 
 
 def status_of(outcome: str) -> Status:
-    """The status that a group with this outcome is found by."""
+    """The status by which a group with this outcome is found."""
     return _STATUS.get(outcome, Status.LEAVING)
 
 
@@ -48,7 +48,7 @@ class Archive:
     """The files of an archive in a folder, or in a bucket at `s3://bucket/prefix`, by name."""
 
     def __init__(self, url: str) -> None:
-        """Raises `ConfigError` for a folder that does not exist, `ArchiveError` for one without files of an archive."""
+        """Raises `ConfigError` if the folder does not exist, `ArchiveError` if it has no archive files."""
         parquet()
         self.url = url if url.startswith("s3:") else str(Path(url).absolute())
         self._objects = open_archive(self.url)
@@ -59,26 +59,26 @@ class Archive:
 
     def refresh(self) -> None:
         """List the files again. Raises `ArchiveError` while the folder or bucket is unavailable."""
-        pages = self._objects.pages("", tidy=False)  # a folder that anybody names, with hidden files of others
+        pages = self._objects.pages("", tidy=False)  # a user names the folder, which may have hidden files
         try:
             self.names = sorted(name for page in pages for name in page if _is_of_groups(name))
         except self._objects.failure as error:
             raise ArchiveError(f"{self.url} cannot be read now: {str(error).partition(chr(10))[0]}") from error
 
     def rows(self, name: str) -> list[Row]:
-        """The rows of a file. Raises `ArchiveError` for one that this rollq cannot read."""
+        """The rows of a file. Raises `ArchiveError` if this rollq cannot read it."""
         with self.open(name) as file:
             read: list[Row] = file.read().to_pylist()
         return read
 
     @contextmanager
     def open(self, name: str) -> Iterator[Any]:
-        """A file, as a `pyarrow.parquet.ParquetFile`. Raises `ArchiveError` for one that this rollq cannot read."""
+        """A file, as a `pyarrow.parquet.ParquetFile`. Raises `ArchiveError` if this rollq cannot read it."""
         with self._objects.open(name) as content, archive_file(content, f"{self.url}/{name}") as file:
             yield file
 
     def groups(self, query: Any) -> Iterator[list[Row]]:
-        """The rows of each group for which `query` holds, see `rollq.buffer.query.language`."""
+        """The rows of each group that matches `query`; see `rollq.buffer.query.language`."""
         condition = parse_query(query)
         for name in self._names_for(condition):
             for group in by_group(self.rows(name)):
@@ -86,7 +86,7 @@ class Archive:
                     yield group
 
     def matching(self, query: Any) -> Iterator[GroupRecord]:
-        """The numbers of each group for which `query` holds. Without a search in texts, reads few columns."""
+        """The numbers of each group that matches `query`. Reads few columns unless it searches texts."""
         condition = parse_query(query)
         if condition.searches_texts:
             yield from map(_record, self.groups(query))
@@ -97,7 +97,7 @@ class Archive:
             yield from filter(condition.holds, map(_record, by_group(rows)))
 
     def _names_for(self, condition: Condition) -> Iterator[str]:
-        """The files that may have groups for which a condition holds, by their names."""
+        """The files that may have groups that match a condition, judging by their names."""
         steps = steps_of(condition)
         for name in self.names:
             named = OF_A_STEP.fullmatch(Path(name).name)
@@ -105,7 +105,7 @@ class Archive:
                 yield name
 
     def run(self) -> tuple[str, str]:
-        """The name and the incarnation of the run whose archive this is.
+        """The name and the incarnation of the run that the archive belongs to.
 
         Raises `ArchiveError` when there are several.
         """
@@ -122,7 +122,7 @@ class Archive:
         return metadata[RUN_KEY].decode(), metadata[INCARNATION_KEY].decode()
 
     def steps(self) -> dict[int, list[str]]:
-        """The files by the step that their names have. Raises `ArchiveError` for a file of `rollq export`."""
+        """Step -> files with this step in their name. Raises `ArchiveError` for a file of `rollq export`."""
         files: dict[int, list[str]] = defaultdict(list)
         for name in self.names:
             if not (named := OF_A_STEP.fullmatch(Path(name).name)):
@@ -131,11 +131,11 @@ class Archive:
         return dict(sorted(files.items()))
 
     def batch(self, step: int, names: Sequence[str]) -> list[TrainedGroup]:
-        """The groups of the batch of a step, in order, from its files; none if nothing was trained at it.
+        """The groups of a step's batch, in order, from its files; none if the step trained nothing.
 
-        Groups that were trained before their task had an archive, and so have no position, are left out.
-        A step that was trained again after a crash has the batch of the last trainer. Raises `ArchiveError` when
-        groups of the batch are not in the archive.
+        Leaves out groups without a position, trained before their task had an archive. If a step was trained again
+        after a crash, the last trainer's batch counts. Raises `ArchiveError` if groups of the batch are not in the
+        archive.
         """
         rows = [row for name in names for row in self.rows(name) if row["position"] is not None]
         last = max((row["trainer_epoch"] for row in rows), default=0)
@@ -149,30 +149,31 @@ class Archive:
             wanted = groups[0].batch_groups
             if [group.position for group in groups] != list(range(wanted)):
                 raise ArchiveError(
-                    f"{self.url}: step {step} trained {wanted} groups of task {task!r}, and {len(groups)} are in the "
-                    "archive: wait until the archiver has written the rest, or read fewer steps"
+                    f"{self.url}: step {step} trained {wanted} groups of task {task!r}, but only {len(groups)} are in "
+                    "the archive: wait until the archiver has written the rest, or read fewer steps"
                 )
             trained += groups
         if trained and len(trained) != trained[0].step_groups:
             raise ArchiveError(
-                f"{self.url}: step {step} trained {trained[0].step_groups} groups of all tasks, and {len(trained)} are "
-                "in the archive: the file of a task is missing, or is not written yet, or a task has archive = false"
+                f"{self.url}: step {step} trained {trained[0].step_groups} groups of all tasks, but only "
+                f"{len(trained)} are in the archive: a task's file is missing or not written yet, or a task has "
+                "archive = false"
             )
         return trained
 
 
 def _is_of_groups(name: str) -> bool:
-    """Whether it is a file of the archive itself, not of a trainer's annotations beside it."""
+    """Whether a file belongs to the archive itself, not to a trainer's annotations beside it."""
     return name.endswith(SUFFIX) and "+annotations/" not in f"{name}/"
 
 
 def by_group(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each group, which follow each other in a file."""
+    """The rows of each group; they are consecutive in a file."""
     return [list(group) for _, group in groupby(rows, key=lambda row: (row["task"], row["group_id"]))]
 
 
 def _record(rows: Sequence[Row]) -> GroupRecord:
-    """A group as queries see it. Its staleness is the one at its step."""
+    """A group as queries see it. Its staleness is at its step."""
     first = rows[0]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     oldest = first["oldest_version"]

@@ -1,4 +1,4 @@
-"""Groups as rows of the archive, and back, without a loss."""
+"""Groups as rows of the archive, and back, without loss."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 _DECODED = ("reward_parts", "sampling", "tools", "tool_choice", "extra")
-"""Fields of a sample that a row has as JSON."""
+"""Fields of a sample that a row holds as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class TrainedGroup:
 
 
 def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
-    """A row for each sample of a group; `step`: at which it was trained, or which was next when it left.
+    """A row for each sample of a group. `step`: the one that trained it, or the next one when it left.
 
-    A group whose fields cannot be read is logged, and has one row with the outcome `damaged`.
+    If a group's fields cannot be read, logs that and returns one row with the outcome `damaged`.
     """
     try:
         return _rows_of(run, stored, step)
     except (KeyError, ValueError, OverflowError) as error:
-        reason = f"somebody has changed it in the buffer ({type(error).__name__}: {error})"
+        reason = f"it was modified in the buffer ({type(error).__name__}: {error})"
         log.error("group %s:%d is archived as damaged: %s", stored.task, stored.group_id, reason)
         numbers = {"group_id": stored.group_id, "step": step, "arrival": stored.group_id, "tries": 0}
         record = stored.prompt.decode(errors="replace")
@@ -110,12 +110,12 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
 
 
 def _leases(stored: StoredGroup) -> list[Row] | None:
-    """The leases of a group; None, which is logged, where they cannot be read: they are for people, and the rest is not
-    damaged."""
+    """The leases of a group, or None, with a log line, if they cannot be read: they only inform people, and the rest of
+    the group is intact."""
     try:
         return [_lease_columns(lease) for lease in past_leases(stored.fields)]
     except (KeyError, ValueError, OverflowError) as error:
-        reason = f"somebody has changed them in the buffer ({type(error).__name__}: {error})"
+        reason = f"they were modified in the buffer ({type(error).__name__}: {error})"
         log.error("group %s:%d is archived without its leases: %s", stored.task, stored.group_id, reason)
         return None
 
@@ -177,11 +177,11 @@ def _array(name: str, array: Any) -> Row:
 
 
 def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
-    """The group of a batch from its rows, as the trainer got it. Raises `ArchiveError` when samples are missing."""
+    """The group of a batch from its rows, as the trainer got it. Raises `ArchiveError` if samples are missing."""
     first = rows[0]
     name = f"group {first['task']}:{first['group_id']}"
     if [row["sample"] for row in rows] != list(range(len(rows))):
-        raise ArchiveError(f"{name}: rows of the archive are missing, or are there twice")
+        raise ArchiveError(f"{name}: rows of the archive are missing or duplicated")
     if any(row["status"] == "pending" for row in rows):
         raise ArchiveError(
             f"{name}: its samples could not be read when it was archived; the log of the archiver says why"
@@ -253,13 +253,13 @@ def _array_of(array: Mapping[str, Any]) -> Any:
 def _record(prompt: bytes) -> Mapping[str, Any]:
     try:
         decoded = exact_json.loads(prompt)
-    except ValueError:  # somebody has damaged it: the row has it as it is
+    except ValueError:  # damaged: the row keeps it unchanged
         return {}
     return decoded if isinstance(decoded, dict) else {}
 
 
 def content_of(prompt: bytes) -> Any:
-    """The content of a prompt as it is stored; all of it as a text if it is damaged."""
+    """The content of a stored prompt; the raw text if it is damaged."""
     try:
         return decode_prompt(prompt).content
     except CorruptFrame:
@@ -267,7 +267,7 @@ def content_of(prompt: bytes) -> Any:
 
 
 def _oldest_version(fields: Mapping[str, str]) -> int | None:
-    """The version of the oldest token that is left; None without tokens, where the trainer gets `NO_TOKENS`."""
+    """The version of the oldest remaining token; None without tokens: the trainer gets `NO_TOKENS`."""
     if token_versions := fields.get("token_versions"):
         pairs = zip(fields["letters"], token_versions.split(","), strict=False)
         held = [int(version) for letter, version in pairs if letter != "p" and version != "-"]

@@ -1,4 +1,4 @@
-"""The archive of one run that is alive: the groups that have left its buffer."""
+"""The archive of a live run: the groups that have left its buffer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,14 +15,14 @@ from rollq.buffer.roles import MonitorBuffer
 
 
 class RunArchive:
-    """The files of the run's incarnation at the URL of its archive, as they are when they are first asked for.
+    """The files of the run's incarnation at the URL of its archive, listed on first use.
 
-    All raise `ConfigError` and `ArchiveError` where it cannot be reached: an archive that is not there is never taken
-    for an empty one.
+    All methods raise `ConfigError` or `ArchiveError` if the archive cannot be reached: a missing archive never counts
+    as an empty one.
     """
 
     def __init__(self, url: str, call: Callable[[Callable[[MonitorBuffer], Any]], Any]) -> None:
-        """`call` returns what a function of the run's buffer returns. The archive is read outside of it."""
+        """`call` calls a function with the run's buffer and returns its result. The archive is read outside of it."""
         self.url, self._call = url, call
 
     @cached_property
@@ -34,7 +34,7 @@ class RunArchive:
             if not _has(objects, f"{folder}/{MARKER}"):
                 if self._call(_has_archived):
                     raise ArchiveError(
-                        f"archive.url = {self.url!r} has nothing of this run, which has an archive: mount the "
+                        f"archive.url = {self.url!r} has nothing of this run, but the run has an archive: mount the "
                         "folder, or correct the url"
                     )
                 return None
@@ -43,11 +43,11 @@ class RunArchive:
 
     @cached_property
     def pages(self) -> ArchivePages | None:
-        """Its groups by the page; None while nothing is archived."""
+        """Pages of its groups; None while nothing is archived."""
         return None if self.archive is None else ArchivePages(self.archive)
 
     def matching(self, query: Any) -> Iterator[GroupRecord]:
-        """The groups for which `query` holds, by task and step."""
+        """The groups that match `query`, by task and step."""
         if self.archive is not None:
             with self._reading(open_archive(self.url)):
                 yield from self.archive.matching(query)

@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     import pyarrow
 
 VERSION = 3
-"""Of the columns and their meaning."""
+"""Version of the columns and their meaning."""
 VERSION_KEY, RUN_KEY, INCARNATION_KEY = b"rollq.archive.version", b"rollq.run", b"rollq.incarnation"
 """Of the metadata of a file."""
 TABLE_ROWS = 512
 COLUMNS = {
     "run": "name of the run",
-    "task": "name of the task; of a task with shards, the shard's",
+    "task": "name of the task, or of the shard if the task has shards",
     "group_id": "the group, unique in its task",
     "sample": "index of the sample in its group",
     "outcome": "how the group left: trained, failed, filtered, expired, ...",
-    "reason": "error of a group that failed",
+    "reason": "error of a failed group",
     "step": "the train step that trained the group, or was next when it left",
     "position": "its place among its task's groups in the batch, from 0",
     "batch_groups": "number of groups of its task in the batch",
-    "step_groups": "the batch's groups of all tasks",
-    "trainer_epoch": "the epoch of the trainer that trained it, which grows with each start",
-    "epoch": "the trainer's epoch by which its versions were counted last",
+    "step_groups": "number of groups in the batch, over all tasks",
+    "trainer_epoch": "epoch of the trainer that trained it; each start of a trainer increments it",
+    "epoch": "epoch by which its versions were last counted",
     "status": "the sample's: `completed`, `failed`, or `aborted` and `pending` in unfinished groups",
     "finish_reason": "`stop`, `length`, `tool_calls`, `abort`, `error`",
     "reward": "the judge's",
@@ -44,7 +44,7 @@ COLUMNS = {
     "worker": "which generated it",
     "prompt_ids": "for each segment: token ids before the answer",
     "response_ids": "for each segment: token ids of the answer",
-    "logprobs": "for each segment: logprobs of its tokens when sampled; NaN where an import has none",
+    "logprobs": "for each segment: logprobs of its tokens when sampled; NaN if an import has none",
     "loss_mask": "for each segment: false on masked tokens; null when all are trained",
     "versions": (
         "for each segment: runs of `tokens` tokens with the `epoch` and `version` of their weights; null in imports"
@@ -57,15 +57,15 @@ COLUMNS = {
     "extra": "free values, as JSON",
     "prompt_record": "the whole prompt as the buffer stores it, as JSON",
     "row": "the prompt's place in its file",
-    "source": "what an imported group comes from; else null",
+    "source": "source of an imported group; else null",
     "arrival": "place in the order of admission",
     "tries": "attempts since the last result",
     "interruptions": "interruptions in all",
-    "oldest_version": "the version that its oldest token counts as; null without one",
+    "oldest_version": "the version that its oldest token counts as; null without tokens",
     "floors": "the arithmetic of staleness that its batch was claimed under",
-    "token_threshold": "likewise: the staleness at which tokens are left out of the loss",
+    "token_threshold": "the staleness at which the batch left tokens out of the loss",
     "pipeline": "rewards and advantages of an experience pipeline, as JSON",
-    "admitted_at": "when it was admitted: a time of the server, UTC, like the next four",
+    "admitted_at": "when it was admitted: the server's time, UTC, as in the next four",
     "put_at": "when its result was stored",
     "claimed_at": "when the trainer took it",
     "committed_at": "when it was trained",
@@ -73,9 +73,8 @@ COLUMNS = {
     "generate_ms": "how long its last attempt took",
     "leases": (
         "the last 16 leases, oldest first. `outcome` is put, handed_back (the try does not count), error (it "
-        "counts), ran_out (the worker died, or was cut off), unconfirmed (it never reached the worker), "
-        "batch_ended, dropped, quarantined, or running in an export of the buffer; `parts` counts parts of "
-        "samples that were salvaged"
+        "counts), ran_out (the worker died or was cut off), unconfirmed (it never reached the worker), batch_ended, "
+        "dropped, quarantined, or running in an export of the buffer; `parts` counts salvaged parts of samples"
     ),
 }
 """The content of each column, as the reference shows it."""
@@ -147,7 +146,7 @@ def tables_of(rows: Iterable[dict[str, Any]]) -> "Iterator[pyarrow.Table]":
 def archive_file(content: BinaryIO, name: str) -> Iterator[Any]:
     """A file of an archive as a `pyarrow.parquet.ParquetFile`.
 
-    Raises `ArchiveError`, with the `name`, for any other file, and for one that is damaged.
+    Raises `ArchiveError`, with the `name`, if the file is damaged or not one of an archive.
     """
     with _parsing(name), parquet().ParquetFile(content) as file:
         _check_columns(file.schema_arrow, name)
@@ -183,5 +182,6 @@ def check_version(metadata: Mapping[bytes, bytes] | None, name: str) -> None:
         raise ArchiveError(f"{name} is not a file of an archive: it has no {VERSION_KEY.decode()} in its metadata")
     if version != str(VERSION):
         raise ArchiveError(
-            f"{name} has version {version} of the archive, this rollq reads {VERSION}: use the rollq that wrote it"
+            f"{name} has version {version} of the archive, but this rollq reads {VERSION}: use the rollq version "
+            "that wrote it"
         )

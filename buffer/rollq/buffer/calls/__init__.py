@@ -1,1 +1,1 @@
-"""The calls that each role may make of the server: one mixin of `Buffer` a module."""
+"""The calls that each role may make to the server: one mixin of `Buffer` per module."""

@@ -44,16 +44,16 @@ class Admission(Sweeping):
     def record_prompts(
         self, task: str, digest: str, rows: int, seeds: str, path: str, *, revision: int = 0
     ) -> PromptRecord:
-        """Record the prompts of a task in place of the record with this `revision`; 0: if there is none.
+        """Record the prompts of a task, replacing the record with this `revision`; 0: if there is none.
 
-        Returns the record as it is afterwards. If the digest changes, the statistics of prompts are dropped.
+        Returns the resulting record. If the digest changes, the statistics of prompts are dropped.
         """
         record = self.call_task("record_prompts", task, revision, digest, rows, seeds, path)
         now, digest_now, count, order, place = (value.decode(errors="replace") for value in record)
         return PromptRecord(int(now), digest_now, int(count), order, place)
 
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
-        """Statistics of the prompts in these rows; rows that were never tried are left out.
+        """Statistics of the prompts in these rows, except rows that were never tried.
 
         They are kept only for tasks with `prompt_stats`. One prompt's statistics take 54 bytes of the server's memory
         on Valkey 9, and 83 on Redis 7.0.
@@ -65,12 +65,12 @@ class Admission(Sweeping):
         return {row: _decode_stats(value) for row, value in values if value is not None}
 
     def rows_too_long(self, task: str) -> dict[int, int]:
-        """Row of a prompt that a worker has found too long -> its tokens."""
+        """Row of a prompt that a worker found too long -> its tokens."""
         tokens_by_row = self.send("HGETALL", task_keys(self.run, task).too_long)
         return {int(row): int(tokens) for row, tokens in tokens_by_row.items()}
 
     def account_rows(self, task: str, account: str, *, rows: int, passed: int, unusable: Sequence[UnusableRow]) -> None:
-        """Count the rows of a task's prompts: all `rows`, those read up to the cursor `passed`, and `unusable` ones.
+        """Record the number of a task's rows: all `rows`, rows read up to the cursor `passed`, and `unusable` rows.
 
         Each row counts once, even if several producers report it. `account` names the file and the way it is read; a
         different account starts the counts again.
@@ -98,13 +98,13 @@ class Admission(Sweeping):
         return total
 
     def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
-        """Run, pause or end a task's production, and record the reason. Engines that are asleep stay asleep.
+        """Run, pause or end a task's production, and record the reason. Sleeping engines stay asleep.
 
         `only_from`: do nothing if the task's control is no longer this one. Raises `ConfigError` for `SLEEP`, which
         only the trainer sets.
         """
         if control is Control.SLEEP:
-            raise ConfigError("engines can only be put to sleep by the trainer that needs their memory")
+            raise ConfigError("only the trainer that needs their memory can put engines to sleep")
         self._change_control("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
 
 

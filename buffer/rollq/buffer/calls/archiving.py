@@ -12,12 +12,12 @@ from rollq.buffer.values.rollouts import WHOLE
 MAX_PORTION_GROUPS = 1000
 GROUPS_PER_TRIP = 32
 ARCHIVER_LEASE_MS = 30_000
-"""How long after its last call an archiver keeps others from a task. Safety rests on portions alone."""
+"""How long after its last call an archiver keeps others off a task. Safety depends only on portions."""
 _AT_WORK = -1
 
 
 class Portion(NamedTuple):
-    """Groups for one file of the archive: all left at train step `step`, or were trained at it."""
+    """Groups for one file of the archive: train step `step` trained them, or they left during it."""
 
     task: str
     number: int
@@ -44,8 +44,8 @@ class Archiving(BufferCore):
     ) -> Portion | None:
         """The groups of the next file; None while there are none, or another archiver is at work.
 
-        Groups that left at a step that is not over wait `wait_s` for others, unless there are `most`. The portion stays
-        the same for all archivers until `forget_archived`. `trouble`: for people, why the last one is not written.
+        Groups that left at the current step wait `wait_s` for others, unless there are `most`. The portion stays the
+        same for all archivers until `forget_archived`. `trouble`: why the last one is not written, for people.
         """
         most = min(most, MAX_PORTION_GROUPS)
         wait_ms = round(wait_s * 1000)
@@ -54,16 +54,16 @@ class Archiving(BufferCore):
         return None if number in (0, _AT_WORK) else Portion(task, number, step, tuple(map(int, ids)))
 
     def is_waiting(self, portion: Portion) -> bool:
-        """Whether a portion is still to be archived, so that all of its groups have been there until now."""
+        """Whether a portion is not archived yet, so that all its groups were still there."""
         number, ids = self.send("HMGET", task_keys(self.run, portion.task).archive, "number", "ids")
         return ids is not None and int(number) == portion.number
 
     def forget_archived(self, portion: Portion) -> bool:
-        """Let the groups of a portion that is in the archive leave; False while the buffer is saved: call again."""
+        """Remove the groups of an archived portion. False while the buffer is being saved: call again."""
         return bool(self.call_task("forget_archived", portion.task, portion.number))
 
     def leave_audit(self, task: str) -> int:
-        """Let the groups that are kept for audit leave for the archive; returns how many did."""
+        """Send the groups kept for audit to the archive; returns how many."""
         left = total = int(self.call_task("leave_audit", task, MAX_PORTION_GROUPS // 2))
         while left:
             left = int(self.call_task("leave_audit", task, MAX_PORTION_GROUPS // 2))
@@ -71,7 +71,7 @@ class Archiving(BufferCore):
         return total
 
     def read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
-        """Groups with their frames, in order; those that somebody deleted are left out."""
+        """Groups with their frames, in order, without groups that someone deleted."""
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             yield from self._read_stored(task, ids[start : start + GROUPS_PER_TRIP])
 

@@ -14,7 +14,7 @@ MAX_FILL = 500
 
 
 class Batches(BufferCore):
-    """Calls that read and fill batches which another role has opened."""
+    """Calls that read and fill batches opened by another role."""
 
     def fill_batch(self, task: str, handle: str, size: int, prompts: Sequence[Prompt], *, last: bool) -> int:
         """Add up to `MAX_FILL` prompts to a batch that has `size` groups; returns its size now. Harmless to repeat.
@@ -26,12 +26,12 @@ class Batches(BufferCore):
         return int(self.call_task("fill_batch", task, handle, size, closed, *encoded))
 
     def batch(self, task: str, batch_id: str) -> BatchState | None:
-        """The latest batch with this id; None when there was none, or when 200 batches have ended since."""
+        """The latest batch with this id; None if there was none, or if 200 batches have ended since."""
         handle = self.send("HGET", task_keys(self.run, task).batches, batch_id)
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 
     def running_batches(self, task: str) -> list[BatchState]:
-        """The batches of a task that are under way, filled or not."""
+        """The running batches of a task, filled or not."""
         handles = self.send("HVALS", task_keys(self.run, task).batches)
         keys = task_keys(self.run, task)
         replies = self.send_all([("HGETALL", keys.batch(handle.decode())) for handle in handles])
@@ -39,10 +39,10 @@ class Batches(BufferCore):
         return [state for state in states if state.state == "running"]
 
     def batch_by_handle(self, task: str, handle: str) -> BatchState:
-        """The state of a batch. Raises `BatchOver` when it is not there."""
+        """The state of a batch. Raises `BatchOver` if there is no such batch."""
         raw = self.send("HGETALL", task_keys(self.run, task).batch(handle))
         if not raw:
-            raise BatchOver(f"batch {handle!r} of task {task!r} is not there")
+            raise BatchOver(f"task {task!r} has no batch {handle!r}")
         return _state(handle, raw.items())
 
 

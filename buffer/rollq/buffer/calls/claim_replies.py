@@ -24,8 +24,8 @@ class Plan(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The request of a claim: a whole batch, or with `so_far` what is there of it; what the caller has already; and the
-    seed of draws."""
+    """The request of a claim: a whole batch, or with `so_far` the part that is ready; the groups that the caller already
+    has; and the seed of draws."""
 
     so_far: bool = False
     known: Claimed | None = None
@@ -51,27 +51,27 @@ def has_groups(reply: Any) -> bool:
 
 
 def _counted(task: str, reply: Any, known: Claimed | None) -> "list[_Counted]":
-    """The groups of a task in their order, those that were known first, each with its counting."""
+    """The groups of a task in order, known ones first, each with its counting."""
     before = _known_of(known, task) if known else []
     in_order = [*before, *(claimed_group(task, *fields) for fields in reply[9:])]
     return list(zip(in_order, _counting(reply, len(in_order)), strict=True))
 
 
 def _lack(step: int, replies: Mapping[str, Any], plan: Plan) -> Shortfall | None:
-    """The groups that the batch lacks, unless every task has its own."""
+    """The groups that the batch lacks, if a task lacks some."""
     is_short = any(reply[0] != b"batch" for reply in replies.values())
     return shortfall_of(step, replies, plan.sizes) if is_short else None
 
 
 def _exceeds(ends: Mapping[str, int], groups: "Mapping[str, Sequence[_Counted]]") -> bool:
-    """Whether a part ends after the groups that there are."""
+    """Whether a part ends after the groups so far."""
     return any(end > len(groups.get(task, ())) for task, end in ends.items())
 
 
 def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
     """The batch from the replies to the claims of all its tasks, see `claim.lua`, and from what was known of it.
 
-    None when that is of another round, or when another rank has divided more of the batch than these claims saw.
+    None if the replies are of another round, or if another rank divided more of the batch than these claims saw.
     """
     with_groups = {task: reply for task, reply in replies.items() if has_groups(reply)}
     claim_round = max(reply[2] for reply in with_groups.values())
@@ -116,7 +116,7 @@ def _in_parts(
 
 
 def _counting(reply: Any, count: int) -> list[Counting]:
-    """How old the tokens of each of a task's `count` groups are."""
+    """The age of the tokens of each of a task's `count` groups."""
     counting = [Counting(Floors.decode(reply[1].decode()), int(reply[4]))] * count
     for line in reply[5].decode().splitlines():
         first, threshold, floors = line.split(" ", 2)

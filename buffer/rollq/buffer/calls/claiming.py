@@ -1,10 +1,10 @@
-"""Batches of train steps: claimed from what is completed, and released.
+"""Batches of train steps: claimed from completed groups, and released.
 
-Across tasks nothing is atomic. A step of several tasks is therefore planned first: the plan fixes its sizes per task,
-and decides between ranks that deliver the batch and ranks that undo it because one task came up short.
+Nothing is atomic across tasks, so a step with several tasks is planned first. The plan fixes its sizes per task, and
+decides between ranks that deliver the batch and ranks that undo it because a task came up short.
 
-A batch may be asked for while it fills (`so_far`). Its tasks then grow one by one, and the plan fixes the parts in
-which ranks train it.
+A batch may be claimed while it fills (`so_far`). Its tasks then grow one by one, and the plan fixes the parts in which
+ranks train it.
 """
 
 import math
@@ -47,16 +47,15 @@ class Claiming(Sweeping):
         known: Claimed | None = None,
         seed: int = 0,
     ) -> Claimed | Shortfall:
-        """Return the batch of `step`, `sizes[task]` groups of each task, or what it lacks. Does not wait.
+        """Return the batch of `step` with `sizes[task]` groups of each task, or its shortfall. Does not wait.
 
         The first outcome is stored: later calls, by any rank and after any crash, return the same batch, until it is
         released. The step is claimed for all tasks or for none; with `short_ok`, a task that is short gives what it
         has.
 
-        With `so_far`, a batch that is short starts with the groups that it would have in the end: see `Claimed.lack`.
-        They stay in it, for calls with `so_far` and without. `known`: what the last such call returned, which is then
-        not read again. `seed`: of the draws of tasks whose order has some; a draw follows from it, the step and the
-        completed groups.
+        With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. They stay in
+        it, for calls with `so_far` and without. `known`: the result of the last such call, which is not read again.
+        `seed`: of draws, which follow from it, the step and the completed groups.
         Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
@@ -72,10 +71,10 @@ class Claiming(Sweeping):
             outcome = claim(held, step, sizes, asked)
             if outcome is not None:
                 return outcome
-            asked = asked._replace(known=None)  # another batch than the known one
+            asked = asked._replace(known=None)  # not the known batch
 
     def divide(self, held: TrainerEpoch, claimed: Claimed) -> bool:
-        """Fix the groups of a batch that are in no part yet as its next part, for every rank and trainer.
+        """Make the groups of a batch that are in no part yet its next part, for every rank and trainer.
 
         The first caller decides: the next claim has the part, which another rank may have made smaller or larger.
         Returns False if the batch has been released. Raises `FencedError`.
@@ -88,7 +87,7 @@ class Claiming(Sweeping):
         return bool(self.call("divide", *fence, claimed.step, claimed.plan_round, number, encoded))
 
     def _sizes_at_hand(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes, cut down to what is ready."""
+        """The sizes, limited to the ready groups."""
         claim_round = self.send("HGET", self.keys.plan(step), "round")
         if claim_round is not None and len(self._without_manifest(sizes, step)) == len(sizes):
             self._replan(held, step, int(claim_round), released=False)  # a claim wanted more
@@ -97,7 +96,7 @@ class Claiming(Sweeping):
     def _claim_single(
         self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], asked: Asked
     ) -> Claimed | Shortfall | None:
-        """Claim a step of one task. It cannot be torn, so it is claimed in the same trip as it is planned."""
+        """Plan and claim a step of one task in the same trip, since it cannot be torn."""
         (task,) = sizes
         planned, reply = self.call_all(
             [
@@ -131,7 +130,7 @@ class Claiming(Sweeping):
             if reply[0] == b"given_up":
                 return shortfall_of(step, {task: reply}, plan.sizes)
             if reply[0] != b"batch":
-                # a part of the batch may have been trained: the others wait for the rest
+                # part of the batch may have been trained: other ranks wait for the rest
                 is_over = plan.delivered or self._undo(held, step, plan)
                 return shortfall_of(step, {task: reply}, plan.sizes) if is_over else None
             replies[task] = reply
@@ -143,7 +142,7 @@ class Claiming(Sweeping):
         return decode_claimed(step, replies, plan, None) if plan.delivered and is_whole else None
 
     def _claim_so_far(self, held: TrainerEpoch, step: int, plan: Plan, asked: Asked) -> Claimed | Shortfall | None:
-        """Claim what is there of a step of several tasks. Nothing is given out before it is divided into parts."""
+        """Claim the ready part of a step with several tasks. Nothing is returned before it is divided into parts."""
         calls = [self._claim_call(held, step, task, plan, asked) for task in plan.sizes]
         replies = {
             task: self._swept(held, step, task, plan, reply, asked)
@@ -154,7 +153,7 @@ class Claiming(Sweeping):
         return decode_claimed(step, replies, plan, asked.known)
 
     def _look(self, step: int, plan: Plan) -> Shortfall | None:
-        """The shortfall of the step, found without claiming, so that claims are rarely torn."""
+        """The shortfall of the step, determined without claiming, so that claims are rarely torn."""
         missing = self._without_manifest(plan.sizes, step)
         if len(missing) < 2:
             return None
@@ -163,20 +162,20 @@ class Claiming(Sweeping):
         return shortfall if shortfall.wanted else None
 
     def _undo(self, held: TrainerEpoch, step: int, plan: Plan) -> bool:
-        """Give back what was claimed of a torn step; False when another rank has delivered it."""
+        """Release the claimed groups of a torn step; False if another rank has delivered it."""
         if self._settle(held, step, plan.sizes, "undo", plan.claim_round).delivered:
             return False
         self._release(held, plan.sizes, step, "return", plan.claim_round, {})
         return True
 
     def _swept(self, held: TrainerEpoch, step: int, task: str, plan: Plan, reply: Any, asked: Asked) -> Any:
-        """The reply to a claim, asked for again while stale groups are in the way."""
+        """The reply to a claim, which is repeated while stale groups are in the way."""
         while reply[0] == b"sweep" and self.expire(task):
             (reply,) = self.call_all([self._claim_call(held, step, task, plan, asked)])
         return reply
 
     def plan_anew(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> bool:
-        """Let the next claim of `step` take `sizes`, if its plan has others for a task and nothing of it is claimed.
+        """Let the next claim of `step` take `sizes`, if its plan differs for a task and nothing of it is claimed.
 
         For rank 0, whose claim waits for groups while rules change. Returns whether the step has a new plan. Raises
         `FencedError`.
@@ -193,7 +192,7 @@ class Claiming(Sweeping):
         return True
 
     def _planned(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], plan: Plan) -> Plan:
-        """The plan, made with `sizes` if no rank has planned the present round yet."""
+        """The plan, made with `sizes` if no rank has planned the current round yet."""
         while not plan.sizes:
             plan = self._settle(held, step, sizes, "look", plan.claim_round)
         return plan
@@ -206,7 +205,8 @@ class Claiming(Sweeping):
         action: Literal["look", "deliver", "undo"],
         claim_round: int,
     ) -> Plan:
-        """Look at the plan of a step, or deliver or undo the claims of a round; returns what any rank decided."""
+        """Read the plan of a step, or deliver or undo the claims of a round; returns the decision, which any rank may
+        have made."""
         return decode_plan(self.call(*self._plan_call(held, step, sizes, action, claim_round)))
 
     def _plan_call(
@@ -230,7 +230,7 @@ class Claiming(Sweeping):
         return Readiness(*self.call_task("readiness", task, step))
 
     def preview(self, step: int, sizes: Mapping[str, int], *, seed: int = 0) -> list[ClaimedGroup]:
-        """The groups that a claim of `step` would take as things are, at most `sizes[task]` of each task."""
+        """The groups that a claim of `step` would take now, at most `sizes[task]` of each task."""
         by_task = {task: self.call_task("preview", task, step, size, seed) for task, size in sizes.items()}
         return [claimed_group(task, *fields) for task, reply in by_task.items() for fields in reply]
 
@@ -270,7 +270,7 @@ class Claiming(Sweeping):
         `claim_round`: the round of the `Claimed`; a late copy of this call leaves the step's next batch alone.
         `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
         """
-        if step <= held.replayed_through:  # the step is trained again, with another batch than older trainers had
+        if step <= held.replayed_through:  # the step is trained again, with a different batch
             self._forget_plans(held, step, step, spared=held.epoch)
         count = self._release(held, self.train_tasks(), step, mode, claim_round, bad or {})
         self._replan(held, step, claim_round, released=True)

@@ -18,7 +18,7 @@ class Coordination(Evaluations, Fetching, Sweeping):
     """Calls of coordinators."""
 
     def cut_off(self, task: str, handle: str) -> int:
-        """Ask workers for what they have finished of a batch; returns how many of its groups are still to come.
+        """Ask workers for the finished groups of a batch; returns how many are still to come.
 
         Workers put the groups that have enough finished samples; the others leave the batch. Does nothing if groups
         need all their samples. Harmless to repeat.
@@ -50,9 +50,9 @@ class Coordination(Evaluations, Fetching, Sweeping):
         self.call_task("undo_finalize", task, handle, nonce)
 
     def abort_batch(self, task: str, handle: str, reason: str, *, keep_finished: bool = False) -> int:
-        """End a batch: unfinished groups are dropped, finished ones too unless they are kept, as completed.
+        """End a batch: unfinished groups are dropped; finished ones are kept as completed, or dropped too.
 
-        Returns how many were dropped; 0 for a batch that is over.
+        Returns how many were dropped; 0 if the batch has already ended.
         """
         total, more = 0, 1
         while more:

@@ -32,9 +32,9 @@ _forged = LogOnce(logging.getLogger(__name__))
 
 DEFAULT_PAYLOADS = PayloadSettings()
 FIRST_REVISION = 1
-"""Of the rules with which a task was created."""
+"""Revision of the rules with which a task was created."""
 _CONTROL_MOVED = -1
-"""The reply of a function when a control has changed since its caller read it."""
+"""A function's reply if a control changed after its caller read it."""
 
 
 class LiveEpoch(NamedTuple):
@@ -47,7 +47,7 @@ class LiveEpoch(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A task's rules as this role has read them last."""
+    """A task's rules as this role last read them."""
 
     revision: int
     rules: TaskRules
@@ -78,10 +78,10 @@ class BufferCore(RunStore):
         patience: Patience | None = None,
         payloads: PayloadSettings = DEFAULT_PAYLOADS,
     ) -> Self:
-        """Open the buffer of `run` on the server or cluster at `url`, and load the functions where they are missing.
+        """Open the buffer of `run` on the server or cluster at `url`, and load missing functions.
 
-        `payloads`: where large frames are, the same for every role. Raises `ConfigError` (an invalid run name, a URL of
-        payloads that names neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
+        `payloads`: where large frames are, the same for every role. Raises `ConfigError` (an invalid run name, or a URL
+        of payloads that is neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
         """
         servers = cls.open_servers(url, run, password)
         try:
@@ -100,7 +100,7 @@ class BufferCore(RunStore):
     def create_run(
         self, *, model: str = "", tokenizer: str = "", environments: Mapping[str, str] | None = None
     ) -> None:
-        """Create the run, or compare the fingerprints of its model and tokenizer with the given ones.
+        """Create the run, or check the fingerprints of its model and tokenizer against the given ones.
 
         `environments`: for each table of the settings file with an environment, all that its rows depend on, as a text;
         of roles that make rows or judge them. Raises `RunMismatch`, with both values.
@@ -122,14 +122,14 @@ class BufferCore(RunStore):
         has_some, outside = self._has_payloads_outside(), self.payloads.outside
         if has_some and not outside:
             raise ConfigError(
-                f"run {self.run!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
-                "its other roles do"
+                f"run {self.run!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
+                "for its other roles"
             )
         if outside:
             if not has_some:
                 raise ConfigError(
                     f"run {self.run!r} was created without payloads.url, so its payloads are on its servers: leave "
-                    "payloads.url out, or give the run another name"
+                    "payloads.url out, or use a new run name"
                 )
             outside.check_marker()
 
@@ -145,10 +145,10 @@ class BufferCore(RunStore):
         return LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
 
     def _discard_leftover(self, task: str) -> None:
-        """Remove the clock of a task that has had no groups and is of a run that is gone. A role makes one that sleeps
-        while it starts, and wakes up when its run was deleted."""
+        """Remove the clock of a task without groups whose run is gone. A role that sleeps while it starts creates such
+        a clock if its run is deleted in the meantime."""
         leftover = self.send("HGET", task_keys(self.run, task).clock, "incarnation")
-        live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # since found was read
+        live = self.send_all([("HMGET", self.keys.info, "incarnation", "restored_as")])[0]  # after `found` was read
         if leftover and leftover not in live and self.incarnation.encode() in live:
             self.call("discard_task", task_keys(self.run, task).clock, leftover)
 
@@ -162,7 +162,7 @@ class BufferCore(RunStore):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def read_payloads(self, task: str, named: Mapping[int, str]) -> dict[int, bytes]:
-        """The payloads of groups, by id; those that are gone are left out. `named`: what each group names."""
+        """The payloads of groups, by id, except those that are gone. `named`: the payload that each group names."""
         keys = task_keys(self.run, task)
         away = {group_id: name for group_id, text in named.items() if (name := PayloadName.parse(task, text))}
         in_slot = [group_id for group_id in named if group_id not in away]
@@ -174,13 +174,15 @@ class BufferCore(RunStore):
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide.
 
-        A name that no task can have, since somebody else has written it, is left out, so that it hides no other task.
+        A name that no task can have was written by someone else; it is left out, so that it hides no other task.
         """
         expected = self.incarnation
         # names first: if the incarnation is still the same afterwards, the names belong to it
         names, incarnation = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
         if incarnation is None or incarnation.decode() != expected:
-            raise StoreLost(f"run {self.run!r} is no longer in this store, or the store has another incarnation of it")
+            raise StoreLost(
+                f"run {self.run!r} is no longer in this store, or the store has a different incarnation of it"
+            )
         if forged := sorted(name for name in names if not is_name(name)):
             _forged.warning(
                 (self.run, len(forged)),
@@ -190,13 +192,13 @@ class BufferCore(RunStore):
         return sorted(name.decode() for name in names if is_name(name))
 
     def train_tasks(self) -> list[str]:
-        """Names of the tasks that are trained on, sorted; the others are evaluations."""
+        """Names of the trained tasks, sorted; the others are evaluations."""
         return [task for task in self.tasks() if self.rules(task).kind == "train"]
 
     def _check_is_sampled(self, task: str) -> None:
-        """Raise `ConfigError` for a task that is offline, which nobody samples."""
+        """Raise `ConfigError` for an offline task, which is never sampled."""
         if self.rules(task).offline:
-            raise ConfigError(f"task {task!r} is offline: groups are inserted into it, and none are sampled")
+            raise ConfigError(f"task {task!r} is offline: groups are inserted into it, never sampled")
 
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises `StoreLost` when the task, or this incarnation of the run, is gone."""
@@ -221,9 +223,9 @@ class BufferCore(RunStore):
         return wanted
 
     def _change_control(self, name: str, task: str, *args: Any) -> None:
-        """Call a function that changes the task's control, and that replaces the control as it is now.
+        """Call a function that replaces the task's current control.
 
-        A copy of the call that arrives late names a control that has been replaced since, and changes nothing.
+        A late copy of the call names a control that has been replaced, and changes nothing.
         """
         moved = True
         while moved:
@@ -231,7 +233,7 @@ class BufferCore(RunStore):
             moved = self.call_task(name, task, *args, revision) == _CONTROL_MOVED
 
     def rules(self, task: str) -> TaskRules:
-        """The task's rules, as this role has read them last: with its clock, or when `controls` found new ones."""
+        """The task's rules as this role last read them: with its clock, or when `controls` found new ones."""
         if task not in self._rules:
             self.clock(task)
         return self._rules[task].rules
@@ -251,7 +253,7 @@ class BufferCore(RunStore):
         """A subscription to the run's wake-ups.
 
         `kinds`: only wake-ups of these kinds. `task`: only wake-ups of this task and of the run as a whole. `others`:
-        other channels by name, with the function that is called with each of their messages.
+        other channel -> function to call with each of its messages.
         """
         prefix = None if task is None else task_keys(self.run, task).prefix
         return Events(self.servers, self.keys.events, self._patience, kinds, prefix, others or {})
@@ -265,11 +267,11 @@ class BufferCore(RunStore):
         return [address(client)] == [address(server) for server in self.servers.primaries()]
 
     def memory(self) -> Fullness:
-        """How full the server's memory is; on a cluster, the memory of the fullest primary, since all have payloads.
+        """How full the server's memory is; on a cluster, the fullest primary's, since all have payloads.
 
-        Raises `ServerRefused` when a server has started to evict keys: its policy may change at run time.
+        Raises `ServerRefused` if a server may evict keys by now: its policy can change at run time.
 
-        Waits for an unavailable primary only if it has keys of the run or of the tasks that this role knows.
+        Waits for an unavailable primary only if it has keys of the run or of tasks that this role knows.
         """
         keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
 
@@ -286,7 +288,8 @@ class BufferCore(RunStore):
     def _check_incarnation(self, task: str, found: str | None) -> None:
         if found != self.incarnation:
             raise StoreLost(
-                f"task {task!r} of run {self.run!r} is not in this store, or belongs to another incarnation of the run"
+                f"task {task!r} of run {self.run!r} is not in this store, or belongs to a different incarnation "
+                "of the run"
             )
 
     def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:

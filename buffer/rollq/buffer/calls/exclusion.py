@@ -20,7 +20,7 @@ MOST_NAMED = 20
 WAITING = (Status.PENDING, Status.ABORTED, Status.EXPIRED)
 """Statuses of groups that wait for a worker."""
 _RULES_MOVED, _OTHER_PROMPTS = -1, -2
-"""Replies of the function: the rules, or the prompts, have changed since its caller read them."""
+"""Replies of the function if the rules or the prompts changed after its caller read them."""
 
 
 class Excluding(Registry, Steering, Inspection):

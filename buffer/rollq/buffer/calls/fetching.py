@@ -21,14 +21,14 @@ class Fetching(BufferCore):
     """Calls that read whole groups, for the trainer, and for the coordinator's pipeline."""
 
     def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
-        """Read the payloads of claimed groups, in order. Raises CorruptGroup."""
+        """Read the payloads of claimed groups, in order. Raises `CorruptGroup`."""
         fetched: list[Group] = []
         for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
             fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
         return fetched
 
     def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
-        """The size of the frame that holds the samples of each group, which must have rows; 0 where it is gone."""
+        """The size of the frame with the samples of each group, which must have rows; 0 if it is gone."""
         here, away = _by_place(groups)
         by_index = dict(zip(away, self.payloads.sizes_bytes(list(away.values())), strict=True))
         by_index |= zip(here, self.send_all([self._measure(groups[index]) for index in here]), strict=True)
@@ -85,7 +85,7 @@ class Fetching(BufferCore):
 
 
 def _by_place(groups: Sequence[ClaimedGroup]) -> tuple[list[int], dict[int, PayloadName]]:
-    """The indices of the groups whose frames are in their task's slot; and of the others, by index, the payloads."""
+    """The indices of groups whose frames are in their task's slot, and the payloads of the others, by index."""
     names = [PayloadName.parse(group.task, group.payload) for group in groups]
     here = [index for index, name in enumerate(names) if name is None]
     return here, {index: name for index, name in enumerate(names) if name is not None}
@@ -95,7 +95,7 @@ def _decode_prompt(group: ClaimedGroup, reply: Any) -> Prompt:
     if isinstance(reply, Exception):
         raise reply
     if reply is None:
-        raise CorruptGroup(group.task, group.group_id, "it is not in the store any more")
+        raise CorruptGroup(group.task, group.group_id, "it is no longer in the store")
     try:
         return decode_prompt(reply)
     except CorruptFrame as error:
@@ -107,5 +107,5 @@ def _frames(group: ClaimedGroup, reply: Any) -> dict[str, bytes]:
     if not group.payload:
         return {field.decode(errors="replace"): frame for field, frame in pairs(reply)}
     if reply is None:
-        raise CorruptFrame("its samples are not in the store any more")
+        raise CorruptFrame("its samples are no longer in the store")
     return {WHOLE: reply}

@@ -1,4 +1,4 @@
-"""One group as a whole, in any status, for people: its life so far and its samples."""
+"""One whole group, in any status, for people: its life so far and its samples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class PastLease(NamedTuple):
 
     `end`: running, put, handed_back (the try does not count), error (handed back, and it counts), ran_out (the worker
     died or was cut off), unconfirmed (it never arrived there), batch_ended, dropped, or quarantined (by hand). `parts`:
-    of samples that were salvaged by then. `version`: of the worker's weights. Times are the server's, in ms since 1970;
+    number of salvaged parts of samples. `version`: of the worker's weights. Times are the server's, in ms since 1970;
     `until_ms`: None while it runs.
     """
 
@@ -49,10 +49,9 @@ class TrainStep(NamedTuple):
 class FoundGroup:
     """A group as it was at `server_ms`.
 
-    `fields` are its numbers as they are stored. `samples` has an entry per sample, `EMPTY_SAMPLE` where there is none;
-    `problem` says why samples that should be there could not be read, else "". `leases`: the last ones, oldest first.
-    `deadline_ms`: of the lease of a running group. `is_archived`: it has left the buffer, and this is what the archive
-    has of it.
+    `fields` are its stored numbers. `samples` has one entry per sample, `EMPTY_SAMPLE` if there is none; `problem` says
+    why existing samples could not be read, else "". `leases`: the last ones, oldest first. `deadline_ms`: of the lease
+    of a running group. `is_archived`: it has left the buffer, and this comes from the archive.
     """
 
     task: str
@@ -75,7 +74,7 @@ class FoundGroup:
 
     @property
     def reward(self) -> float | None:
-        """The mean over its samples when it was last put; None if no finished one is left."""
+        """The mean over its samples at the last put; None if no finished sample is left."""
         fields = self.fields
         return float(fields["reward"]) if fields.get("reward") and SampleStatus.COMPLETED in fields["letters"] else None
 
@@ -86,14 +85,14 @@ class FoundGroup:
 
     @property
     def listed_step(self) -> int | None:
-        """The train step that has claimed it, else the one that it was admitted for."""
+        """The train step that claimed it, else the step that it was admitted for."""
         if self.batch:
             return self.batch.step
         return _number(self.fields.get("trained_step") or self.fields.get("step"))
 
     @property
     def at_ms(self) -> int | None:
-        """When it was put last, or else admitted, in ms since 1970."""
+        """When it was last put, or else admitted, in ms since 1970."""
         return _number(self.fields.get("put_ms") or self.fields.get("admitted_ms"))
 
     @property
@@ -103,7 +102,7 @@ class FoundGroup:
 
     @property
     def tries(self) -> int | None:
-        """Its attempts since it was last interrupted or expired."""
+        """Its attempts since it last was interrupted or expired."""
         return _number(self.fields.get("tries"))
 
 
@@ -111,7 +110,7 @@ class Looking(BufferCore):
     """Calls that read groups with their samples."""
 
     def look(self, task: str, group_ids: Iterable[int]) -> list[FoundGroup]:
-        """The groups that are in the buffer, each at one instant; others are left out.
+        """The groups that are in the buffer, each read at one instant; missing ones are left out.
 
         Samples that cannot be read become a `problem` of their group. Raises `StoreLost`.
         """
@@ -123,17 +122,17 @@ class Looking(BufferCore):
         ]
 
     def newest(self, task: str, status: Status) -> int | None:
-        """The group with this status that was admitted last; None without any."""
+        """The most recently admitted group with this status; None without any."""
         (members,) = self.call_task("find", task, status.value, "-inf", "+inf")
         return max(map(int, members), default=None)
 
     def groups_of_step(self, task: str, step: int) -> list[int]:
-        """The groups in the batch of a train step, in its order; none when the buffer has no such batch."""
+        """The groups in the batch of a train step, in order; none if the buffer has no such batch."""
         ids = self.send("HGET", task_keys(self.run, task).manifest(step), "ids") or b""
         return [int(group_id) for group_id in ids.split(b",") if group_id]
 
     def leaving_of_step(self, task: str, step: int) -> list[int]:
-        """The groups that wait for the archive since a train step, at which they were trained or dropped."""
+        """The groups that a train step trained or dropped, and that wait for the archive."""
         return [
             int(one)
             for one in self.send("ZRANGE", task_keys(self.run, task).status(Status.LEAVING), step, step, "BYSCORE")
@@ -161,17 +160,17 @@ class Looking(BufferCore):
         return groups
 
     def _read_away(self, task: str, group_id: int, name: str, stored: dict[str, bytes]) -> str:
-        """Add the external payload of a group to its frames. Returns why that is not possible, or ""."""
+        """Add the external payload of a group to its frames. Returns why that failed, or ""."""
         if not name or WHOLE in stored:
             return ""
         if PayloadName.parse(task, name) is None:
-            return "its samples are not in the store any more"
+            return "its samples are no longer in the store"
         try:
             payload = self.read_payloads(task, {group_id: name}).get(group_id)
         except (ConfigError, ServerError) as error:
-            return f"its samples are not on the server, and cannot be read: {error}"
+            return f"its samples are not on the server and cannot be read: {error}"
         if payload is None:
-            return "its samples are not in the folder or bucket of payloads any more"
+            return "its samples are no longer in the folder or bucket of payloads"
         stored[WHOLE] = payload
         return ""
 

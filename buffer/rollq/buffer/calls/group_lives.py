@@ -23,7 +23,7 @@ class GroupLife(NamedTuple):
 
 
 class Living(BufferCore):
-    """Calls that read where a group's time went."""
+    """Calls that read how a group spent its time."""
 
     def lives(self, step: int, groups: Sequence[tuple[str, int]]) -> list[GroupLife]:
         """The lives of the groups of a claimed step, by task and id, in their order; groups that are gone are left

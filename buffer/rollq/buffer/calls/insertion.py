@@ -1,7 +1,7 @@
-"""Finished samples that no worker of the run has made, such as expert demonstrations: into the buffer without a lease.
+"""Inserts finished samples that no worker of the run made, such as expert demonstrations, without a lease.
 
-A source names what groups come from, and the buffer counts the groups of each. A call inserts its groups only after the
-number that were inserted before, so that a repeated or resumed insertion inserts nothing twice.
+A source names the origin of groups, and the buffer counts the groups of each source. A call inserts only groups beyond
+that count, so repeating or resuming it inserts nothing twice.
 """
 
 from collections.abc import Sequence
@@ -23,32 +23,32 @@ MOST_SOURCE_CHARACTERS = 200
 
 
 class Insertion(Inspection):
-    """Calls that fill tasks that are offline."""
+    """Calls that fill offline tasks."""
 
     def insert(self, task: str, groups: Sequence[FinishedGroup], *, source: str, after: int = 0) -> int:
-        """Insert finished groups of `source`, as completed groups; returns how many of them were not there yet.
+        """Insert finished groups of `source` as completed groups; returns how many are new.
 
-        `task` is offline. `after`: how many groups of the source come before these; see `inserted`. Every sample has
-        completed, has a reward, and is `unversioned`; its logprobs may be `absent_logprobs`. All groups are checked
-        before the first is inserted. Harmless to repeat, even after a crash halfway.
+        `task` is offline. `after`: the number of the source's groups before these; see `inserted`. Every sample is
+        completed and `unversioned` and has a reward; its logprobs may be `absent_logprobs`. All groups are checked
+        before the first is inserted. Safe to repeat, even after a crash halfway.
 
-        Raises `ConfigError` for a task that is not offline, and if earlier groups of the source are missing;
-        `InvalidGroup` naming the group, sample and field; and `ServerRefused` when the buffer is full: groups that were
-        inserted stay, and the same call inserts the rest later.
+        Raises `ConfigError` if the task is not offline or earlier groups of the source are missing, `InvalidGroup`
+        naming the group, sample and field, and `ServerRefused` when the buffer is full. Inserted groups then stay, and
+        the same call inserts the rest later.
         """
         rules = self.rules(task)
         if not rules.offline:
-            raise ConfigError(f"task {task!r} takes no insertions: it is sampled; only tasks with offline = true do")
+            raise ConfigError(f"task {task!r} is sampled; only tasks with offline = true take insertions")
         if not 0 < len(source) <= MOST_SOURCE_CHARACTERS:
-            raise ConfigError(f"source {source!r}: 1 to {MOST_SOURCE_CHARACTERS} characters are needed")
+            raise ConfigError(f"source {source!r}: must have 1 to {MOST_SOURCE_CHARACTERS} characters")
         if after < 0:
-            raise ConfigError(f"after = {after}: must be the number of groups that come before these, 0 or more")
+            raise ConfigError(f"after = {after}: must be the number of groups before these, 0 or more")
         encoded = [_encode_at(after + index, group, rules) for index, group in enumerate(groups)]
         done = self.inserted(task, source)
         if done < after:
             raise ConfigError(
                 f"after = {after}: only {done} groups of source {source!r} were inserted into task {task!r}; insert "
-                "those before these first"
+                "the missing ones first"
             )
         last, added = after + len(encoded), 0
         while done < last:
@@ -67,8 +67,8 @@ class Insertion(Inspection):
         fullness = self.fullness()
         if fullness.is_full:
             raise ServerRefused(
-                f"{fullness}, so the insertion has stopped: raise {fullness.limit}, or insert the rest after the "
-                "trainer has trained some of the groups and saved a checkpoint"
+                f"{fullness}, so the insertion stopped: raise {fullness.limit}, or insert the rest once the trainer "
+                "has trained some groups and saved a checkpoint"
             )
 
 

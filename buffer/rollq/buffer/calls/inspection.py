@@ -29,7 +29,7 @@ _unreadable = LogOnce(logging.getLogger(__name__))
 SILENT_WORKER_S = 30.0
 GROUPS_SAMPLED = 32
 LAST_EVALUATIONS = 5
-"""Among these, the last one with a result is looked for."""
+"""How many ended evaluations to search for the last one with a result."""
 
 
 class Inspection(BufferCore):
@@ -53,7 +53,7 @@ class Inspection(BufferCore):
         )
 
     def overview(self, task: str, rows: int = 8) -> Overview:
-        """Facts of a task that monitors show beside its counts, with the newest `rows` of its history.
+        """Facts about a task that monitors show beside its counts, with the newest `rows` of its history.
 
         The work does not grow with the number of groups. Raises `StoreLost`.
         """
@@ -73,7 +73,7 @@ class Inspection(BufferCore):
         )
 
     def unusable_rows(self, task: str) -> dict[str, Unusable]:
-        """Why rows of a task's prompts are unusable, the most frequent reason first."""
+        """Why rows of a task's prompts are unusable, most frequent reason first."""
         by_reason = self.send("HGETALL", task_keys(self.run, task).unusable)
         reasons = {}
         for reason, value in by_reason.items():
@@ -103,7 +103,7 @@ class Inspection(BufferCore):
         )
 
     def evaluation(self, task: str) -> EvaluationState | None:
-        """The evaluation of a task that is under way, or else the last one; None before the first one."""
+        """The running evaluation of a task, else its last one; None before the first."""
         keys = task_keys(self.run, task)
         over = self.send("LRANGE", keys.prefix + "batches_over", -LAST_EVALUATIONS, -1)
         is_open = int(self.send("HGET", keys.clock, "open_evaluations") or 0) > 0
@@ -113,7 +113,8 @@ class Inspection(BufferCore):
         return evaluation_state([dict(zip(names, values, strict=True)) for values in batches], len(over))
 
     def fullness(self) -> Fullness:
-        """How full the buffer is: of its servers' memory, or of `max_buffer_bytes`, whichever is nearer."""
+        """How full the buffer is, measured by its servers' memory or `max_buffer_bytes`, whichever is closer to its
+        limit."""
         memory, limit = self.memory(), self.payloads.max_buffer_bytes
         if limit is None:
             return memory
@@ -124,7 +125,8 @@ class Inspection(BufferCore):
         return max(memory, groups, key=lambda fullness: fullness.share)._replace(room_groups=groups.room_groups)
 
     def bytes_by_status(self, counts: Counts) -> dict[Status, int]:
-        """Bytes of the frames of a task's groups, by status: the known sum, divided as in a sample of the groups."""
+        """Bytes of the frames of a task's groups, by status: the known sum, divided in the proportions of a sample of
+        groups."""
         keys = task_keys(self.run, counts.task)
         statuses = [status for status, groups in counts.statuses.items() if groups]
         ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
@@ -142,9 +144,9 @@ class Inspection(BufferCore):
         return {name.decode(): value.decode() for name, value in pairs(flat)}
 
     def workers(self, within_s: float = SILENT_WORKER_S) -> dict[str, dict[str, Any]]:
-        """The last report of every worker that has reported within `within_s` seconds, with its `age_s`.
+        """The last report of every worker that reported within `within_s` seconds, with its `age_s`.
 
-        One that cannot be read, since somebody else has written it, is left out.
+        A report that cannot be read was written by someone else, and is left out.
         """
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
@@ -167,7 +169,7 @@ class Inspection(BufferCore):
         return found
 
     def curves(self) -> StepRows:
-        """The numbers of train steps and of evaluations. A row that cannot be read is left out."""
+        """The numbers of train steps and of evaluations, without rows that cannot be read."""
         steps, evaluations = self.send_all(
             [("ZRANGE", key, 0, -1, "WITHSCORES") for key in (self.keys.curves, self.keys.evaluations)]
         )
@@ -179,7 +181,7 @@ class Inspection(BufferCore):
         return None if report is None else _decode_report(report, self.server_ms())[1]
 
     def trainer_state(self) -> TrainerState | None:
-        """The state of the trainer that took the run last; None before the first one."""
+        """The state of the last trainer that took the run; None before the first one."""
         names = ("epoch", "trainer_id", "deadline_ms", "lease_ms", "doing", "report", "process", "launch_id")
         fields = dict(zip(names, self.send("HMGET", self.keys.trainer, *names), strict=True))
         now_ms, report = self.server_ms(), fields.pop("report")
@@ -195,7 +197,7 @@ def _decode_error(now_ms: int, text: bytes | None, at_ms: bytes | None) -> LastE
 
 
 def _decode_producers(flat: list[bytes], now_ms: int) -> Iterator[SeenProducer]:
-    """The producers of a task; what somebody else has written is left out."""
+    """The producers of a task, without entries that someone else wrote."""
     for words, at_ms in pairs(flat):
         with suppress(ValueError, TypeError, AttributeError, OverflowError):
             if place := Place.read(orjson.loads(words)):

@@ -1,4 +1,4 @@
-"""The worker's side of the buffer: groups out under a lease, results in."""
+"""The worker's side of the buffer: leases groups and files results."""
 
 import logging
 import secrets
@@ -53,10 +53,10 @@ class Leasing(BufferCore):
         suspects_held: int = 0,
         idle: bool = True,
     ) -> Leased:
-        """Lease up to `n` of the best pending groups over `tasks`, for weights (`epoch`, `version`).
+        """Lease up to `n` of the best pending groups of `tasks`, for weights (`epoch`, `version`).
 
-        `worker` names this incarnation of the worker. `suspects_held`: suspects among its leases; `idle`: holds none.
-        Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
+        `worker` names this incarnation of the worker. `suspects_held`: suspects among its leases; `idle`: it holds no
+        lease. Raises `StaleWorker` if its weights would already be too old at the next step, and `StoreLost`.
         """
         leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
         gone, cut_off = self.renew(leased.leases)  # confirms that they have arrived
@@ -68,7 +68,7 @@ class Leasing(BufferCore):
     def _lease(self, tasks: Sequence[str], n: int, worker: str, weights: str, suspects_held: int, idle: bool) -> Leased:
         leased: list[Lease] = []
         shares = self._shares(tasks, n, weights)
-        # The task that a drain was for comes first: after leases of another one, the caller would not be idle for it.
+        # The task of a drain comes first: after leases of another task, the caller would not be idle for it.
         for task in sorted(shares, key=lambda task: task != self._drained_for):
             nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not leased)
             try:
@@ -89,7 +89,7 @@ class Leasing(BufferCore):
         return Leased(tuple(leased), drain=False)
 
     def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
-        """Which tasks have the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
+        """The tasks of the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
         if len(tasks) == 1:
             return {tasks[0]: n}
         tasks = self._tasks_for(tasks, weights)
@@ -100,14 +100,14 @@ class Leasing(BufferCore):
         return {task: counted[index] for index, task in enumerate(tasks) if counted[index]}
 
     def _tasks_for(self, tasks: Sequence[str], weights: str) -> list[str]:
-        """The tasks without those evaluations that are of other weights ("epoch:version")."""
+        """The tasks without evaluations of weights other than "epoch:version"."""
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
         pins = self.send_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
         others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
         return [task for task in tasks if task not in others]
 
     def evaluates_others(self, tasks: Sequence[str], *, epoch: int, version: int) -> bool:
-        """Whether an evaluation among `tasks` is open for other weights than these, which cannot take part in it."""
+        """Whether an evaluation among `tasks` is open for different weights, so that these cannot take part."""
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
         clocks = [("HMGET", task_keys(self.run, task).clock, "pin", "open_evaluations") for task in evaluations]
         pin = f"{epoch}:{version}".encode()
@@ -127,7 +127,8 @@ class Leasing(BufferCore):
         return Renewed(gone, cut_off)
 
     def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
-        """Give groups back unfinished. `counted`: the try was spent, `error` says on what; out of tries, they fail.
+        """Hand groups back unfinished. `counted`: the try counts, and `error` says why it failed; groups without tries
+        left fail.
 
         Returns how many went back.
         """
@@ -137,15 +138,15 @@ class Leasing(BufferCore):
         )
 
     def drop_too_long(self, lease: Lease, tokens: int, error: str) -> bool:
-        """Drop a group whose prompt has too many `tokens`, and have producers leave its row out from now on; a group
-        that a batch waits for fails with `error`. False when the lease is no longer the caller's."""
+        """Drop a group whose prompt has too many `tokens`, and have producers skip its row from now on. A group that a
+        batch waits for fails with `error`. False if the lease is no longer the caller's."""
         return bool(self.call_task("drop_too_long", lease.task, error, tokens, *fences([lease])))
 
     def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
-        """Keep parts of samples that are still being made; returns an outcome for each.
+        """Keep parts of unfinished samples; returns an outcome for each.
 
         If the worker dies, the next lease of the group has samples with these tokens. A part is kept only while its
-        lease is the caller's, and after all parts of the group with smaller numbers. One that cannot be encoded is
+        lease is the caller's, and after all parts of the group with smaller numbers. A part that cannot be encoded is
         refused alone. Harmless to repeat.
         """
         return self._keep("salvage", parts)
@@ -168,7 +169,7 @@ class Leasing(BufferCore):
         return [outcomes[index] for index in range(len(parts))]
 
     def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
-        """File results, in order. The only way in which generated tokens enter the buffer.
+        """File results, in order. Generated tokens enter the buffer only here.
 
         A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat:
         a result that was filed before answers `DUPLICATE`, even if it was this call that filed it and tried again.
@@ -182,13 +183,13 @@ class Leasing(BufferCore):
         return [outcomes[index] for index in range(len(results))]
 
     def _put(self, task: str, results: Sequence[GroupResult]) -> list[bytes]:
-        """File results of one task; returns a word for each, up to the first one that met a new epoch."""
+        """File results of one task; returns a word for each, up to the first that meets a new epoch."""
         try:
             return self._put_with(task, results)
         except ServerRefused as error:
             if not (isinstance(error.__cause__, RedisError) and code_of(error.__cause__) == "OOM"):
                 raise
-        # a full server sets no keys any more, but `put` may still file results there
+        # a full server refuses to set keys, but `put` may still file results there
         return self._put_with(task, results, all_inline=True)
 
     def _put_with(self, task: str, results: Sequence[GroupResult], *, all_inline: bool = False) -> list[bytes]:
@@ -227,7 +228,7 @@ class Leasing(BufferCore):
         return words
 
     def _encode(self, task: str, result: GroupResult, epoch: int, floors: Floors, *, all_inline: bool) -> GroupArgs:
-        """A result as arguments, with its frames where they belong; `all_inline`: they pass through the function."""
+        """A result as arguments, with its frames where they belong; `all_inline`: all pass through the function."""
         rules, lease = self.rules(task), result.lease
         valid, frames = encode_result(result, None if all_inline else self.payloads.pieces_from)
         size_bytes = sum(map(len, frames.values()))
@@ -251,12 +252,12 @@ class Leasing(BufferCore):
         return self._floors[task]
 
     def report_worker(self, worker: str, report: Mapping[str, Any]) -> Order:
-        """Store plain facts about a worker for monitors; returns the order that the operator has given to it."""
+        """Store plain facts about a worker for monitors; returns the operator's order for it."""
         reply = self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
         return Order(reply.decode())
 
     def join_fleet(self, worker: str, places: int, *, load: float, tokens_per_s: float, open_samples: int = 0) -> Fleet:
-        """Note what a worker can do; returns the capacity of all workers that have noted theirs within 10 s.
+        """Record the capacity of a worker; returns the capacity of all workers that recorded theirs within 10 s.
 
         `places`: samples that it generates at a time, 0 for a worker that takes no groups. `load`: how many it has in
         flight on average. `tokens_per_s`: its speed under the load of an average worker, 0.0 if it is not known.
@@ -272,17 +273,17 @@ class Leasing(BufferCore):
         return UnderWay(sum(counts[: len(tasks)]), sum(counts[len(tasks) :]))
 
     def forget_worker(self, worker: str) -> None:
-        """Remove the report of a worker that stops."""
+        """Remove the report of a stopping worker."""
         self.call("forget_worker", self.keys.info, self.incarnation, worker)
 
 
 def named_payloads(described: Sequence[list[Any]]) -> dict[int, str]:
-    """The names of payloads in leases that the function `lease` or `borrow` has described, by group."""
+    """The names of payloads in leases returned by the function `lease` or `borrow`, by group."""
     return {fields[0]: fields[PAYLOAD].decode() for fields in described if fields[PAYLOAD]}
 
 
 def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
-    """The lease that the function `lease` has described by these fields; `payload`: the frame that they name."""
+    """The lease that the function `lease` described with these fields; `payload`: the frame that they name."""
     (
         group_id, attempt, tries, step, evaluation, suspect, alone, admitted_ms, leased_ms, letters, prompt,
         must_finish, frames, parts, large, expected_tokens, row,
@@ -292,7 +293,7 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
     if payload is not None:
         stored[WHOLE] = payload
     elif large:
-        log.error("%s: the frame of its samples is no longer in the store; the samples are generated again", name)
+        log.error("%s: the frame of its samples is gone from the store; generating the samples again", name)
     return Lease(
         task=task,
         group_id=group_id,
@@ -315,7 +316,7 @@ def decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None
 
 
 def fences(leases: Iterable[Lease]) -> list[Any]:
-    """Arguments of a function that prove that leases are the caller's."""
+    """Arguments that prove to a function that leases are the caller's."""
     return [item for lease in leases for item in (lease.group_id, lease.attempt, lease.nonce)]
 
 

@@ -1,4 +1,4 @@
-"""The calls of workers that lend samples of their groups to each other."""
+"""The calls with which workers lend each other samples of their groups."""
 
 import secrets
 from collections.abc import Collection, Sequence
@@ -13,17 +13,18 @@ from rollq.buffer.wire.group_fields import decode_kept
 
 
 class Lending(Leasing):
-    """Samples of a leased group, made by another worker than the one that has the lease.
+    """Samples of a leased group that another worker makes for the holder of the lease.
 
     The borrower salvages its parts as it does for its other samples. The worker that has the lease puts the result of
     the group, and the lease fences it.
     """
 
     def offer(self, offers: Sequence[Offer]) -> list[Offered | None]:
-        """Offer samples to other workers, take offers back, and learn what is still offered and what is lent.
+        """Offer samples to other workers and take offers back; returns which samples are still offered, and which are
+        lent.
 
-        A sample that was offered and is in neither set any more is the caller's again: see `kept`. None for a lease
-        that is no longer the caller's. Harmless to repeat.
+        An offered sample that has left both sets is the caller's again: see `kept`. None if the lease is no longer the
+        caller's. Harmless to repeat.
         """
         answers: dict[int, Offered | None] = {}
         for task in dict.fromkeys(offer.lease.task for offer in offers):
@@ -35,9 +36,9 @@ class Lending(Leasing):
         return [answers[index] for index in range(len(offers))]
 
     def borrow(self, task: str, n: int, *, worker: str, version: int, epoch: int, share: float) -> list[Lease]:
-        """Borrow up to `n` samples that other workers offer of a task, for weights (`epoch`, `version`), for a while.
+        """Borrow, for a while, up to `n` samples of a task that other workers offer, for weights (`epoch`, `version`).
 
-        `share`: the part of what is offered that is taken at most, from 0 to 1. Each loan is a lease of some samples of
+        `share`: the largest part of the offers to take, from 0 to 1. Each loan is a lease of some samples of
         a group: `renew` and `salvage` it like one, and end it with `end_loans`.
         """
         nonce, loans = secrets.token_hex(8), list[Lease]()
@@ -55,7 +56,7 @@ class Lending(Leasing):
         return bool(self.send("ZCARD", task_keys(self.run, task).offers))
 
     def end_loans(self, loans: Sequence[Lease]) -> int:
-        """Give the samples of loans back, finished or not, with all that was salvaged of them.
+        """Give the samples of loans back, finished or not, with all their salvaged parts.
 
         Returns how many loans ended now.
         """
@@ -64,9 +65,9 @@ class Lending(Leasing):
         )
 
     def kept(self, lease: Lease, indices: Collection[int], after: int = 0) -> dict[int, Sample]:
-        """Samples of a leased group as the buffer has them now, by index.
+        """Samples of a leased group as they are in the buffer now, by index.
 
-        `after`: they are all in parts after these first ones; the others are not read.
+        `after`: how many parts to skip; all samples are in later ones.
         """
         keys, group_id, size = task_keys(self.run, lease.task), lease.group_id, len(lease.samples)
         group = keys.group(group_id)

@@ -10,15 +10,15 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 
 _ORDER_MOVED = -1
-"""The reply of the function when a worker has got another order since its caller read it."""
+"""The function's reply if a worker got another order after its caller read it."""
 
 
 class Order(StrEnum):
-    """The order that one worker has."""
+    """The current order of a worker."""
 
     RUN = "run"
     PAUSE = "pause"  # lease nothing more
-    DRAIN = "drain"  # lease nothing more, and stop when what is held has ended
+    DRAIN = "drain"  # lease nothing more, and stop once the held groups have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +46,26 @@ class Fleet:
 class GroupOrder(StrEnum):
     """An order for one group."""
 
-    REQUEUE = "requeue"  # throw its samples away, and have it sampled again
-    QUARANTINE = "quarantine"  # no trainer gets it, and its samples are kept: it fails
-    DROP = "drop"  # it leaves the buffer, and is counted
+    REQUEUE = "requeue"  # discard its samples and sample it again
+    QUARANTINE = "quarantine"  # keep it from trainers: it fails, and keeps its samples
+    DROP = "drop"  # remove it from the buffer, counted
 
 
 class Refusal(StrEnum):
     """Why an order for a group changes nothing."""
 
     GONE = "gone"  # the group is not in the buffer
-    STATUS = "status"  # a group with its status cannot be moved so
-    MOVED = "moved"  # it has another status than the caller saw
-    BATCH = "batch"  # its batch or evaluation has not ended, and ends with all of its groups
+    STATUS = "status"  # its status does not allow this move
+    MOVED = "moved"  # its status changed after the caller saw it
+    BATCH = "batch"  # its batch or evaluation is running, and must end with all its groups
     UNSAMPLED = "unsampled"  # nobody would sample it again: its task is offline, or its evaluation has ended
-    SAVING = "saving"  # while the buffer is saved, nothing leaves it
-    ORDERED = "ordered"  # somebody else has given an order for it at the same time
+    SAVING = "saving"  # nothing leaves the buffer while it is being saved
+    ORDERED = "ordered"  # someone else moved it at the same time
 
 
 class Ordered(NamedTuple):
-    """The outcome of an order for a group. `status`: the one that it had, None for a group that is gone; `refusal`:
-    None where the order was carried out, or would be."""
+    """The outcome of an order for a group. `status`: its previous status, None if it is gone; `refusal`: None if the
+    order was carried out, or would be."""
 
     status: Status | None
     refusal: Refusal | None
@@ -75,8 +75,8 @@ class Steering(BufferCore):
     """Calls that steer single workers, and move single groups."""
 
     def order_worker(self, worker: str, order: Order) -> Order:
-        """Give an order to the worker that reports as `worker`, which follows within a second or two; returns the one
-        that it had."""
+        """Give an order to the worker that reports as `worker`, which follows within a second or two; returns its
+        previous order."""
         moved, seen = True, b""
         while moved:
             seen = self.send("HGET", self.keys.orders, worker) or b""
@@ -86,10 +86,10 @@ class Steering(BufferCore):
     def order_group(
         self, task: str, group_id: int, order: GroupOrder, *, dry_run: bool = False, expected: Status | None = None
     ) -> Ordered:
-        """Move a group as `order` says; with `dry_run`, only find out whether it would be moved. With `expected`, a
-        group with another status is left.
+        """Move a group as `order` says; with `dry_run`, only check whether it would move. With `expected`, leave a
+        group with any other status alone.
 
-        The lease of a running group ends: what its worker puts later is refused. Raises `StoreLost`.
+        The lease of a running group ends, so later results from its worker are refused. Raises `StoreLost`.
         """
         seen = self.send("HGET", task_keys(self.run, task).group(group_id), "ordered") or b""
         mark = secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""Removes external payloads that nobody needs: those that groups have dropped, or that no group has ever named."""
+"""Removes unneeded external payloads: dropped by their group, or never named by one."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,14 +8,14 @@ from rollq.buffer.payloads.interface import PayloadName
 
 NAMES_PER_CALL = 200
 AUDIT_PAUSE_S = 60.0
-"""Seconds between two passes of an audit: longer than a primary that was cut off takes to notice it."""
+"""Seconds between two passes of an audit: more than a primary needs to notice that it is cut off."""
 
 
 class Collecting(BufferCore):
     """Calls that remove payloads. They may run at any time, in any number of processes."""
 
     def collect(self, task: str) -> int:
-        """Remove the payloads that groups of a task have dropped. Returns how many."""
+        """Remove the payloads that a task's groups have dropped; returns how many."""
         total, more = 0, bool(self.payloads)
         while more:
             garbage = [name.decode() for name in self.call_task("find_garbage", task, NAMES_PER_CALL)]
@@ -39,26 +39,26 @@ class Collecting(BufferCore):
 
 
 class Audit:
-    """Removes orphans, as of workers that died between writing a payload and putting its group.
+    """Removes orphans, such as payloads of workers that died before putting the group.
 
-    A payload goes when two passes have found it: the first one may have asked a primary that was cut off from its
-    cluster, which knows of no lease that was granted since.
+    A payload is removed once two passes have found it: the first pass may have asked a primary that was cut off from
+    its cluster and missed later leases.
     """
 
     def __init__(self, buffer: Collecting) -> None:
         self._buffer = buffer
         self._pages: Iterator[list[PayloadName]] | None = None
         self._due_s = -math.inf
-        self._suspects = set[PayloadName]()  # orphans of the last pass
-        self._found = set[PayloadName]()  # orphans of this one
+        self._suspects = set[PayloadName]()  # orphans found by the last pass
+        self._found = set[PayloadName]()  # orphans found by this pass
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it is within a pass."""
+        """Whether a pass is under way."""
         return self._pages is not None
 
     def step(self, now_s: float) -> int:
-        """Look at some payloads, or at none between two passes. Returns how many were removed."""
+        """Check some payloads; between two passes, none. Returns how many were removed."""
         if self._pages is None:
             if now_s < self._due_s or not self._buffer.payloads:
                 return 0

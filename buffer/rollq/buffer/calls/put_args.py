@@ -1,8 +1,8 @@
 """The arguments of `put` and `salvage`, made from the results of groups and from parts of samples.
 
-The server does not read samples. The worker counts what the server decides by, such as versions, rewards and tokens,
-and sends these numbers beside the bytes. Nothing in this module asks the server. One group or part that cannot be
-encoded never fails the others of its call: the group is put as failed, and the part is left out.
+The server does not read samples. The worker sends the numbers that the server needs to decide, such as versions,
+rewards and tokens, beside the bytes. Nothing in this module asks the server. A group or part that cannot be encoded
+never fails the rest of its call: the group is put as failed, and the part is left out.
 """
 
 import logging
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 256 << 20
 MAX_CALL_BYTES = 256 << 10
-"""Bytes of one call with several groups: the server files them while the rest is being encoded."""
+"""Bytes of one call with several groups: the server files them while later ones are being encoded."""
 PAYLOAD_WEIGHT = 0.25
-"""A payload counts less, because it does not pass through the function: fewer calls take less of the server's time."""
+"""A payload counts less, since it does not pass through the function: fewer calls cost less server time."""
 NUMBERS_BYTES = 256
 """Approximate size of a group in a call, without its frames."""
 _NO_VERSION = "-"
@@ -77,7 +77,7 @@ def encode_result(
 
 
 def _new_samples(result: GroupResult) -> list[int]:
-    """The samples whose frames the buffer lacks. It drops stored parts of samples when the group is put."""
+    """The samples whose frames the buffer lacks. A put of the group drops stored parts of samples."""
     lease = result.lease
     return [
         index
@@ -129,7 +129,7 @@ def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str,
         payloads: dict[str, bytes] = {}
         for group in portion:
             args += group.args
-            payloads = {**group.payloads, **payloads}  # of two results for one lease, the first one counts
+            payloads = {**group.payloads, **payloads}  # the first of two results for one lease counts
         yield args, payloads
 
 
@@ -139,7 +139,7 @@ def portions_of(groups: Iterable[GroupArgs]) -> Iterator[list[GroupArgs]]:
 
 
 def _epochs(samples: Sequence[Sample]) -> set[int]:
-    """The epochs whose weights have made tokens of these samples."""
+    """The epochs whose weights made tokens of these samples."""
     return {span.epoch for sample in samples for segment in sample.segments for span in segment.versions}
 
 
@@ -154,8 +154,9 @@ def result_args(
 ) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames.
 
-    `epoch`: the live one, with the `floors` of those before it. If one of these has made all tokens, their versions are
-    sent as they are: they may count as newer again. `size_bytes`: of the frames, with payloads in place of their names.
+    `epoch`: the live one, with the `floors` of earlier ones. If a single earlier epoch made all tokens, their versions
+    are sent unchanged: they may count as newer again. `size_bytes`: of the frames, with payloads in place of their
+    names.
     """
     lease, samples = result.lease, result.samples
     made_in = _epochs(samples)
@@ -209,7 +210,7 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
 
 
 def _completed(samples: Sequence[Sample], tokens: Sequence[int]) -> list[int]:
-    """The tokens of those that completed."""
+    """The tokens of completed samples."""
     return [n for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
 
 
@@ -218,8 +219,8 @@ def _is_completed(sample: Sample) -> bool:
 
 
 def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
-    """The mean reward, how many samples completed with one, how many of them the judge passed, and their response
-    tokens."""
+    """The mean reward, the number of completed samples with a reward, how many of them the judge passed, and their
+    response tokens."""
     completed = [(sample, n) for sample, n in zip(samples, tokens, strict=True) if _is_completed(sample)]
     rewarded = [(sample, n) for sample, n in completed if sample.reward is not None]
     return {
@@ -254,7 +255,7 @@ def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
         return None
     if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):
         return min(versions)
-    counted = _versions_in_loss(sample, floors) or versions  # of a sample that was masked on purpose, none is
+    counted = _versions_in_loss(sample, floors) or versions  # a sample that was masked on purpose has none
     return counted_version(min(versions), max(counted), rules.stale_threshold, rules.token_threshold)
 
 

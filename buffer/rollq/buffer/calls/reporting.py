@@ -1,4 +1,4 @@
-"""The state of a run that was last reported to somebody, so that several watchers report a change once."""
+"""The last reported state of a run, so that several watchers report each change once."""
 
 import secrets
 from typing import Final, cast
@@ -9,13 +9,13 @@ KEPT_S: Final = 30 * 86_400
 
 
 class Reporting(BufferCore):
-    """The one note that a monitor leaves."""
+    """The only note that monitors write."""
 
     def replace_reported_state(self, state: str, *, if_absent: bool = False) -> str | None:
-        """Note that `state` is reported now; returns the state that was reported before, None without one.
+        """Record that `state` is being reported; returns the last reported state, None without one.
 
-        Of several callers with the same new state, all but one get that state. `if_absent`: keep a state that was
-        reported. A note is kept for 30 days.
+        If several callers report the same new state, all but one get that state back. `if_absent`: keep an earlier
+        state. A note lasts 30 days.
         """
         key = self.keys.reported_state
         before = _state_in(found := self.send("GET", key))
@@ -27,7 +27,7 @@ class Reporting(BufferCore):
             return cast(bytes | None, self.servers.of(key).set(key, note, ex=KEPT_S, nx=if_absent, get=True))
 
         replaced = self.servers.patiently(replace, self.patience)
-        return _state_in(found if replaced == note else replaced)  # our own: a repeat, whose first reply was lost
+        return _state_in(found if replaced == note else replaced)  # our own: a repeated call whose first reply was lost
 
 
 def _state_in(note: bytes | None) -> str | None:

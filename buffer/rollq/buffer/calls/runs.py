@@ -1,4 +1,4 @@
-"""The runs of a server: finding them, and deleting one with all that it has."""
+"""The runs of a server: lists them, and deletes one with everything it has."""
 
 import re
 from collections import Counter
@@ -22,12 +22,12 @@ from rollq.buffer.values.rollouts import Status
 
 KEYS_PER_TRIP = 1000
 LIVE_S = 30.0
-"""A role that was heard of within this time is alive."""
+"""A role that reported within this time is alive."""
 _RUN_OF_KEY = re.compile(rb"rollq:\{([^:}]+)")
 _REGISTRIES: tuple[type[BaseRegistry], ...] = (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry)
 
 Report = Callable[[int], None]
-"""Called with the number of keys that were looked at, or removed, so far."""
+"""Called with the number of keys examined, or removed, so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class RunSummary:
     """A run on a server.
 
     `groups`: groups in the buffer; `unarchived`: how many of them wait for an archive; `size_bytes`: the size of their
-    frames, in any store; `keys`: keys on the servers; `roles`: which roles are alive. `state`: "" for a run that roles
-    can use, or why they cannot.
+    frames, in any store; `keys`: keys on the servers; `roles`: the live roles. `state`: why roles cannot use the run,
+    or "".
     """
 
     run: str
@@ -52,8 +52,7 @@ class RunSummary:
 
 
 def find_runs(servers: Servers, patience: Patience, report: Report = lambda done: None) -> list[RunSummary]:
-    """The runs whose keys are on these servers, by name. Looks at every key of theirs. Raises `ServerRefused` for a
-    user that may not."""
+    """The runs with keys on these servers, by name. Looks at every key. Raises `ServerRefused` if the user may not."""
     counted: Counter[str] = Counter()
     for key in _scan(servers, patience, "rollq:{*", report):
         if matched := _RUN_OF_KEY.match(key):
@@ -62,8 +61,8 @@ def find_runs(servers: Servers, patience: Patience, report: Report = lambda done
 
 
 def runs_with_curves(servers: Servers, patience: Patience) -> list[str]:
-    """Names of the runs on these servers that have curves. Looks at every key. Raises `ServerRefused` for a user that
-    may not."""
+    """Names of the runs on these servers that have curves. Looks at every key. Raises `ServerRefused` if the user may
+    not."""
     keys = _scan(servers, patience, "rollq:{*}:curves")
     return sorted({matched[1].decode() for key in keys if (matched := _RUN_OF_KEY.match(key)) and is_name(matched[1])})
 
@@ -75,13 +74,13 @@ def _counts(store: RunStore, tasks: Sequence[TaskKeys]) -> list[dict[Status, int
 
 
 def _times_of(reports: Iterable[bytes]) -> list[int]:
-    """When each of these reports of workers was made, in ms; one that cannot be read is left out."""
+    """The time of each of these worker reports, in ms, without unreadable ones."""
     times = [report.split(b" ", 1)[0] for report in reports]
     return [int(at_ms) for at_ms in times if at_ms.isdigit() and len(at_ms) < 20]
 
 
 def summarize(store: RunStore, keys: int = 0) -> RunSummary:
-    """Facts about a run, which may be one that cannot be used, without looking for its `keys`."""
+    """Facts about a run, even one that roles cannot use, without counting its `keys`."""
     names = store.keys
     info, tasks, workers, trainer = store.send_all(
         [
@@ -113,7 +112,7 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
 
 
 def _unarchived(counts: Mapping[Status, int], clock: Sequence[bytes | None]) -> int:
-    """The groups of a task that are lost to its archive when the run is deleted now."""
+    """The groups of a task that its archive would lose if the run were deleted now."""
     _, archive = clock
     unwritten = (Status.ARCHIVED, Status.FAILED, Status.FILTERED) if archive == b"1" else ()
     return sum(counts[status] for status in (Status.LEAVING, *unwritten))
@@ -123,29 +122,29 @@ class Deletion(BufferCore):
     """The call that deletes a run."""
 
     def check_idle(self, summary: RunSummary) -> None:
-        """Raise `ConfigError` when a role uses the run, `ServerRefused` for a user that may not look for its keys."""
+        """Raise `ConfigError` if a role uses the run, and `ServerRefused` if the user may not look for its keys."""
         if summary.roles:
             raise ConfigError(f"run {self.run!r} is in use: {'; '.join(summary.roles)}. Stop its roles first")
         for client in self.servers.primaries():  # before anything is written
             self.servers.patiently(partial(client.scan, 0, "rollq:{*", 1), self._patience)
 
     def delete_run(self, queue: Queue, report: Report = lambda done: None) -> None:
-        """Delete the run: its keys, the payloads that are outside of its servers, its tickets. Harmless to repeat, and
-        when it is interrupted, no role can use the run until it is repeated.
+        """Delete the run: its keys, its payloads outside the servers, its tickets. Safe to repeat; if it is
+        interrupted, no role can use the run until it is repeated.
 
-        Raises `ConfigError` for a run that is not there, for one that a role still uses, and without the folder or the
-        bucket that it has payloads in.
+        Raises `ConfigError` if there is no such run, if a role still uses it, or if the folder or bucket of its
+        payloads is not configured.
         """
         summary = summarize(self)
         if summary.state == GONE:
-            raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs list` shows those that are")
+            raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs list` shows the runs that are")
         self.check_idle(summary)
         incarnation, payloads = self.send("HMGET", self.keys.info, "incarnation", "payloads")
         outside = self.payloads.outside if payloads else None
         if payloads and not outside:
             raise ConfigError(
-                f"run {self.run!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
-                "its roles did, so that they are deleted too"
+                f"run {self.run!r} has payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as its "
+                "roles did, to delete them too"
             )
         if outside and incarnation:
             self._incarnation = self._checked_incarnation(incarnation)  # of any schema
@@ -158,9 +157,10 @@ class Deletion(BufferCore):
         self.send("UNLINK", self.keys.info)
 
     def _remove_keys(self, report: Report) -> None:
-        """All keys but the one by which the run is known."""
+        """All keys except the one that identifies the run."""
         tasks = self.send("SMEMBERS", self.keys.tasks)
-        # first, so that a role that wakes up during the search finds no clock and creates no key that the search misses
+        # first, so that a role that wakes up during the search finds no clock, and creates no key that the search
+        # misses
         self.send_all([("UNLINK", TaskKeys(self.run, task.decode()).clock) for task in tasks if is_name(task)])
         removed = 0
         for pattern in (f"rollq:{{{self.run}}}:*", f"rollq:{{{self.run}:*"):
@@ -182,15 +182,15 @@ class Deletion(BufferCore):
 
 GONE = "it has no run any more"
 """The state of keys that belong to no run."""
-DELETING = "its deletion did not end"
-"""The state of a run that `delete_run` has not deleted wholly."""
+DELETING = "its deletion did not finish"
+"""The state of a run that `delete_run` has not completely deleted."""
 
 
 def _state(incarnation: bytes | None, restoring: bytes | None, deleting: bytes | None) -> str:
     if deleting is not None:
         return DELETING
     if restoring is not None:
-        return "its restore did not end"
+        return "its restore did not finish"
     return "" if incarnation else GONE
 
 
@@ -201,7 +201,7 @@ def _roles(now_ms: int, reported: list[int], reaped: list[int], trainer: list[by
     if workers := sum(now_ms - at_ms < LIVE_S * 1000 for at_ms in reported):
         yield f"{workers} {'workers have' if workers > 1 else 'worker has'} reported within {LIVE_S:.0f} s"
     if any(now_ms - at_ms < LIVE_S * 1000 for at_ms in reaped):
-        yield f"a producer has looked at it within {LIVE_S:.0f} s"
+        yield f"a producer has checked it within {LIVE_S:.0f} s"
 
 
 def _scan(servers: Servers, patience: Patience, pattern: str, report: Report = lambda done: None) -> Iterator[bytes]:
@@ -221,7 +221,7 @@ def _delete_queue(queue: Queue) -> None:
         jobs_of_kind = registry(queue=queue)
         jobs = jobs_of_kind.get_job_ids(cleanup=False)
         queue.connection.unlink(jobs_of_kind.key, *(queue.job_class.key_for(job) for job in jobs))
-    taken = queue.intermediate_queue.get_job_ids()  # by workers that died before they began
+    taken = queue.intermediate_queue.get_job_ids()  # from workers that died before they started
     seen = queue.connection.scan_iter(f"{queue.key}:*", KEYS_PER_TRIP)  # when RQ has found each of them there
     queue.connection.unlink(queue.intermediate_queue_key, *map(queue.job_class.key_for, taken), *seen)
     queue.delete(delete_jobs=True)

@@ -16,7 +16,7 @@ MAX_IDS_PER_CALL = 1000
 MOVED_IDS_PER_CALL = 200
 """Keeps a call that moves groups back to pending to a few milliseconds of the server's time."""
 SWEEP_IDS_PER_CALL = 50
-"""Keeps one call of the sweep to 1 or 2 ms of the server's time, a few when its memory is cold."""
+"""Keeps one call of the sweep to 1 or 2 ms of the server's time, or a few ms if its memory is cold."""
 
 
 class Sweeping(BufferCore):
@@ -25,7 +25,7 @@ class Sweeping(BufferCore):
     def reap(self, task: str, producer: Place | None = None) -> Reaped:
         """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere.
 
-        `producer`: where the producer that calls is, for monitors.
+        `producer`: the location of the calling producer, for monitors.
         """
         total, more = Reaped(0, 0, held=False), True
         caller = orjson.dumps({"host": producer.host, "pid": producer.pid}) if producer else b""
@@ -38,8 +38,8 @@ class Sweeping(BufferCore):
     def expire(self, task: str, statuses: Collection[Status] = (Status.COMPLETED, Status.ABORTED)) -> int:
         """Move every group with one of these statuses that is too stale to expired, or drop it. Returns how many.
 
-        Only tidies up: such groups stopped counting the moment the version or step moved. Raises `ConfigError` for
-        other statuses, whose groups do not age.
+        This only tidies up: such groups stopped counting when the version or step moved. Raises `ConfigError` for other
+        statuses, whose groups do not age.
         """
         if others := sorted(set(statuses) - {Status.COMPLETED, Status.ABORTED}):
             raise ConfigError(f"groups that are {others[0].value} do not expire: give completed, aborted, or both")
@@ -53,7 +53,7 @@ class Sweeping(BufferCore):
     def enqueue_missing_tickets(self, queue: Queue, pending: int, groups_per_job: int) -> None:
         """Add tickets to `queue` until `pending` groups have one. Surplus tickets are harmless.
 
-        Raises `ServerUnavailable` or `ServerRefused` when the queue's server does not take them in time.
+        Raises `ServerUnavailable` or `ServerRefused` if the queue's server does not take them in time.
         """
         queued = tickets_queued(queue, patience=self._patience)
         missing = tickets_missing(pending, queued, groups_per_job)

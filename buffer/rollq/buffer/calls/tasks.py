@@ -1,4 +1,4 @@
-"""A run's tasks and their rules: their creation, and changes while the run is alive."""
+"""A run's tasks and their rules: creates them, and changes the rules of a live run."""
 
 import logging
 import os
@@ -18,21 +18,21 @@ from rollq.buffer.rules.settings import TaskRules
 log = logging.getLogger(__name__)
 
 _RULES_MOVED = -1
-"""The reply of a function when rules have changed since its caller read them."""
+"""A function's reply if the rules changed after its caller read them."""
 
 
 class Registry(Inspection):
     """Calls that create tasks, and change their rules."""
 
     def register_task(self, task: str, rules: TaskRules) -> None:
-        """Create the task with the rules of a settings file, or bring what was edited in that file into its rules.
+        """Create the task with the rules of a settings file, or apply edits of that file to its rules.
 
-        A rule that was not edited keeps its current value, even if `change_rules` has set it. A file is out of date if
-        the run once had its rules and has others now: the run keeps its rules, and a warning says so. Raises
-        `RunMismatch` naming a rule that cannot change, and `StoreLost` for a task that the run names and the server
-        lacks, as when one server of a cluster came back empty.
+        A rule that was not edited keeps its current value, even if `change_rules` set it. A file is outdated if the run
+        once had its rules and now has others: the run keeps its rules, and logs a warning. Raises `RunMismatch` naming
+        a rule that cannot change, and `StoreLost` if the server lacks a task of the run, for example after one server
+        of a cluster came back empty.
 
-        The task is listed only once it has a clock: a role that dies in between leaves nothing that others miss.
+        The task is listed only once it has a clock, so a role that dies in between leaves no half-made task.
         """
         if task in self.tasks():
             self.clock(task)
@@ -51,18 +51,18 @@ class Registry(Inspection):
     def plan_change(
         self, task: str, changes: Mapping[str, Any], *, batch_step: int | None = None
     ) -> tuple[Clock, TaskRules]:
-        """The task's clock as it is, and the rules that `change_rules` would give it. Raises what that raises."""
+        """The task's current clock, and the rules that `change_rules` would give it. Raises the same errors."""
         first, clock = self.first_open_step(), self.clock(task)
         if batch_step is not None and batch_step <= self._claimed_step():
             raise ConfigError(
-                f"step {batch_step}: its batch is claimed already; give {self._claimed_step() + 1} or more"
+                f"step {batch_step}: its batch is already claimed; use {self._claimed_step() + 1} or more"
             )
         wanted = changed_by_hand(clock.rules, changes, batch_step or first)
         most, held = wanted.max_uncheckpointed_steps, clock.claimed_step - clock.checkpoint
         if most < clock.rules.max_uncheckpointed_steps and most < held:
             raise ConfigError(
-                f"max_uncheckpointed_steps = {most}: the batches of {held} steps are held for the next checkpoint; "
-                f"wait for it, or give {held} or more"
+                f"max_uncheckpointed_steps = {most}: the batches of {held} steps wait for the next checkpoint; wait "
+                f"too, or use {held} or more"
             )
         return clock, wanted
 
@@ -74,12 +74,12 @@ class Registry(Inspection):
         batch_step: int | None = None,
         batch: Mapping[str, int] | None = None,
     ) -> Revision | None:
-        """Change rules of a task (name -> value or its text) for every claim from now on; None if nothing changes.
+        """Change rules of a task (name -> value or its text) for all later claims; None if nothing changes.
 
-        `batch_groups` changes from train step `batch_step` on, by default `first_open_step`. It may be the step whose
-        batch the trainer waits for: that gets the new size while nothing of it is claimed. All roles follow without a
-        restart. `batch`: the groups of all tasks whose sizes change together, for the record.
-        Raises `ConfigError` naming the rule that cannot be changed so.
+        `batch_groups` changes at train step `batch_step`, by default `first_open_step`. It may be the step whose
+        batch the trainer waits for: that batch gets the new size as long as nothing of it is claimed. All roles follow
+        without a restart. `batch`: the groups of all tasks whose sizes change together, for the record. Raises
+        `ConfigError` naming a rule that cannot change this way.
         """
         replaced = False
         while not replaced:
@@ -90,7 +90,7 @@ class Registry(Inspection):
         return self.rule_revisions(task)[-1]
 
     def first_open_step(self) -> int:
-        """The first train step whose batch may have another size.
+        """The first train step whose batch may still change its size.
 
         A trainer may be planning the next step at this moment, so this is the one after it; step 1 before the first
         trainer.
@@ -115,7 +115,7 @@ class Registry(Inspection):
             if f"seen:{digest_of_rules(file)}".encode() in records:
                 newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
                 log.warning(
-                    "task %s: this settings file is older than the file of other roles, which has %s: the run keeps "
+                    "task %s: this settings file is older than that used by other roles, which has %s. The run keeps "
                     "its rules; copy the newer file here, or change a rule back with `rollq set`",
                     task,
                     newer,
@@ -136,7 +136,7 @@ class Registry(Inspection):
         file: TaskRules | None = None,
         batch: Mapping[str, int] | None = None,
     ) -> bool:
-        """Replace the rules of `clock`; False when another role has changed them since it was read."""
+        """Replace the rules of `clock`; False if another role changed them after it was read."""
         before, after = encode_rules(clock.rules), encode_rules(wanted)
         fields = [item for name, value in after.items() if before[name] != value for item in (name, value)]
         record = encode_record(differences(clock.rules, wanted), file, batch)

@@ -1,7 +1,7 @@
 """The trainer that holds a run, and whether its process is known to have ended.
 
-A process can only be looked up from its machine and its pid namespace. A pid may have been given again, so the time at
-which the process started belongs to it. About any other process only the lease speaks.
+A process can only be looked up on its machine and in its pid namespace. Pids are reused, so a process is identified by
+its start time as well. For any other process, the lease is the only evidence.
 """
 
 import os
@@ -16,7 +16,7 @@ from rollq.buffer.values.places import gpus_here
 
 _PROC = Path("/proc")
 _GONE = ("Z", "X")
-"""States of a process that has ended and was not waited for yet."""
+"""States of a process that has exited but was not reaped yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Holder:
 
 
 def this_process(launch_id: str) -> bytes:
-    """Describe this process, as JSON, for those who find its lease. A description counts for `launch_id` only."""
+    """Describe this process, as JSON, for any process that finds its lease. A description is valid only for `launch_id`."""
     pid = os.getpid()
     started = _state_and_start(pid)
     return orjson.dumps(
@@ -66,7 +66,7 @@ def this_process(launch_id: str) -> bytes:
 
 
 def process_of(described: bytes | None, launch_id: str) -> Mapping[str, str]:
-    """The process that `this_process` described; empty if it is missing, or of another launch."""
+    """The process that `this_process` described; empty if missing or from a different launch."""
     found: dict[str, str] = orjson.loads(described) if described else {}
     return found if found.get("launch_id") == launch_id else {}
 
@@ -77,13 +77,13 @@ def _lives(pid: int, started: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is another user's
+        pass  # it belongs to another user
     found = _state_and_start(pid)
     return found is None or (found[0] not in _GONE and found[1] == started)
 
 
 def _state_and_start(pid: int) -> tuple[str, str] | None:
-    """The state of a process, and its start in ticks since the machine's; None where neither can be read."""
+    """The state of a process, and its start in ticks since the machine's; None if they cannot be read."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -93,7 +93,7 @@ def _state_and_start(pid: int) -> tuple[str, str] | None:
 
 
 def _namespace() -> str:
-    """The boot of this machine and the pid namespace of this process; '' where the system names neither."""
+    """The boot of this machine and the pid namespace of this process; '' if the system names neither."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"

@@ -1,7 +1,7 @@
 """The trainer's side of the buffer: epochs, batches, commits, checkpoints, published versions.
 
-Across tasks nothing is atomic, so every call here is written to be finished by the next caller: the run first, then
-every task, and back only when all are done.
+Nothing is atomic across tasks, so every call here can be finished by the next caller: it changes the run first, then
+every task, and returns only when all are done.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from rollq.buffer.values.trainer_state import TrainerPhase
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
-"""How long after its last call a trainer keeps others out. Safety rests on epochs alone."""
+"""How long after its last call a trainer keeps others out. Safety depends only on epochs."""
 CHECKPOINT_IDS_PER_CALL = 200
 MOST_REPORT_BYTES = 1 << 20
 STARTING: Mapping[str, Any] = {"phase": TrainerPhase.STARTING.value, "for_s": 0.0}
@@ -53,15 +53,13 @@ class Training(Fetching, Claiming):
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
         sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
         Other launches are refused while a trainer holds the run, unless its process is known to have ended or
-        `takeover` is set; `trainer_id` names it to them.
-        `lineage`: the lineage of the trainer that saved the checkpoint (see `lineage_of`). With it, a checkpoint is
-        refused if its steps were undone, if the run has not reached its step, or, unless `accept_new_store`, if it
-        belongs to another store.
-        Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the steps to resume from,
-        StoreLost.
+        `takeover` is set; `trainer_id` names it to them. `lineage`: the lineage of the trainer that saved the
+        checkpoint (see `lineage_of`). With it, a checkpoint is refused if its steps were undone, if the run has not
+        reached its step, or, unless `accept_new_store`, if it belongs to a different store. Raises `TrainerHeld`,
+        `FencedError` if the launch was replaced, `HistoryGone` naming the steps to resume from, `StoreLost`.
         """
         if from_step < 0:
-            raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
+            raise ConfigError(f"from_step is {from_step}: must be a step, 0 or more")
         saved_in = self._saved_in(lineage, from_step, accept_new_store=accept_new_store) if lineage else ""
         tasks = self.tasks()
         holder = self.holder()
@@ -75,7 +73,7 @@ class Training(Fetching, Claiming):
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
         batches = {task: self._carry_epoch(task) for task in tasks}
-        # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
+        # before the manifests are dropped, or a successor would miss these plans; the last epoch claimed no batch
         last_claimed = max((steps.stop - 1 for steps in batches.values()), default=at_step)
         first_gone = (last_claimed if as_mode == b"replay" else at_step) + 1
         self._forget_plans(held, first_gone, last_claimed + 1, spared=epoch)
@@ -87,7 +85,7 @@ class Training(Fetching, Claiming):
         return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
 
     def holder(self) -> Holder | None:
-        """The trainer of the live epoch, alive or not; None before the first one."""
+        """The trainer of the live epoch, alive or dead; None before the first one."""
         names = ("epoch", "trainer_id", "launch_id", "process", "deadline_ms")
         epoch, trainer_id, launch_id, process, deadline_ms = self.send("HMGET", self.keys.trainer, *names)
         if not epoch:
@@ -106,36 +104,36 @@ class Training(Fetching, Claiming):
             raise (TrainerHeld(self.held_by(holder)) if holder else error) from None
 
     def held_by(self, holder: Holder) -> str:
-        """Say that a trainer holds the run, and how another one gets it."""
+        """An error that a trainer holds the run, and how to take it."""
         return (
-            f"{holder} holds run {self.run!r}, and its lease lasts for another {max(0, holder.left_s):.0f} s: stop it, "
-            "or set takeover = true to take the run from it"
+            f"{holder} holds run {self.run!r}, and its lease lasts another {max(0, holder.left_s):.0f} s: stop it, or "
+            "set takeover = true to take over the run"
         )
 
     def check_epoch(self, held: TrainerEpoch) -> None:
-        """Raise `FencedError` when another trainer has taken the run since."""
+        """Raise `FencedError` if another trainer has taken the run since then."""
         live = self._live_epoch()
         if (live.epoch, live.nonce) != (held.epoch, held.nonce):
             raise FencedError(f"epoch {held.epoch} was replaced by epoch {live.epoch}")
 
     def lineage_of(self, held: TrainerEpoch) -> str:
-        """The store and the epoch that the trainer's weights belong to: save it in every checkpoint."""
+        """The store and the epoch that the trainer's weights belong to. Save it in every checkpoint."""
         return f"{self.incarnation}:{held.epoch}"
 
     def knows_lineage(self, lineage: str) -> bool:
-        """Whether a checkpoint of this lineage was saved in this run, or in one whose snapshot was restored as it."""
+        """Whether a checkpoint of this lineage was saved in this run, or in a run whose snapshot became this one."""
         incarnation, _ = _parse_lineage(lineage)
         return incarnation == self.incarnation or incarnation in self._ancestors()
 
     def _ancestors(self) -> dict[str, tuple[int, int]]:
-        """The incarnations that this run was restored from, with the last step and epoch of the snapshot of each."""
+        """The incarnations that this run was restored from, with the last step and epoch of each snapshot."""
         found: dict[str, tuple[int, int]] = orjson.loads(self.send("HGET", self.keys.info, "ancestors") or b"{}")
         return found
 
     def _saved_in(self, lineage: str, from_step: int, *, accept_new_store: bool) -> str:
         """The epoch in which a checkpoint was saved.
 
-        If its trainer had another store than this one, raises `StoreLost`, or returns '' if that is accepted.
+        If its trainer had a different store, raises `StoreLost`, or returns '' if that is accepted.
         """
         incarnation, epoch = _parse_lineage(lineage)
         if incarnation == self.incarnation:
@@ -144,15 +142,15 @@ class Training(Fetching, Claiming):
             if accept_new_store:
                 return ""
             raise StoreLost(
-                f"the checkpoint of step {from_step} belongs to another store: the store of run {self.run!r} is new or "
-                "was emptied, and its prompts begin with the first. Load a snapshot (`rollq snapshot load`), or give "
-                "the run another name; to continue with this store, set accept_new_store = true"
+                f"the checkpoint of step {from_step} belongs to another store: the store of run {self.run!r} is new "
+                "or was emptied, and its prompts start over. Load a snapshot (`rollq snapshot load`), or use a new "
+                "run name; to continue with this store, set accept_new_store = true"
             )
         last_step, last_epoch = ancestors[incarnation]
         if from_step > last_step or epoch > last_epoch:
             raise HistoryGone(
-                f"the checkpoint of step {from_step} is newer than the snapshot that was restored: resume from a "
-                f"checkpoint of step {last_step} or earlier that was saved before the snapshot"
+                f"the checkpoint of step {from_step} is newer than the restored snapshot: resume from a checkpoint of "
+                f"step {last_step} or earlier that was saved before the snapshot"
             )
         return str(epoch)
 
@@ -173,14 +171,14 @@ class Training(Fetching, Claiming):
         return TrainerEpoch(int(epoch), nonce, int(from_step), trainer_id, launch_id)
 
     def recorded_digest(self, version: int) -> str | None:
-        """The digest of the weights that were last published as `version`; None when a checkpoint covers it."""
+        """The digest of the weights that were last published as `version`; None if a checkpoint covers it."""
         digest = self.send("HGET", self.keys.versions, str(version))
         return digest.decode() if digest else None
 
     def published_as(self, digest: str) -> int | None:
         """The last version that these weights were published as, by the sha256 of their manifest; None if unknown.
 
-        Those that a checkpoint covers are forgotten, except the live ones.
+        Versions that a checkpoint covers are forgotten, except the live one.
         """
         known = self.send("HGETALL", self.keys.versions)
         found = [int(version) for version, one in known.items() if one.decode() == digest]
@@ -199,7 +197,7 @@ class Training(Fetching, Claiming):
     def _check_history(
         self, tasks: Iterable[str], from_step: int, holder: Holder | None, *, accept_new_store: bool
     ) -> None:
-        """Refuse a resume that cannot work before anything moves; a trainer that `holder` keeps out gets that error."""
+        """Refuse an impossible resume before anything moves; a trainer that `holder` keeps out gets that error."""
         clocks = {task: self.clock(task) for task in tasks}
         problems = [
             f"task {task!r}: {problem}" for task, clock in clocks.items() if (problem := _gone(clock, from_step))
@@ -207,9 +205,9 @@ class Training(Fetching, Claiming):
         last_step = max((clock.claimed_step for clock in clocks.values()), default=0)
         if from_step > last_step and not accept_new_store:
             problems.append(
-                f"resume_from = {from_step} is beyond step {last_step}, the run's last: the checkpoint is of another "
-                "run, or the server has lost its last moments and would serve trained groups again; resume from step "
-                f"{last_step} or earlier, or set accept_new_store = true to continue with the server as it is"
+                f"resume_from = {from_step} is beyond step {last_step}, the run's last: the checkpoint belongs to "
+                "another run, or the server lost its last moments and would serve trained groups again; resume from "
+                f"step {last_step} or earlier, or set accept_new_store = true to continue with the server as it is"
             )
         if problems and holder is not None and holder.left_s > 0:
             raise TrainerHeld(self.held_by(holder))
@@ -225,14 +223,14 @@ class Training(Fetching, Claiming):
             return super().call_task(name, task, *args)
 
     def renew_trainer(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
-        """Extend the trainer's hold of the run, and say what it is doing, as `TrainerState` has it.
+        """Extend the trainer's hold of the run, and record what it is doing, as in `TrainerState`.
 
         Raises `FencedError` when it was replaced.
         """
         self._renew(held, round(TRAINER_LEASE_S * 1000), doing)
 
     def end_lease(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
-        """Let another trainer take the run at once, and say how this one ended.
+        """Let another trainer take the run at once, and record how this one ended.
 
         Raises `FencedError` when it was replaced.
         """
@@ -245,14 +243,14 @@ class Training(Fetching, Claiming):
     def report_trainer(self, held: TrainerEpoch, report: Mapping[str, Any]) -> None:
         """Store plain facts about the last step for monitors; numbers of a `step` that have curves are kept by step.
 
-        Raises `ConfigError` for what JSON does not have and for more than 1 MiB, and `FencedError`.
+        Raises `ConfigError` for values that JSON lacks and for more than 1 MiB, and `FencedError`.
         """
         try:
             facts = orjson.dumps(dict(report))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"a report has only what JSON has: {error}") from error
+            raise ConfigError(f"a report must be valid JSON: {error}") from error
         if len(facts) > MOST_REPORT_BYTES:
-            raise ConfigError(f"a report of {len(facts):,} bytes is too large: {MOST_REPORT_BYTES:,} are allowed")
+            raise ConfigError(f"a report of {len(facts):,} bytes is too large: the limit is {MOST_REPORT_BYTES:,}")
         step = step_of(report)
         self._report(held, facts, "curves", step, {} if step is None else numbers_of(report))
 
@@ -269,7 +267,7 @@ class Training(Fetching, Claiming):
         self.call("report_trainer", self.keys.info, *fence, facts, curves, step or 0, *pairs)
 
     def sleep(self, held: TrainerEpoch, why: str) -> None:
-        """Have engines free their memory; workers report `why` as `asleep_for` once they have. '' wakes them.
+        """Make engines free their memory; workers then report `why` as `asleep_for`. '' wakes them.
 
         The control of production is not changed. Raises `FencedError`.
         """
@@ -288,11 +286,11 @@ class Training(Fetching, Claiming):
 
         `trained` maps each task to the ids of its groups in the batch, in order. Without `keeps_copies`, groups that
         may be trained again are not kept for it, and are counted as `not_reused`.
-        Raises `FencedError`, and `NotClaimed` when the step was not claimed, or is another batch than the trained one.
+        Raises `FencedError`, and `NotClaimed` if the step was not claimed or has a different batch.
         """
         taking_part, trained = self._taking_part(step), trained or {}
         unfilled = self._unfilled(step, sorted(taking_part))
-        # those that may refuse come first: where one does, no other has taken the step
+        # tasks that may refuse come first: if one refuses, no other has taken the step
         for task in sorted(self.tasks(), key=lambda task: (task not in unfilled, task not in taking_part)):
             ids = ",".join(map(str, trained.get(task, ())))
             self.call_task(
@@ -310,27 +308,26 @@ class Training(Fetching, Claiming):
         return set(orjson.loads(sizes) if sizes else self.train_tasks())
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
-        """Record that a checkpoint covers `step` and all steps before it: their batches are dropped.
+        """Record that a checkpoint covers all steps up to `step`: their batches are dropped.
 
-        While the buffer is saved they stay, and are dropped by the next checkpoint.
+        While the buffer is being saved they stay, and the next checkpoint drops them.
         """
         taking_part = self._taking_part(step)
         for task in sorted(self.tasks(), key=lambda task: task not in taking_part):
-            if task not in taking_part:  # one that joined since knows of published steps only
+            if task not in taking_part:  # a task that joined later knows only published steps
                 self.call_task("commit", task, held.epoch, held.nonce, step, 0, 1, "")
             before = self.clock(task).first_manifest
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass
-            # plans of batches that stay while a copy of the buffer is taken are kept
+            # keep the plans of batches that stay while the buffer is copied
             self._forget_plans(held, before + 1, self.clock(task).first_manifest)
 
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
         """Make weights the live ones: workers swap to them, and groups that are now too stale no longer count.
 
-        `digest` is the sha256 of their manifest, in hex. If a trainer before this one has published the same weights as
-        this version, tokens that they have made count as of this version again. Any other text as digest proves
-        nothing.
-        Raises `FencedError` when the trainer was replaced, `VersionFalls` when the version is older than the live one.
+        `digest` is the sha256 of their manifest, in hex. If an earlier trainer published the same weights as this
+        version, tokens from these weights count as this version again. Any other digest proves nothing. Raises
+        `FencedError` if the trainer was replaced, `VersionFalls` if the version is older than the live one.
         """
         since = self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
         for task in self.tasks():
@@ -343,7 +340,7 @@ class Training(Fetching, Claiming):
             after = self.call_task("recount", task, held.epoch, held.nonce, after, MAX_IDS_PER_CALL)
 
     def take_production(self, task: str) -> Production:
-        """Take the production since the last call. For monitoring only: a lost reply loses its numbers."""
+        """Return the production since the last call. For monitoring only: a lost reply loses its numbers."""
         now_ms, sums, timings = self.call_task("take_production", task)
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)
@@ -351,7 +348,7 @@ class Training(Fetching, Claiming):
 
 
 def _gone(clock: Clock, from_step: int) -> str | None:
-    """Why a task cannot be taken back to `from_step`, as `task_begin_epoch` would say; None if it can."""
+    """Why `task_begin_epoch` would refuse to take a task back to `from_step`; None if it would not."""
     if from_step < clock.history:
         return (
             f"step {from_step} is older than what is kept; the oldest step to resume from is {clock.history}; "
@@ -360,8 +357,8 @@ def _gone(clock: Clock, from_step: int) -> str | None:
         )
     if clock.claimed_step < from_step <= clock.undone:
         return (
-            f"step {from_step} was undone by a rewind, and its groups may be trained again; the newest step to resume "
-            f"from is {clock.claimed_step}"
+            f"a rewind undid step {from_step}, and its groups may be trained again; the newest step to resume from is "
+            f"{clock.claimed_step}"
         )
     return None
 
@@ -370,5 +367,5 @@ def _parse_lineage(lineage: str) -> tuple[str, int]:
     incarnation, _, epoch = lineage.partition(":")
     number = whole_number(epoch)
     if not incarnation or number is None:
-        raise ConfigError(f"lineage {lineage[:80]!r}: pass the `Consumer.lineage` of when the checkpoint was saved")
+        raise ConfigError(f"lineage {lineage[:80]!r}: pass the `Consumer.lineage` from when the checkpoint was saved")
     return incarnation, number

@@ -1,6 +1,6 @@
-"""Files and folders that appear under their name complete and on disk, or not at all, whenever the process dies.
+"""Files and folders that appear complete and on disk or not at all, even if the process dies.
 
-Until then they have a hidden name beside it. A process that is killed leaves the hidden one behind; the next
+Until then they have a hidden name next to the final one. A killed process leaves the hidden folder behind; the next
 `atomic_folder` of the same name reuses it.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 
 def atomic_file(path: Path, data: bytes | memoryview) -> None:
-    """Write a file of mode 0644, replacing one that exists; its folder is made if missing. Raises `OSError`."""
+    """Write a file with mode 0644, replacing an existing one; its folder is created if missing. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(number, "wb") as file:
             file.write(data)
-            os.fchmod(number, 0o644)  # mkstemp's 0600 would hide it from roles of another user
+            os.fchmod(number, 0o644)  # mkstemp's 0600 would hide it from roles that run as other users
             file.flush()
             os.fsync(number)
         Path(unfinished).replace(path)
@@ -35,9 +35,9 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder, which becomes `folder` when the block ends without an error and is removed otherwise.
 
-    `hidden`: the folder to yield, for callers that lock it or need it to be theirs alone. A `folder` that exists by the
-    end of the block is replaced, or with `replace=False` kept. `durable=False` does not wait for the disk: a power cut
-    may then leave a folder that is not whole. Raises `OSError`.
+    `hidden`: the folder to yield, for callers that lock it or need exclusive use. A `folder` that exists at the end of
+    the block is replaced, or with `replace=False` kept. `durable=False` does not wait for the disk: a power cut may
+    then leave an incomplete folder. Raises `OSError`.
     """
     hidden = hidden or folder.with_name(f".{folder.name}.unfinished")
     hidden.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def former_folder(folder: Path) -> Path:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk; what the names refer to is not waited for."""
+    """Wait until the names in a folder are on disk, but not the files."""
     _fsync(folder)
 
 
@@ -95,7 +95,7 @@ def _empty(folder: Path) -> None:
 
 
 def _put_in_place(hidden: Path, folder: Path) -> None:
-    """Rename `hidden`. An existing folder is set aside first, so that one of the two is whole at every instant."""
+    """Rename `hidden`. An existing folder is set aside first, so that a complete one exists at every instant."""
     former = former_folder(folder)
     if folder.exists():
         shutil.rmtree(former, ignore_errors=True)

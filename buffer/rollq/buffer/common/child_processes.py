@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, however that ends. Imports only stdlib, for processes that start fast."""
+"""Child processes that end with their parent, however it ends. Imports only the standard library, to start fast."""
 
 import ctypes
 import os
@@ -8,23 +8,24 @@ from typing import Final
 import rollq
 
 INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
-"""Variables of a worker that programs get which users name; none of them is a secret of rollq's."""
+"""Environment variables of a worker that programs named by users get; none is a secret of rollq."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def bare_python(module: str, *arguments: object) -> list[str]:
-    """The command that runs a module of rollq, which imports only stdlib, without looking for other packages."""
+    """The command that runs a module of rollq that imports only the standard library; no other packages are
+    searched."""
     paths = [os.path.dirname(folder) for folder in rollq.__path__]
     run = f"import runpy, sys; sys.path += {paths!r}; runpy.run_module(sys.argv.pop(1), None, '__main__', True)"
     return [sys.executable, "-I", "-S", "-c", run, module, *map(str, arguments)]
 
 
 def die_with_parent(number: int, parent: int) -> None:
-    """On Linux, have this process get the signal `number` when its parent dies.
+    """On Linux, make the kernel send this process the signal `number` when its parent dies.
 
-    `parent` is the process id of the parent. If that one has died already, the signal comes at once, on any system.
+    `parent` is the parent's process id. If the parent is already dead, the signal comes at once, on any system.
     """
     if sys.platform == "linux":
         _process_control(_PR_SET_PDEATHSIG, number)
@@ -39,5 +40,5 @@ def adopt_orphans() -> None:
 
 
 def _process_control(option: int, value: int) -> None:
-    """`prctl` of Linux, see its page of the manual."""
+    """Linux's `prctl`; see its manual page."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,7 +1,8 @@
 """JSON whose integers keep all of their digits. Pure.
 
-orjson reads an integer that 64 bits do not hold as a float, and writes none. Everything else is as orjson has it, but
-that it reads 1,024 levels and writes 254: what is nested deeper than `MOST_LEVELS` is refused when it is read.
+orjson reads an integer of more than 64 bits as a float, and refuses to write one. Everything else is as in orjson,
+except the nesting: orjson reads 1,024 levels and writes 254, so values nested deeper than `MOST_LEVELS` are refused
+when read.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Final, Never
 import orjson
 
 MOST_LEVELS: Final = 254
-"""As deeply nested as orjson writes, so that what was written is read."""
+"""The deepest nesting that orjson writes, so that everything that can be read can be written."""
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG: Final = b"0" * 19
 """Digits of the shortest integer that 64 bits do not hold, as `_ZEROS` makes them."""
@@ -24,8 +25,8 @@ _BITS: Final = range(-(1 << 63), 1 << 64)
 
 
 def loads(text: bytes | memoryview | str) -> Any:
-    """The value of a text in JSON. Raises `ValueError` for another text, for one that is nested deeper than
-    `MOST_LEVELS`, and for an integer of more than 4,300 digits, the most that Python reads."""
+    """The value of a JSON text. Raises `ValueError` for an invalid text, for nesting deeper than `MOST_LEVELS`, and for
+    an integer of more than 4,300 digits, the most that Python reads."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if _LONG not in data.translate(_ZEROS):
         return _not_too_deep(data, orjson.loads(text))
@@ -38,8 +39,8 @@ def loads(text: bytes | memoryview | str) -> Any:
 
 
 def loads_as_written(text: bytes | memoryview | str) -> Any:
-    """As `loads`, but a number with a fraction or an exponent whose digits a float does not have is a text: the number
-    as it is written. For content that people write, such as the answers of rows."""
+    """As `loads`, but a number with a fraction or an exponent that a float cannot hold exactly becomes a text, as
+    written. For content that people write, such as the answers of rows."""
     data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
     if not _MAY_LOSE_DIGITS.search(data):
         return _not_too_deep(data, orjson.loads(text))
@@ -71,7 +72,7 @@ def _too_deep() -> ValueError:
 
 
 def number_as_written(written: str) -> float | str:
-    """A number with a fraction or an exponent: as a float, if that has the digits that are written, or as a text.
+    """A number with a fraction or an exponent: as a float if the float has all its digits, else as a text.
 
     >>> [number_as_written(text) for text in ("1.10", "0.10000000000000001", "3.14159265358979323846", "1e400")]
     [1.1, 0.1, '3.14159265358979323846', '1e400']
@@ -92,7 +93,7 @@ def _digits(written: str) -> str:
 
 
 def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int = 0) -> bytes:
-    """A value as JSON, as orjson writes it. Raises `TypeError` for what JSON has not."""
+    """A value as JSON, as orjson writes it. Raises `TypeError` for values that JSON lacks."""
     try:
         return orjson.dumps(value, default, option)
     except TypeError:
@@ -104,7 +105,7 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int =
 
 
 def _with_digits(value: Any) -> Any:
-    """The value, with integers that orjson does not write as their digits."""
+    """The value, with integers that orjson refuses replaced by their digits."""
     if isinstance(value, dict):
         return {key: _with_digits(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A package's public names, imported when they are first used, so that `rollq --help` imports no torch."""
+"""A package's public names, imported on first use, so that `rollq --help` does not import torch."""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -4,12 +4,13 @@ import logging
 from dataclasses import dataclass, field
 
 MAX_KEYS = 100
-"""Different failures that one part logs. The rest are still kept where they happened, such as with a sample."""
+"""How many different failures one part logs. The rest are still recorded where they happened, for example with a
+sample."""
 
 
 @dataclass(slots=True, eq=False)
 class LogOnce:
-    """Writes to `log`, and leaves out what it has written before.
+    """Writes to `log`, but never the same failure twice.
 
     `LogOnce(log).warning(type(error), "pool %s failed", name, exc_info=error)` logs the first error of each type.
     """

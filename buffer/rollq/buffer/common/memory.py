@@ -1,4 +1,4 @@
-"""The memory that processes on this machine may use: all of it, or less in a container."""
+"""The memory that processes on this machine may use, which may be limited in a container."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _V1: Final = ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Bytes of the machine, or of the least limit among the control groups that this process is in, if that is less.
+    """Bytes of the machine's memory, or the lowest limit of this process's control groups if that is less.
 
     root: where `/proc` and `/sys` are.
     """
@@ -20,20 +20,20 @@ def usable_memory(root: Path = Path("/")) -> int:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """The limits of a control group and of those around it, of both versions. In a container that sees nothing else,
-    the path leads nowhere, and the outermost group is the container's."""
+    """The limits of a control group and its ancestors, of both versions. In a container without access to the path, the
+    outermost group is the container's."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         folder, name = _V1 if controllers else _V2
         for group in accumulate(Path(path).parts[1:], Path.__truediv__, initial=root / folder):
-            with suppress(OSError, ValueError):  # a group that is not here, and "max"
+            with suppress(OSError, ValueError):  # a missing group, or "max"
                 yield int((group / name).read_text())
 
 
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
-    except OSError:  # a system without control groups
+    except OSError:  # no control groups on this system
         return []

@@ -1,4 +1,4 @@
-"""Events that anyone can cause are logged once a minute, with their number."""
+"""Events that anyone can cause are logged once a minute, with a count."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -8,7 +8,7 @@ PERIOD_S: Final = 60.0
 
 
 class OnceAMinute:
-    """Counts events, and says which of them has a line in the log: the first, and then one in `PERIOD_S`."""
+    """Counts events, and says which ones to log: the first, and then one every `PERIOD_S`."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -16,7 +16,7 @@ class OnceAMinute:
         self._held_back = 0
 
     def count(self, events: int = 1) -> int:
-        """Count events; returns the number of events since the last line if these have a line, else 0."""
+        """Count events; returns the number of events since the last log line if it is time for another, else 0."""
         self._held_back += events
         if self._clock() - self._logged_s < PERIOD_S:
             return 0

@@ -1,4 +1,4 @@
-"""Code of the user's, named in local configuration: a built-in's name, or a dotted path. Never from Redis."""
+"""User code, named in local configuration by a built-in's name or a dotted path. Never from Redis."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,9 +8,9 @@ from rollq.buffer.errors import ConfigError
 
 
 def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
-    """The built-in called `name`, or what the dotted path `package.module.attribute` leads to.
+    """The built-in called `name`, or the object at the dotted path `package.module.attribute`.
 
-    Raises `ConfigError` naming `kind` ("judge", "agent loop") when there is no such thing.
+    Raises `ConfigError` naming `kind` ("judge", "agent loop") if it does not exist.
     """
     if name in builtins:
         return builtins[name]
@@ -28,5 +28,5 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
     except AttributeError as error:
         raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error
     if not callable(found):
-        raise ConfigError(f"{kind} {name!r} is {found!r:.80}: a function or a class is needed")
+        raise ConfigError(f"{kind} {name!r} is {found!r:.80}: must be a function or a class")
     return found

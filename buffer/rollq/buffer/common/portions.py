@@ -10,8 +10,8 @@ T = TypeVar("T")
 def portions(
     items: Iterable[T], size: Callable[[T], float], most: float, *, most_items: float = inf
 ) -> Iterator[list[T]]:
-    """The items in portions, in their order. The sizes of a portion's items add up to `most` at most; an item that is
-    larger is one by itself."""
+    """The items in portions, in order. The sizes of a portion's items add up to at most `most`; a larger item gets its
+    own portion."""
     portion: list[T] = []
     taken = 0.0
     for item in items:

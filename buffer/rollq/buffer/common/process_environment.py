@@ -1,4 +1,4 @@
-"""The environment of this process as other processes of its user see it."""
+"""Hides this process's environment from other processes of its user."""
 
 import ctypes
 import os
@@ -10,12 +10,12 @@ _START, _END = 50 - 3, 51 - 3
 
 
 def hide_environment(shown: Collection[str]) -> None:
-    """On Linux, remove all variables but those that are `shown` from /proc/PID/environ. This process, and those that it
-    starts, keep them: they are copied to other memory, which only a debugger reads."""
+    """On Linux, remove all variables except `shown` from /proc/PID/environ. This process and its children keep them:
+    they are copied to other memory, which only a debugger can read."""
     if sys.platform != "linux":
         return
     for name, value in os.environb.items():
-        os.environb[name] = value  # to memory of the C library
+        os.environb[name] = value  # into memory of the C library
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
     try:

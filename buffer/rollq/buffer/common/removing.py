@@ -1,4 +1,4 @@
-"""Removes folders that programs of others have filled, however deep they are. Stdlib only."""
+"""Removes folders that untrusted programs have filled, however deep. Standard library only."""
 
 import os
 from contextlib import suppress
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def remove_folder(folder: Path | str) -> None:
-    """Remove a folder with all that is in it, as far as this user may. Nothing in it may run any more.
+    """Remove a folder with everything in it, as far as this user may. Nothing in it may still be running.
 
-    Folders far below are moved to the top before they are emptied, so that no call nests and no path becomes long.
+    Deep folders are moved to the top before they are emptied, so that calls do not nest and paths stay short.
     """
     top, number = str(folder), count()
     mark = f"{top}/.{os.urandom(8).hex()}"
@@ -38,7 +38,7 @@ def remove_folder(folder: Path | str) -> None:
 
 
 def _entries(folder: str) -> list[tuple[str, bool]]:
-    """The paths in a folder, and whether they are folders; empty for one that cannot be read, or is a link."""
+    """The paths in a folder, and whether each is a folder; empty for a link or an unreadable folder."""
     if os.path.islink(folder):
         return []
     try:

@@ -20,11 +20,11 @@ RETRIES, RETRY_S = 4, 60.0
 
 
 def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int | None = None) -> "S3Store":
-    """The objects at `s3://bucket/prefix`; `what` they are, for messages. Does not talk to the store.
+    """The objects at `s3://bucket/prefix`. `what` names them in messages. Does not talk to the store.
 
-    `retries`: of a request that fails; by default `RETRIES`.
+    `retries`: for a failing request; by default `RETRIES`.
 
-    Raises `ConfigError` for another URL, a wrong endpoint, and without obstore.
+    Raises `ConfigError` for any other URL, a wrong endpoint, or without obstore.
     """
     if (found := URL.fullmatch(url)) is None:
         raise ConfigError(f"{url!r} is not the URL of a bucket and a prefix, such as s3://bucket/prefix")

@@ -1,6 +1,6 @@
 """SplitMix64 (Steele, Lea, Flood 2014): hashes of 64-bit integers that are the same on every machine and version.
 
-numpy does not promise the streams of its generators from one version to the next; integer arithmetic stays as it is.
+numpy does not keep its generators' streams stable across versions; integer arithmetic never changes.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""The contracts of code that users write: which functions rollq calls, with which arguments, and their check at start.
+"""The contracts of code that users write: which functions rollq calls with which arguments. Checks them at start.
 
-`CONTRACTS` is the one table of them; docs/guide/user-code.md shows it, and a test compares the two.
+`CONTRACTS` lists them all; docs/guide/user-code.md shows the list, and a test compares the two.
 """
 
 import inspect
@@ -23,7 +23,8 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that is called with `parameters` by position and `keywords` by name. `optional`: it may be absent."""
+    """A function that rollq calls with `parameters` by position and `keywords` by name. `optional`: it may be
+    absent."""
 
     name: str
     parameters: tuple[str, ...]
@@ -40,7 +41,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A bool that an object has as an attribute; without `default`, it must be there."""
+    """A bool attribute of an object; required unless it has a `default`."""
 
     name: str
     default: bool | None = None
@@ -51,7 +52,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The functions and flags of what `setting` names: a function, or the methods of an object."""
+    """The functions and flags of the object that `setting` names: a function, or an object with methods."""
 
     setting: str
     functions: tuple[Function, ...]
@@ -129,34 +130,33 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
     "pipeline operator": OPERATOR,
     "priorities": PRIORITIES,
 }
-"""Every contract by the words for what is written. Tools have none: a model calls them, with arguments of any kind."""
+"""Description of user code -> its contract. Tools have none: a model calls them, with any arguments."""
 
 
 def check_function(function: Any, contract: Contract, path: str = "") -> None:
     """Raise `ConfigError` unless `function` can be called as the contract says.
 
-    `path`: by which its setting names it; '' for one that was passed as an argument.
+    `path`: its dotted path in the setting; '' if it was passed as an argument.
     """
     (needed,) = contract.functions
     if inspect.isclass(function):
-        raise ConfigError(f"{_written(contract, path)}: {function.__qualname__} is a class; needed is {needed}")
+        raise ConfigError(f"{_written(contract, path)}: {function.__qualname__} is a class; expected {needed}")
     name = getattr(function, "__qualname__", path or type(function).__name__)
     _check(function, needed, _written(contract, path), name)
 
 
 def check_object(made: Any, contract: Contract, path: str) -> None:
-    """Raise `ConfigError` unless `made`, made from what the contract's setting names by `path`, has its functions and
-    flags."""
+    """Raise `ConfigError` unless `made`, created from the object at `path`, has the contract's functions and flags."""
     where, name = _written(contract, path), type(made).__name__
     flags = [flag for flag in contract.flags if flag.default is None and not hasattr(made, flag.name)]
     methods = [one for one in contract.functions if not one.optional and not callable(getattr(made, one.name, None))]
     missing: list[Flag | Function] = [*flags, *methods]
     if missing:
         names, signatures = ", ".join(one.name for one in missing), ", ".join(map(str, missing))
-        raise ConfigError(f"{where}: {name} has no {names}; needed {'are' if len(missing) > 1 else 'is'} {signatures}")
+        raise ConfigError(f"{where}: {name} has no {names}; expected {signatures}")
     for flag in contract.flags:
         if not isinstance(found := getattr(made, flag.name, flag.default), bool):
-            raise ConfigError(f"{where}: {name}.{flag.name} is {found!r:.80}; needed is {flag}")
+            raise ConfigError(f"{where}: {name}.{flag.name} is {found!r:.80}; expected {flag}")
     for needed in contract.functions:
         if hasattr(made, needed.name):
             _check(getattr(made, needed.name), needed, where, f"{name}.{needed.name}")
@@ -164,7 +164,7 @@ def check_object(made: Any, contract: Contract, path: str) -> None:
 
 @contextmanager
 def inside(table: str) -> Iterator[None]:
-    """Begin the `ConfigError`s of the block with the table of `rollq.toml` that has the settings which they name."""
+    """Prefix the `ConfigError`s of the block with the table of `rollq.toml` that has their settings."""
     try:
         yield
     except ConfigError as error:
@@ -178,23 +178,23 @@ def _written(contract: Contract, path: str) -> str:
 
 def _check(function: Callable[..., Any], needed: Function, where: str, name: str) -> None:
     if not callable(function):
-        raise ConfigError(f"{where}: {name} is {function!r:.80}; needed is {needed}")
+        raise ConfigError(f"{where}: {name} is {function!r:.80}; expected {needed}")
     is_async = _is_async(function)
     try:
         signature = inspect.signature(function)
-    except ValueError:  # written in C; the first call will show
+    except ValueError:  # written in C: only the first call can show
         return
     shown = f"{How.ASYNC if is_async else How.PLAIN} {name}{_plain(signature)}"
     if needed.how is not How.EITHER and is_async is not (needed.how is How.ASYNC):
-        raise ConfigError(f"{where}: {shown} is {'async' if is_async else 'not async'}; needed is {needed}")
+        raise ConfigError(f"{where}: {shown} is {'async' if is_async else 'not async'}; expected {needed}")
     try:
         signature.bind(*needed.parameters, **dict.fromkeys(needed.keywords))
     except TypeError as error:
-        raise ConfigError(f"{where}: {shown} has other parameters ({error}); needed is {needed}") from error
+        raise ConfigError(f"{where}: {shown} has the wrong parameters ({error}); expected {needed}") from error
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call gives a coroutine: of a function, of what a decorator wraps, or of an object with `__call__`."""
+    """Whether a call returns a coroutine, for a function, a decorated function, or an object with `__call__`."""
     candidates = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
     return any(map(inspect.iscoroutinefunction, candidates))
 

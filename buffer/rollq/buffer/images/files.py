@@ -1,4 +1,4 @@
-"""Files of images: the formats that are read, and their pixels. Needs Pillow."""
+"""Image files: the supported formats, and their pixels. Needs Pillow."""
 
 import io
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 from rollq.buffer.errors import ImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Formats of image files that are read; of animations only the first picture."""
+"""Supported formats; only the first picture of an animation is read."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
 """Modes of PIL with at most 8 bits per channel: PIL clips the others."""
 MOST_PIXELS = 1 << 26
 
 
 def open_image(data: bytes) -> Any:
-    """The PIL image in a file, in RGB, turned as its camera noted, and with white behind what is transparent.
+    """The PIL image in a file, in RGB, rotated as its camera recorded, with transparency on white.
 
-    Raises `ImageError` for a file that is not an image, and for more than `MOST_PIXELS`.
+    Raises `ImageError` if the file is not an image or has more than `MOST_PIXELS`.
     """
     from PIL import Image, ImageOps
 
@@ -27,7 +27,7 @@ def open_image(data: bytes) -> Any:
 
 
 def check_image(data: bytes) -> None:
-    """Raise `ImageError` for a file that is not an image of a kind that `open_image` reads. Pixels are not decoded."""
+    """Raise `ImageError` unless the file is an image that `open_image` reads. Does not decode pixels."""
     try:
         _opened(data).verify()
     except Exception as error:
@@ -39,11 +39,11 @@ def _opened(data: bytes) -> Any:
 
     image = Image.open(io.BytesIO(data), formats=FORMATS)
     if image.width * image.height > MOST_PIXELS:
-        raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {MOST_PIXELS} are read")
+        raise ValueError(f"it has {image.width} x {image.height} pixels; the limit is {MOST_PIXELS}")
     if image.mode not in MODES:
-        raise ValueError(f"its pixels are of mode {image.mode!r}; write it with 8 bits per channel")
+        raise ValueError(f"its pixels have mode {image.mode!r}; save it with 8 bits per channel")
     return image
 
 
 def _not_an_image(data: bytes, error: Exception) -> ImageError:
-    return ImageError(f"a file of {len(data)} bytes is not an image that can be read: {error}")
+    return ImageError(f"a file of {len(data)} bytes is not a readable image: {error}")

@@ -1,8 +1,8 @@
-"""A model's image processor: the tokens that images are among the ids of a prompt, and the tensors that its network
-reads. Needs transformers, torch and Pillow.
+"""A model's image processor: the tokens of images in a prompt, and the tensors that the network reads. Needs
+transformers, torch and Pillow.
 
-The ids of a text hold one placeholder per image until `PlacedImages.expand` puts the tokens of the image in its place.
-Worker and trainer use the same folder and options, so the network gets the same tensors in both.
+The ids of a text hold one placeholder per image until `PlacedImages.expand` replaces it with the image's tokens. Worker
+and trainer use the same folder and options, so the network gets the same tensors in both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ class Images:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedImages:
-    """Images, and the tokens that each of them is in a prompt.
+    """Images, and the tokens of each in a prompt.
 
-    `placeholder`, with the id `placeholder_id`, is in the text of a prompt for each image. The tokens in
-    `reserved` mean an image, and responses must not have them. `processor` names the class of the image processor.
+    A prompt's text has `placeholder`, with the id `placeholder_id`, once per image. Tokens in `reserved` mean an image
+    and must not occur in responses. `processor` names the class of the image processor.
     """
 
     images: Images
@@ -52,7 +52,7 @@ class PlacedImages:
     def expand(self, ids: Sequence[int]) -> list[int]:
         """The ids with each placeholder replaced by the tokens of its image.
 
-        Raises `ImageError` unless there are as many placeholders as images.
+        Raises `ImageError` unless there is one placeholder for each image.
         """
         if (found := list(ids).count(self.placeholder_id)) != len(self.tokens):
             raise ImageError(
@@ -65,7 +65,7 @@ class PlacedImages:
     def collapse(self, ids: Sequence[int]) -> list[int]:
         """The ids before `expand`, for an engine that expands them itself.
 
-        Raises `ImageError` unless they hold each image once, in order, and no other token that means an image.
+        Raises `ImageError` unless they hold each image once, in order, and no other image tokens.
         """
         ids = list(ids)
         collapsed: list[int] = []
@@ -77,8 +77,8 @@ class PlacedImages:
         collapsed += ids[place:]
         if sum(map(self.reserved.__contains__, collapsed)) != len(self.tokens):
             raise ImageError(
-                "the prompt, or a later message, has image tokens that belong to none of its images: put all images "
-                "into the prompt, and remove image tokens from texts"
+                "the prompt, or a later message, has image tokens without an image: put all images into the prompt, "
+                "and remove image tokens from texts"
             )
         return collapsed
 
@@ -107,29 +107,30 @@ class ImageProcessor:
     """The processor that `save_pretrained` wrote into a model's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ConfigError` if the folder has no processor for images, or it cannot be loaded."""
+        """Raises `ConfigError` if the folder has no image processor, or it cannot be loaded."""
         if not has_images(folder):
-            raise ConfigError(f"prompts have images, and {str(folder)!r} has no {PROCESSOR_FILES[0]}")
+            raise ConfigError(f"prompts have images, but {str(folder)!r} has no {PROCESSOR_FILES[0]}")
         try:
             from transformers import AutoProcessor
 
             self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
             images = self._processor.image_processor
-            # Some models mark the place of an image by another token than those that it becomes.
+            # Some models mark the place of an image with a token that is not one of the image's own.
             self._placeholder = str(getattr(self._processor, "boi_token", None) or self._processor.image_token)
             self._placeholder_id = int(self._processor.tokenizer.convert_tokens_to_ids(self._placeholder))
             self.image_token_id = int(self._processor.image_token_id)
-            """The token id by which a prompt represents an image, or most of the image."""
+            """The token id that represents an image, or most of it, in a prompt."""
         except (OSError, ValueError, ImportError, AttributeError, TypeError) as error:
             raise ConfigError(f"the image processor in {str(folder)!r} cannot be used: {error}") from error
         self.name = type(images).__name__
-        """The class of the image processor: without torchvision another one, whose pixels differ a little."""
+        """The class of the image processor; without torchvision, it is a different one with slightly different
+        pixels."""
         self.reserved = frozenset({self._placeholder_id, self.image_token_id})
         """Tokens that mean an image."""
         self._options = frozenset(images.valid_kwargs.__annotations__) - {"device", "return_tensors"}
 
     def place(self, images: Images) -> PlacedImages:
-        """The tokens of images. Raises `ImageError` for a file that is not an image, and options that do not fit."""
+        """The tokens of images. Raises `ImageError` if a file is not an image or the options do not fit."""
         if unknown := images.options.keys() - self._options:
             raise ImageError(f"image_options: {self.name} does not take {', '.join(sorted(unknown))}")
         tokens = [
@@ -139,7 +140,7 @@ class ImageProcessor:
         return PlacedImages(images, tokens_of_each, self._placeholder, self._placeholder_id, self.reserved, self.name)
 
     def inputs(self, input_ids: Any, rows: Sequence[Images]) -> dict[str, Any]:
-        """The model's inputs beside ids int64 [B, T]. `rows` are the images of those rows that have any, in order.
+        """The model's inputs in addition to ids int64 [B, T]. `rows` are the images of the rows that have any, in order.
 
         Raises `ImageError` as `place` does.
         """
@@ -174,7 +175,7 @@ def _stack(tensors: Sequence[Any]) -> Any:
 
 
 def _find(ids: list[int], wanted: list[int], start: int) -> int:
-    """Where `wanted` begins in `ids`, from `start` on. Raises `ImageError` if it does not occur."""
+    """Where `wanted` first occurs in `ids` at or after `start`. Raises `ImageError` if it does not occur."""
     with suppress(ValueError):
         while True:
             start = ids.index(wanted[0], start)

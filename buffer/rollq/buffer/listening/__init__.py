@@ -1,1 +1,1 @@
-"""Servers that strangers can reach: how many connections they accept, from whom, and for how long."""
+"""Limits for servers that strangers can reach: how many connections, from whom, and for how long."""

@@ -1,7 +1,8 @@
-"""The connections of a server: how many an address or a token may have, for how long, and which one makes room.
+"""The connections of a server: how many an address or a token may have, for how long, and which one to close for
+another.
 
-Invariant: a connection that has shown a valid token is closed for another only while its token has more than
-`most_of_token`. Connections without a token make room for each other; the address that holds most gives way first.
+Invariant: a connection with a valid token is closed for another only while its token has more than `most_of_token`.
+Connections without a token are closed for each other, first from the address with the most.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class State(IntEnum):
-    """Kinds of work of a connection, in the order in which connections are closed to make room."""
+    """States of a connection, in the order in which connections are closed to make room."""
 
     WAITING = 0
-    """No request of it is complete."""
+    """It has not sent a complete request."""
     STREAMING = 1
-    """It gets an answer that does not end."""
+    """It gets an endless answer."""
     ANSWERING = 2
 
 
@@ -36,7 +37,7 @@ KNOWN_S: Final = {State.WAITING: 90.0, State.STREAMING: math.inf, State.ANSWERIN
 
 
 class Party(NamedTuple):
-    """Who has a connection: a token that was shown, or an address."""
+    """The owner of a connection: a token, or an address."""
 
     name: Hashable
     has_token: bool
@@ -60,7 +61,7 @@ class Connection:
             self.transport.abort()
 
     def opened(self, transport: asyncio.Transport) -> None:
-        """Take its transport, which comes after it was admitted."""
+        """Set its transport, which arrives after it was admitted."""
         self.transport = transport
         if self.is_closed:
             transport.abort()
@@ -84,7 +85,7 @@ class Connections:
         return self._count
 
     def admit(self, address: str) -> Connection | None:
-        """A new connection from an address, for which others may be closed; None if it is refused."""
+        """Admit a new connection from an address, closing another if needed; None if it is refused."""
         party = Party(address, has_token=False)
         if len(self._parties.get(party, ())) >= self.limits.most_of_address:
             self._evict(party)
@@ -108,18 +109,18 @@ class Connections:
             self._parties.pop(connection.party, None)
 
     def move(self, connection: Connection, party: Party) -> None:
-        """Count a connection as another party's."""
+        """Count a connection for a different party."""
         if not connection.is_closed and party != connection.party:
             self.discard(connection)
             connection.party = party
             self._add(connection)
 
     def enter(self, connection: Connection, state: State) -> None:
-        """Note what a connection does from now on."""
+        """Record the new state of a connection."""
         connection.state, connection.since_s = state, self.clock()
 
     def close_late(self) -> None:
-        """Close what has been in its state for too long."""
+        """Close connections that have been in their state for too long."""
         now_s = self.clock()
         for connection in [connection for held in self._parties.values() for connection in held]:
             limits_s = KNOWN_S if connection.party.has_token else STRANGER_S
@@ -137,8 +138,8 @@ class Connections:
         oldest.close()
         if count := self._evicted.count():
             log.warning(
-                "connections closed to make room since the last such line: %d, the latest from %s; %d are accepted, "
-                "and %d from an address that has shown no token",
+                "connections closed to make room since the last such message: %d, the latest from %s; the limit is "
+                "%d in all, and %d from an address without a token",
                 count,
                 oldest.address,
                 self.limits.most,
@@ -148,23 +149,23 @@ class Connections:
     def _log_refusal(self) -> None:
         if count := self._refused.count():
             log.warning(
-                "connections refused since the last such line: %d; all %d that are accepted have shown a token, and "
-                "`ulimit -n` raises their number",
+                "connections refused since the last such message: %d; all %d accepted ones have a token; raise the "
+                "limit with `ulimit -n`",
                 count,
                 self.limits.most,
             )
 
 
 def most_crowded(held: dict[Party, int], limits: ConnectionLimits) -> Party | None:
-    """The party that makes room: the address that holds most, or, without addresses, the token that holds most, if that
-    is more than `most_of_token`. None if no party has to. Pure."""
+    """The party that makes room: the address with the most connections, or, without addresses, the token with the most,
+    if these are more than `most_of_token`; else None. Pure."""
     strangers = [party for party in held if not party.has_token]
     crowded = strangers or [party for party, count in held.items() if count > limits.most_of_token]
     return max(crowded, key=held.__getitem__, default=None)
 
 
 _current: ContextVar[tuple[Connections, Connection] | None] = ContextVar("current connection", default=None)
-"""The connection of the request that is being answered."""
+"""The connection of the current request."""
 
 
 def enter_connection(connections: Connections, connection: Connection) -> None:
@@ -173,14 +174,14 @@ def enter_connection(connections: Connections, connection: Connection) -> None:
 
 
 def note(state: State) -> None:
-    """Note what the current connection does from now on."""
+    """Record the new state of the current connection."""
     if (current := _current.get()) is not None:
         connections, connection = current
         connections.enter(connection, state)
 
 
 def identify(token: Hashable | None) -> None:
-    """Count the current connection for a valid token, or, with None, for its address."""
+    """Count the current connection for a valid token, or for its address if None."""
     if (current := _current.get()) is not None:
         connections, connection = current
         party = Party(connection.address, has_token=False) if token is None else Party(token, has_token=True)

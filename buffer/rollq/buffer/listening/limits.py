@@ -1,4 +1,4 @@
-"""How many connections a server accepts: a part of the files that its process may open."""
+"""How many connections a server accepts, as a share of the files that its process may open."""
 
 import ipaddress
 import resource
@@ -12,7 +12,7 @@ MOST_OF_TOKEN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The most connections: in all, without a token from one address, and with one token before others go first."""
+    """The most connections: in all, from one address without a token, and of one token before others come first."""
 
     most: int
     most_of_address: int
@@ -20,7 +20,7 @@ class ConnectionLimits:
 
 
 def limits_for(open_files: int) -> ConnectionLimits:
-    """The limits of a process that may open `open_files` files: it keeps half of them. Pure."""
+    """The limits of a process that may open `open_files` files: half are reserved for it. Pure."""
     most = max(8, min(open_files // 2, MOST_CONNECTIONS))
     return ConnectionLimits(most, min(most // 4, MOST_OF_ADDRESS), min(most // 4, MOST_OF_TOKEN))
 
@@ -34,7 +34,7 @@ def limits_here() -> ConnectionLimits:
 def address_of(peer: Any) -> str:
     """The owner of a connection: the IPv4 address, or the /64 network of an IPv6 address, which one host owns. Pure.
 
-    `peer`: the other end, as `socket.accept` returns it.
+    `peer`: the peer's address, as `socket.accept` returns it.
     """
     host = str(peer[0]).partition("%")[0] if isinstance(peer, tuple) else str(peer)
     try:

@@ -1,4 +1,4 @@
-"""Accepts connections within limits, for any server that is a protocol of asyncio."""
+"""Accepts connections within limits, for any server that is an asyncio protocol."""
 
 import asyncio
 import logging
@@ -14,9 +14,9 @@ from rollq.buffer.listening.limits import address_of
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 AT_ONCE: Final = 16
-"""Connections that are accepted before others get a turn; far fewer than the files that stay free."""
+"""Connections to accept before other tasks get a turn; far fewer than the reserved files."""
 RETRY_S: Final = 1.0
 """Pause after a connection could not be accepted."""
 SWEEP_S: Final = 1.0
@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """Gives connections of a socket to protocols, until it is closed. Use it in one event loop."""
+    """Passes the connections of a socket to protocols until it is closed. Use it in one event loop."""
 
     def __init__(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], connections: Connections
@@ -84,12 +84,14 @@ class Listener:
                 self._open(accepted, connection)
 
     def _pause(self, error: OSError) -> None:
-        """Leave connections to the kernel for a moment: accepting fails for want of files or memory."""
+        """Leave connections to the kernel for a moment: accepting fails for lack of files or memory."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._socket)
         self._timers["accept"] = loop.call_later(RETRY_S, self._accept_again)
         if count := self._failed.count():
-            log.error("connections that could not be accepted since the last such line: %d: %s", count, error.strerror)
+            log.error(
+                "connections that could not be accepted since the last such message: %d: %s", count, error.strerror
+            )
 
     def _open(self, accepted: socket.socket, connection: Connection) -> None:
         accepted.setblocking(False)

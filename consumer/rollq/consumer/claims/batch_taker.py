@@ -133,7 +133,7 @@ class BatchTaker:
         for task in {group.task for group in claimed.groups} if self._committed else ():
             if (server_step := self._lease.buffer.clock(task).committed) < self._committed:
                 raise NotClaimed(
-                    f"the server has lost its last moments, as in a failover: step {self._committed} of task {task!r} "
+                    f"the server lost its last moments, as in a failover: step {self._committed} of task {task!r} "
                     f"was committed, and {server_step} is the last one that it knows. Resume from the last checkpoint"
                 )
 

@@ -31,13 +31,13 @@ class BatchState:
 
     @property
     def complete(self) -> bool:
-        """Whether every group of it is finished, or has left it."""
+        """Whether all its groups are finished or have left it."""
         return self.closed and self.gathered + self.filtered + self.failed + self.left >= self.size
 
 
 class Finalizing(NamedTuple):
-    """The progress of ending a batch. `finalizing`: it is the caller's, with its finished groups; `busy`: another has
-    it; `finalized` or `aborted`: it has ended, with its `result` (JSON, or the reason)."""
+    """The progress of ending a batch. `finalizing`: the caller has it, with its finished groups; `busy`: another caller
+    has it; `finalized` or `aborted`: it has ended, with its `result` (JSON, or the reason)."""
 
     state: str
     result: bytes

@@ -10,9 +10,9 @@ from rollq.buffer.values.rollouts import PipelineOutput
 
 class ClaimedGroup(NamedTuple):
     """One group of a claimed batch, without its samples. `tokens`: response tokens; `reward`: mean over samples;
-    `payload`: the name of the key that holds their frame, '' when it is in the group's rollout; `nonce`: of the lease
-    that made them; `rows`: see `rollq.buffer.wire.sample_rows`; `uses`: how often it was trained before;
-    `probability`: how likely its draw was, None in an order without draws."""
+    `payload`: the key of the samples' frame, '' if it is in the group's rollout; `nonce`: of the lease that made them;
+    `rows`: see `rollq.buffer.wire.sample_rows`; `uses`: how often it was trained before; `probability`: how likely its
+    draw was, None in an order without draws."""
 
     task: str
     group_id: int
@@ -30,7 +30,7 @@ class ClaimedGroup(NamedTuple):
 
 
 class Counting(NamedTuple):
-    """How old the tokens of a claimed group are.
+    """The age of a claimed group's tokens.
 
     Tokens of dead epochs count as `floors` says. Tokens with a staleness of `token_threshold` or more are masked.
     """
@@ -41,14 +41,14 @@ class Counting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The batch of a step; every call for the step gives the same one, until it is released.
+    """The batch of a step; every call for the step returns the same one, until it is released.
 
-    `counting` has one entry for each group, of the group's first claim: its tokens stay as old as they were then.
-    `claim_round` names this claim for its release; `releases`: how often the step was released before, in this epoch.
+    `counting` has one entry for each group, from its first claim: its tokens never get older than that. `claim_round`
+    names this claim for its release; `releases`: how often the step was already released in this epoch.
 
-    While the batch fills, `lack` says what it lacks yet: later calls return the same groups and further ones. `parts`
-    are the ends of the parts that it was divided into, as numbers of groups, and the groups are in the order of the
-    parts; see `Claiming.divide`, to which `plan_round` belongs. `planned` are the groups per task when it is whole.
+    While the batch fills, `lack` says what is missing: later calls return the same groups and more. `parts` are the
+    ends of its parts, as numbers of groups, and the groups are in the order of the parts. `plan_round` is for
+    `Claiming.divide`. `planned` are the groups per task of the whole batch.
     """
 
     step: int
@@ -65,8 +65,8 @@ class Claimed:
 class Readiness(NamedTuple):
     """The groups of a task for a claim of a step.
 
-    They are the completed groups that are fresh at it; the groups in generation that it waits for, because they would
-    be too old at the next step; and the groups that must reach the archive first.
+    They are the completed groups that are fresh at the step, the running groups that it waits for because they would be
+    too old at the next step, and the groups that must reach the archive first.
     """
 
     ready: int
@@ -76,9 +76,9 @@ class Readiness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """No batch yet: per task that is short, how many groups are ready, how many are wanted, how many in generation
-    would be too old at the next step and are waited for, and how many must reach the archive first. With no task short,
-    the last batch is being released."""
+    """No batch yet. For each task that is short: how many groups are ready, how many are wanted, how many running ones
+    it waits for because they would be too old at the next step, and how many must reach the archive first. If no task
+    is short, the last batch is being released."""
 
     step: int
     ready: Mapping[str, int]

@@ -8,7 +8,7 @@ from rollq.buffer.values.rollouts import Lease
 
 
 class Reaped(NamedTuple):
-    """Leases past their deadline: sent back, or quarantined. `held`: nobody is judged just after an outage."""
+    """Leases past their deadline: sent back, or quarantined. `held`: no lease ends just after an outage."""
 
     requeued: int
     quarantined: int
@@ -16,15 +16,16 @@ class Reaped(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """The leases a worker got. `drain`: finish the groups in hand, then lease again, since a suspect must run alone."""
+    """The leases of a worker. `drain`: finish the leased groups before leasing again, since a suspect must run
+    alone."""
 
     leases: tuple[Lease, ...]
     drain: bool
 
 
 class Renewed(NamedTuple):
-    """Leases that are no longer the caller's, and held ones of batches that wait for nothing more: of those, what is
-    finished counts, see `Coordination.cut_off`."""
+    """Leases that are no longer the caller's, and leases of batches that no longer wait: only their finished samples
+    count, see `Coordination.cut_off`."""
 
     gone: list[Lease]
     cut_off: list[Lease]
@@ -32,9 +33,9 @@ class Renewed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Samples of a leased group to be `added` to those that are offered to other workers, or `taken_back`, by index.
+    """Samples of a leased group, by index: `added` to the offers to other workers, or `taken_back`.
 
-    `number`: how many calls for this lease came before this one, of those that added some or took some back.
+    `number`: how many earlier calls for this lease added samples or took some back.
     """
 
     lease: Lease
@@ -45,7 +46,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The samples of a leased group that are offered to other workers, and those that are lent to one, by index.
+    """The samples of a leased group, by index, that are offered to other workers or lent to one.
 
     `parts`: how many parts of its samples the buffer has.
     """
@@ -64,14 +65,14 @@ class PutOutcome(StrEnum):
     FILTERED = "filtered"
     FAILED = "failed"
     DROPPED = "dropped"  # too stale, and the task drops what expires
-    DUPLICATE = "duplicate"  # this very result is in already
+    DUPLICATE = "duplicate"  # this same result was filed before
     REFUSED = "refused"  # the lease is no longer the caller's
     GATHERED = "gathered"  # finished, for its batch
     RESTARTED = "restarted"  # its batch still needs it: pending again
 
 
 class SalvageOutcome(StrEnum):
-    """Whether a part of a sample was kept. If one is not, neither is any later part of its lease."""
+    """Whether a part of a sample was kept. If not, no later part of its lease is kept either."""
 
     KEPT = "kept"
     FULL = "full"  # the group has `MOST_PARTS` or `MOST_PART_BYTES`

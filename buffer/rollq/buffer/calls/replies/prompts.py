@@ -1,4 +1,4 @@
-"""The replies about prompts: their statistics, their record, and rows that are not used."""
+"""The replies about prompts: their statistics, their record, and unused rows."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """`count` prompts became groups `first_id` and up; the dataset's cursor is now `cursor`."""
+    """`count` prompts became groups from `first_id` up; the dataset's cursor is now `cursor`."""
 
     count: int
     first_id: int
@@ -16,9 +16,9 @@ class Admitted:
 class PromptStats(NamedTuple):
     """Statistics of one prompt: its tries, and its samples that have a reward.
 
-    `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries. The newest try
-    weighs a quarter or more, because the policy changes. A try is a group that was finished and judged, with any
-    outcome; a group that is interrupted or expires counts when it is finished again.
+    `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries. The newest try has
+    a weight of at least a quarter, because the policy changes. A try is a group that was finished and judged, with any
+    outcome; an interrupted or expired group counts once it is finished again.
     """
 
     tries: int
@@ -29,9 +29,9 @@ class PromptStats(NamedTuple):
 
 
 class PromptRecord(NamedTuple):
-    """The prompts that a task has: the digest of their file, its rows and path, and the seeds of their order.
+    """A task's prompts: the digest of their file, its rows and path, and the seeds of their order.
 
-    `revision` counts up when they change.
+    `revision` grows when they change.
     """
 
     revision: int
@@ -42,7 +42,7 @@ class PromptRecord(NamedTuple):
 
 
 class UnusableRow(NamedTuple):
-    """A row of prompts that cannot be used, why, and where it is: its file and line."""
+    """An unusable row of prompts: the reason, and its file and line."""
 
     row: int
     reason: str
@@ -58,7 +58,7 @@ class ExcludedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """How many rows are unusable for one reason, and where the first of them is."""
+    """The number of rows that are unusable for one reason, and the place of the first one."""
 
     rows: int
     first: str

@@ -11,24 +11,24 @@ from rollq.buffer.values.rollouts import Status
 
 
 class Control(StrEnum):
-    """Whether a task is produced."""
+    """The control of a task's production."""
 
     RUN = "run"
     PAUSE = "pause"  # nothing new is admitted or leased
-    SLEEP = "sleep"  # like pause, and engines give their memory to the trainer; then it is again what it was
-    STOPPED = "stopped"  # like pause: too little of what is made is worth training, or all of it fails
-    DONE = "done"  # nothing new is admitted: the task's own hook has ended its production
+    SLEEP = "sleep"  # like pause, while engines give their memory to the trainer; then the former control returns
+    STOPPED = "stopped"  # like pause: too few groups are worth training, or all fail
+    DONE = "done"  # nothing new is admitted: the task's hook ended production
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A task's copy of what its functions check.
+    """A task's copy of the facts that its functions check.
 
     `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
     first trainer), `committed` the last trained step, `checkpoint` the last one that a checkpoint covers, `history` the
-    oldest step to resume from. No step before `first_manifest` has a batch in this store. Steps beyond `claimed_step`,
-    up to `undone`, cannot be resumed from: a rewind has undone them. `rules_revision` counts the changes of `rules`,
-    from 1.
+    oldest step to resume from. No step before `first_manifest` has a batch in this store. A rewind has undone steps
+    beyond `claimed_step`, up to `undone`, so none of these can be resumed from. `rules_revision` counts the changes of
+    `rules`, from 1.
     """
 
     incarnation: str
@@ -50,7 +50,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """The newest error of a task: of a try, or of a group that failed. At most `MOST_ERROR_BYTES` of it are kept."""
+    """The newest error of a task: of a try, or of a failed group. At most `MOST_ERROR_BYTES` of it are kept."""
 
     text: str
     age_s: float
@@ -90,18 +90,18 @@ class Counts:
 
     @property
     def failed_in_a_row(self) -> int:
-        """Groups that failed since one ended in another way."""
+        """Groups that have failed since the last one that did not."""
         return int(self.progress.get("failed_in_a_row", 0))
 
     @property
     def mean_bytes(self) -> float:
-        """Bytes of the frames of one of its groups on average; 0 without any."""
+        """Average bytes of the frames of one of its groups; 0 without groups."""
         held = sum(self.statuses.get(status, 0) for status in WITH_SAMPLES)
         return self.progress.get("bytes", 0) / held if held else 0.0
 
     @property
     def expected_bytes(self) -> float:
-        """Bytes of the frames of its groups, when those on their way are as large as the others are on average."""
+        """Bytes of the frames of its groups, if unfinished groups will have the average size of the others."""
         on_their_way = sum(self.statuses.get(status, 0) for status in (Status.PENDING, Status.RUNNING))
         return self.progress.get("bytes", 0) + on_their_way * self.mean_bytes
 
@@ -112,7 +112,7 @@ class Counts:
 
     @property
     def failed_samples(self) -> Mapping[str, int]:
-        """Samples that failed in attempts that were accepted, by the value of their `FailureKind`; most first."""
+        """Failed samples of accepted attempts, by the value of their `FailureKind`, most frequent first."""
         failed = _named(self.progress, "failed_samples_")
         return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
 
@@ -157,8 +157,8 @@ class Production:
 
 
 class ArchiveState(NamedTuple):
-    """The archive of a task: groups that it has, seconds since the last file (None before the first one), why an
-    archiver that is alive cannot write the next one ('' if it can), and whether one has lately taken groups."""
+    """The archive of a task: its number of groups, seconds since the last file (None before the first one), why a live
+    archiver cannot write the next one ('' if it can), and whether an archiver has taken groups lately."""
 
     groups: int
     age_s: float | None

@@ -1,4 +1,4 @@
-"""The hold of a trainer, and the weights that it has published."""
+"""A trainer's hold of the run, and the weights that it has published."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class LiveModel:
     awaited: Mapping[int, str] = field(default_factory=dict)
 
     def awaits(self, epoch: int, version: int, digest: str) -> bool:
-        """Whether its trainer may publish these weights again: an engine that has them may keep them until then."""
+        """Whether the trainer may publish these weights again: an engine that has them may keep them until then."""
         return epoch < self.epoch and version > self.version and self.awaited.get(version) == digest
 
 

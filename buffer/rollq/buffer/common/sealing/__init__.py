@@ -1,1 +1,1 @@
-"""Processes that seal themselves: afterwards they read no file but Python's, and write, start and reach nothing."""
+"""Processes that seal themselves: then they can read only Python's files, and write, start and reach nothing."""

@@ -1,4 +1,4 @@
-"""System calls of Linux by number, for what the C library and Python do not offer. Imports only stdlib."""
+"""Linux system calls by number, where the C library and Python have no function. Imports only the standard library."""
 
 import ctypes
 import os
@@ -21,10 +21,10 @@ _CAPABILITIES_V3: Final = 0x20080522
 
 
 def column() -> int:
-    """The place of this machine in pairs of (x86_64, aarch64). Raises `OSError` on any other."""
+    """The index of this machine in pairs of (x86_64, aarch64). Raises `OSError` on any other."""
     machine = os.uname().machine if sys.platform == "linux" and sys.maxsize > 1 << 32 else ""
     if machine not in _COLUMNS:
-        raise OSError(f"needs Linux with Python of 64 bits on {' or '.join(_COLUMNS)}")
+        raise OSError(f"needs 64-bit Python on Linux, on {' or '.join(_COLUMNS)}")
     return _COLUMNS[machine]
 
 
@@ -39,7 +39,7 @@ def c_call(name: str, *arguments: Any) -> int:
 
 
 def give_up_new_rights() -> None:
-    """Take from this process for good the right to gain rights by executing a program."""
+    """Permanently prevent this process from gaining rights by executing a program."""
     c_call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
@@ -50,7 +50,7 @@ def give_up_capabilities() -> None:
 
 
 def hide_memory() -> None:
-    """Let no other process of this user read this one's memory, and write no core file."""
+    """Keep the user's other processes from reading this one's memory, and write no core file."""
     c_call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Landlock: from now on, this process opens only files below some folders, and only to read them."""
+"""Landlock: from now on, this process can open only files in some folders, and only for reading."""
 
 import ctypes
 import os
@@ -12,9 +12,9 @@ from rollq.buffer.common.sealing.kernel import system_call
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
 _MAKE_DEVICES: Final = 1 << 6 | 1 << 11
-"""Character and block devices. To handle any right to files denies mounts."""
+"""Character and block devices. Handling any right to files denies mounts."""
 _MOVE: Final = 1 << 13
-"""Between folders. Denied wherever any right to files is handled and this one is not allowed."""
+"""Moves between folders. Denied whenever any right to files is handled and this one is not allowed."""
 _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
 """(version of the interface, number of rights to files that it knows)."""
 _MOVES_SINCE: Final = 2
@@ -31,11 +31,10 @@ def version() -> int:
 
 
 def allow_only_reading(folders: Iterable[str]) -> None:
-    """Deny this thread, and all that it starts, every file outside `folders`, every change to a file, TCP, and signals
-    and abstract sockets of others, as far as the kernel knows these rights. Raises `OSError`.
+    """Deny this thread, and everything it starts, all files outside `folders`, all changes to files, TCP, and signals
+    to and abstract sockets of others, as far as the kernel knows these rights. Raises `OSError`.
 
-    `folders`: folders and files; what is not there, or not for this user, is skipped. The process must have given up
-    new rights.
+    `folders`: folders and files; missing or forbidden ones are skipped. The process must have given up gaining rights.
     """
     known = version()
     rights = (1 << max(count for since, count in _FILE_RIGHTS if since <= known)) - 1
@@ -51,10 +50,10 @@ def allow_only_reading(folders: Iterable[str]) -> None:
 
 
 def forbid_mounts_and_foreign_sockets() -> None:
-    """Deny this thread, and all that it starts, mounts, in new namespaces too, new devices, and abstract Unix sockets
-    of others, as far as the kernel knows these rights. Raises `OSError`, including for Linux before 5.19.
+    """Deny this thread, and everything it starts, mounts (even in new namespaces), new devices, and abstract Unix
+    sockets of others, as far as the kernel knows these rights. Raises `OSError`, including on Linux before 5.19.
 
-    The process must have given up new rights, or be root in its namespace.
+    The process must have given up gaining rights, or be root in its namespace.
     """
     known = version()
     if known < _MOVES_SINCE:

@@ -1,4 +1,4 @@
-"""Namespaces: from now on, this process has a separate file system, with some folders in it, and no network."""
+"""Namespaces: from now on, this process has a separate file system with only some folders, and no network."""
 
 import ctypes
 import os
@@ -14,23 +14,22 @@ _NEW_NETWORK: Final = 0x40000000
 _READ_ONLY, _NO_SETUID, _NO_DEVICES, _NO_EXECUTION, _NO_ACCESS_TIMES = 1, 2, 4, 8, 1024
 _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 32, 4096, 16384, 1 << 18
 _KEPT: Final = _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_EXECUTION | _NO_ACCESS_TIMES
-"""Flags of a mount that only the namespace it comes from may take away; `statvfs` shows them as these same bits."""
+"""Flags of a mount that only its original namespace may remove; `statvfs` shows them as these same bits."""
 _DETACH: Final = 2
 _BUILT_AT: Final = "/tmp"
 _OLD: Final = "/.old"
 
 
 def move_into_own_root(folders: Iterable[str]) -> None:
-    """Leave this process, and all that it starts, only `folders`, read-only, and no network. Raises `OSError`.
+    """Leave this process, and everything it starts, only `folders`, read-only, and no network. Raises `OSError`.
 
-    `folders`: folders and files; what is not there, or not for this user, is skipped. The process must have a single
-    thread.
+    `folders`: folders and files; missing or forbidden ones are skipped. The process must have a single thread.
     """
     found = [path for path in folders if os.path.exists(path)]
     seen = [path for path in found if not any(path.startswith(f"{above}/") for above in found)]
     sources = [os.path.realpath(path) for path in seen]
     if len(os.listdir("/proc/self/task")) > 1:
-        raise OSError("has more than one thread, and so gets no namespace of users")
+        raise OSError("has more than one thread, so it cannot get a user namespace")
     _become_alone()
     _mount("tmpfs", _BUILT_AT, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=1m,mode=755")
     os.chdir(_BUILT_AT)
@@ -45,7 +44,7 @@ def move_into_own_root(folders: Iterable[str]) -> None:
 
 
 def _become_alone() -> None:
-    """Enter new namespaces, in which this process is who it was."""
+    """Enter new namespaces in which this process keeps its user."""
     user, group = os.geteuid(), os.getegid()
     c_call("unshare", _NEW_USER | _NEW_MOUNTS | _NEW_IPC | _NEW_NETWORK)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):

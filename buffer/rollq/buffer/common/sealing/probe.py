@@ -1,4 +1,4 @@
-"""Whether this system can seal processes: a short process tries it, and sees whether the seal holds."""
+"""Whether this system can seal processes: a short process tries it and checks that the seal holds."""
 
 import json
 import os
@@ -19,7 +19,7 @@ PATIENCE_S: Final = 120
 
 @cache
 def sealing_available() -> dict[Means, str]:
-    """For each way to hide files, why a process cannot be sealed by it on this system; empty where it can."""
+    """For each way to hide files, why it cannot seal a process on this system; empty if it can."""
     command = bare_python(__name__)
     done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     if done.returncode:
@@ -28,7 +28,7 @@ def sealing_available() -> dict[Means, str]:
 
 
 def require_sealing(setting: str, remedy: str) -> None:
-    """Raise `ConfigError` unless processes can be sealed here. `remedy`: a clause, for users of such a system."""
+    """Raise `ConfigError` unless processes can be sealed here. `remedy`: what the user can do, as a clause."""
     found = sealing_available()
     if all(found.values()):
         reasons = "; ".join(f"{means}: {reason}" for means, reason in found.items())

@@ -1,7 +1,9 @@
-"""A process that seals itself in two steps: files and rights first, then system calls and memory. Stdlib only.
+"""A process that seals itself in two steps: files and rights first, then system calls and memory. Standard library
+only.
 
-The first step keeps a process that prepares, and forks one for each piece of work; the second is for the forked one.
-The system must offer a filter of system calls, and one way to hide files: Landlock, or namespaces of users and mounts.
+The first step is for a parent process that prepares, and forks a child for each piece of work. The second step is for
+the child. The system must offer a filter of system calls, and one way to hide files: Landlock, or user and mount
+namespaces.
 """
 
 import os
@@ -32,13 +34,13 @@ _HIDE: Final[Mapping[Means, Callable[[Iterable[str]], None]]] = {
     Means.NAMESPACES: move_into_own_root,
 }
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-"""Where the system has shared libraries, and Python the names of time zones beside them."""
+"""Where the system keeps shared libraries, and Python's time zone names."""
 MOST_FILES: Final = 64
 """Open files of a sealed process."""
 
 
 def python_folders() -> list[str]:
-    """Folders with Python, installed packages, rollq and shared libraries, with links followed and as they are named.
+    """Folders with Python, installed packages, rollq and shared libraries, both as named and with links resolved.
 
     Neither the folder of a program nor one that `PYTHONPATH` names.
     """
@@ -52,8 +54,8 @@ def python_folders() -> list[str]:
 
 
 def hide_files(means: Iterable[Means] = tuple(Means)) -> None:
-    """Seal the files: this process, and all that it starts, reads only `python_folders()`, writes nothing, and has no
-    rights of root. Raises `OSError` with all reasons if none of the means works here."""
+    """Seal the files: this process, and everything it starts, can read only `python_folders()`, write nothing, and use
+    no root rights. Raises `OSError` with all reasons if no method works here."""
     folders = python_folders()
     reasons: list[str] = []
     for one in means:
@@ -70,13 +72,14 @@ def hide_files(means: Iterable[Means] = tuple(Means)) -> None:
 
 
 def address_space() -> int:
-    """Bytes of address space that this process has. Call it before files are hidden."""
+    """Bytes of address space that this process uses. Call it before files are hidden."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def allow_only_computing_with(memory: int) -> None:
-    """Seal the rest: no process, thread, socket or signal, and `memory` bytes of address space. Raises `OSError`.
+    """Seal the rest: no processes, threads, sockets or signals, and only `memory` bytes of address space. Raises
+    `OSError`.
 
     Files must be hidden already.
     """

@@ -1,7 +1,7 @@
-"""The filter of system calls (seccomp) of a process that computes: what it does not list fails with `EPERM`.
+"""The system call filter (seccomp) of a process that only computes: unlisted calls fail with `EPERM`.
 
-A process may read files, compute, sleep and end. It may not open a file to write, change one, start a process or a
-thread, execute a program, reach another process or a socket, or use the calls of later kernels.
+The process may read files, compute, sleep and exit. It may not open a file for writing, change a file, start a process
+or a thread, execute a program, reach another process or a socket, or use calls of later kernels.
 """
 
 import ctypes
@@ -39,9 +39,9 @@ _ALLOWED: Final = {
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigpending": (127, 136), "rt_sigreturn": (15, 139),
     "sigaltstack": (131, 132), "exit": (60, 93), "exit_group": (231, 94),
 }  # fmt: skip
-"""Numbers on x86_64 and aarch64, of calls that are allowed with any arguments."""
+"""Numbers, on x86_64 and aarch64, of calls that are allowed with any arguments."""
 _OPEN: Final = ((2, None, 1), (257, 56, 2))
-"""Numbers of `open` and `openat`, and the place of the flags among the arguments."""
+"""Numbers of `open` and `openat`, and the index of their flags among the arguments."""
 _FCNTL: Final = (72, 25)
 _PRLIMIT: Final = (302, 261)
 _COPIES_AND_FLAGS: Final = (0, 1, 2, 3, 1030)
@@ -62,15 +62,15 @@ _Instruction = tuple[int, int, int, int]
 
 
 def allow_only_computing() -> None:
-    """Put the filter on all threads of this process, for good. Raises `OSError`.
+    """Permanently put the filter on all threads of this process. Raises `OSError`.
 
-    The process must have given up new rights.
+    The process must have given up gaining rights.
     """
     instructions = list(_filter(column()))
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in instructions))
     program = struct.pack("HxxxxxxQ", len(instructions), ctypes.addressof(code))
     if system_call("seccomp", _SET_FILTER, _ALL_THREADS, ctypes.c_char_p(program)):
-        raise OSError("seccomp: a thread has another filter")
+        raise OSError("seccomp: a thread has a different filter")
 
 
 def _filter(machine: int) -> Iterator[_Instruction]:
@@ -92,7 +92,7 @@ def _filter(machine: int) -> Iterator[_Instruction]:
 
 
 def _rule(number: int, body: list[_Instruction]) -> Iterator[_Instruction]:
-    """The instructions for one call, which is denied where the body ends."""
+    """The instructions for one call, which is denied at the end of the body."""
     yield (_IF_EQUAL, 0, len(body) + 1, number)
     yield from body
     yield (_RETURN, 0, 0, _DENY)

@@ -64,7 +64,7 @@ local function refuse_resume(clock, from_step)
     if open_target(manifest_key(clock, step)) then
       return fail(
         'HISTORY_GONE',
-        'the batch of step %s is not whole: the server has lost its last moments; resume from step %s or before',
+        'the batch of step %s is not whole: the server lost its last moments; resume from step %s or before',
         step,
         step - 1
       )
