@@ -52,12 +52,12 @@ def test_xp09_every_task_gets_its_share_to_within_one_and_all_is_shared(
 @pytest.mark.parametrize(
     ("total", "weights", "message"),
     [
-        (-1, [("a", 1.0)], "-1 groups cannot be shared: 0 or more are needed"),
+        (-1, [("a", 1.0)], "-1 groups cannot be shared: must be 0 or more"),
         (7, [("a", 1.0), ("b", 1.0), ("a", 2.0)], "task 'a' is listed twice"),
-        (7, [("a", 1.0), ("b", -0.5)], "task 'b': weight -0.5 must be a number from 0 on"),
+        (7, [("a", 1.0), ("b", -0.5)], "task 'b': weight -0.5 must be a number, 0 or more"),
         (7, [("a", math.nan)], "task 'a': weight nan"),
         (7, [("a", math.inf)], "task 'a': weight inf"),
-        (7, [("a", 0.0), ("b", 0.0)], "the weights of 'a', 'b' are all 0: one must be more"),
+        (7, [("a", 0.0), ("b", 0.0)], "the weights of 'a', 'b' are all 0: at least one must be positive"),
         (7, [], "the weights of no tasks are all 0"),
     ],
 )

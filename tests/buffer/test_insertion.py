@@ -187,14 +187,14 @@ def test_only_offline_tasks_take_insertions_and_nobody_samples_them(world: World
         world.buffer.open_batch("demos", "batch", "train", step=1)
     with pytest.raises(ConfigError, match="offline cannot change during a run"):
         world.buffer.change_rules("demos", {"offline": "false"})
-    with pytest.raises(ValidationError, match="the groups of an evaluation are sampled"):
+    with pytest.raises(ValidationError, match="groups of an evaluation are always sampled"):
         TaskRules(batch_groups=1, offline=True, kind="eval")
 
 
 BAD = {
     "sample 0: its status is aborted": replace(finished_sample(), status=SampleStatus.ABORTED),
     "sample 0: reward is missing": replace(finished_sample(), reward=None),
-    r"sample 0: versions is .* unversioned\(3\) is needed": make_sample(0),
+    r"sample 0: versions is .* must be unversioned\(3\)": make_sample(0),
     r"sample 0: logprobs\[1\] is nan": finished_sample(logprobs=[-1.0, np.nan, -1.0]),
     r"sample 0: response_ids\[0\] is -1": finished_sample(response=[-1]),
     "sample 0: response_ids is empty": finished_sample(response=[]),
@@ -232,7 +232,7 @@ def test_logprobs_and_versions_cannot_be_absent_in_what_a_worker_puts(world: Wor
     results = [GroupResult(one, (without,) * 2), GroupResult(two, (finished_sample(logprobs=[-1.0] * 3),) * 2)]
     assert world.buffer.put(results) == [PutOutcome.FAILED, PutOutcome.FAILED]
     errors = [world.buffer.inspect("math", lease.group_id)["error"] for lease in (one, two)]
-    assert "logprobs[0] is nan; a finite number, not above 0, is needed" in errors[0]
+    assert "logprobs[0] is nan; expected a finite number, not above 0" in errors[0]
     assert "epoch and version count from 0" in errors[1]
 
 

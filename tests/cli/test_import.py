@@ -211,7 +211,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "long": (row(responses=["a" * 20, "b"]), "sample 0: the response has 21 tokens, more than max_tokens = 20"),
     "long prompt": (row(prompt="a" * 5000), "the prompt has 5000 tokens, more than max_prompt_tokens = 4096"),
     "empty": (row(responses=[[], [1]]), "response 0"),
-    "large": (row(rewards=[1e308, 1e308]), "sample 0: reward is 1e+308, a finite number of 32 bits is needed"),
+    "large": (row(rewards=[1e308, 1e308]), "sample 0: reward is 1e+308, expected a finite number of 32 bits"),
     "half an export": (
         row(prompt_record="{}", task="math", group_id=1, sample=0, response_ids=[1]),
         "is not a complete row of `rollq export`: KeyError('arrays')",

@@ -142,7 +142,7 @@ def test_xb15_every_example_of_the_help_is_a_query(ask: Ask) -> None:
         ("status", "error: QUERY 'status': not JSON: "),
         ('{"colour": 1}', "error: unknown field 'colour': there are uid, task"),
         ('{"uid": {"$about": 1}}', "error: unknown operator '$about' of field 'uid': there are $eq, "),
-        ("7", "error: query 7: an object is needed"),
+        ("7", "error: query 7: must be an object"),
     ],
 )
 def test_xb15_a_query_that_makes_no_sense_is_one_line(ask: Ask, query: str, message: str) -> None:

@@ -150,17 +150,17 @@ def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer
     ("arguments", "message"),
     [
         (["math", "group_size=4"], "group_size cannot change during a run: groups under way have that"),
-        (["math", "max_stalenes=4"], "max_stalenes: there is no such rule; did you mean 'max_staleness'"),
+        (["math", "max_stalenes=4"], "max_stalenes is not a rule; did you mean 'max_staleness'"),
         (
             ["math", "temperature=0.7"],
             "temperature is not a rule: change tasks.math",
         ),
         (["math", "max_staleness"], "'max_staleness': write it as RULE=VALUE, such as max_staleness=2"),
         (["math", "max_tries=4", "max_tries=5"], "max_tries is given twice"),
-        (["math", "weight=much"], "weight = much: a number is needed"),
+        (["math", "weight=much"], "weight = much: must be a number"),
         (["math", "weight=2", "batch_groups=3"], "give one of them"),
         (["maths", "max_tries=4"], "task 'maths': run '.*' has the tasks code, math.1of2, math.2of2"),
-        (["math", "batch_groups=x"], "batch_groups: a whole number is needed"),
+        (["math", "batch_groups=x"], "batch_groups: must be a whole number"),
         (["math", "max_tries=5", "audit_groups=-1"], "audit_groups: Input should be greater than or equal to 0"),
     ],
 )

@@ -284,7 +284,7 @@ def test_xp09_a_task_of_weight_0_takes_no_part_until_it_gets_one(tmp_path: Path)
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("batches.weight = 2.0", "batches.weight = -1.0", "task 'math': weight -1.0 must be a number from 0 on"),
+        ("batches.weight = 2.0", "batches.weight = -1.0", "task 'math': weight -1.0 must be a number, 0 or more"),
         ("batches.weight = 2.0", 'batches.weight = "2"', "tasks.math.batches.weight = '2': must be a number"),
         ("batches.weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] sets the size of batches"),
         ("batches.weight = 2.0", "batches.weight = 0.001", "tasks.math: gets no group of any batch"),

@@ -36,8 +36,8 @@ class TrainerBuffer(Evaluations, Training, Living, Inspection):
 
 
 class ArchiverBuffer(Archiving, Inspection):
-    """Reads groups that leave, and lets them go once they are in the archive."""
+    """Reads groups that leave, and releases them once they are in the archive."""
 
 
 class MonitorBuffer(Inspection, Paging, Reporting):
-    """Reads, and notes which state of the run it has reported to somebody."""
+    """Reads, and records which state of the run it last reported."""

@@ -125,69 +125,73 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ([], 'query []: an object is needed, such as {"status": "completed"}'),
-        ("status", 'query \'status\': an object is needed, such as {"status": "completed"}'),
+        ([], 'query []: must be an object, such as {"status": "completed"}'),
+        ("status", 'query \'status\': must be an object, such as {"status": "completed"}'),
         (
             {"colour": 1},
-            f"unknown field 'colour': there are {FIELD_NAMES}",
+            f"unknown field 'colour': the fields are {FIELD_NAMES}",
         ),
         (
             {7: 1},
-            f"unknown field 7: there are {FIELD_NAMES}",
+            f"unknown field 7: the fields are {FIELD_NAMES}",
         ),
-        ({"$nor": []}, "unknown operator '$nor': between queries there are $and and $or"),
+        ({"$nor": []}, "unknown operator '$nor': queries are combined by $and and $or"),
         (
             {"uid": {"$near": 1}},
-            "unknown operator '$near' of field 'uid': there are $eq, $ne, $gt, $gte, $lt, $lte, $in, $not_in, $between",
+            "unknown operator '$near' of field 'uid': the operators are $eq, $ne, $gt, $gte, $lt, $lte, $in, $not_in, "
+            "$between",
         ),
-        ({"$and": {}}, "$and: a list of queries is needed, not {}"),
-        ({"$or": {"uid": 1}}, "$or: a list of queries is needed, not {'uid': 1}"),
-        ({"$or": [3]}, 'query 3: an object is needed, such as {"status": "completed"}'),
+        ({"$and": {}}, "$and: must be a list of queries, not {}"),
+        ({"$or": {"uid": 1}}, "$or: must be a list of queries, not {'uid': 1}"),
+        ({"$or": [3]}, 'query 3: must be an object, such as {"status": "completed"}'),
         (
             {"$and": [{"$or": [{"x": 1}]}]},
-            f"unknown field 'x': there are {FIELD_NAMES}",
+            f"unknown field 'x': the fields are {FIELD_NAMES}",
         ),
-        ({"uid": {}}, 'uid: operators are needed, such as {"$gte": 1}, or a value'),
-        ({"uid": "3"}, "uid $eq: a number is needed, not '3'"),
-        ({"uid": True}, "uid $eq: a number is needed, not True"),
-        ({"uid": None}, "uid $eq: a number is needed, not None"),
-        ({"uid": [1]}, "uid $eq: a number is needed, not [1]"),
-        ({"uid": {"$eq": {"$gt": 1}}}, "uid $eq: a number is needed, not {'$gt': 1}"),
-        ({"reward": {"$ne": "x"}}, "reward $ne: a number is needed, not 'x'"),
-        ({"reward": math.nan}, "reward $eq: a number is needed, not nan"),
-        ({"step": 10**400}, f"step $eq: a number is needed, not 1{'0' * 59}"),
-        ({"sample": {"reward": {"$gte": -(10**400)}}}, f"reward $gte: a number is needed, not -1{'0' * 58}"),
-        ({"reward": {"$lt": math.inf}}, "reward $lt: a number is needed, not inf"),
-        ({"reward": {"$gt": -math.inf}}, "reward $gt: a number is needed, not -inf"),
-        ({"task": 3}, "task $eq: a text is needed, not 3"),
-        ({"task": None}, "task $eq: a text is needed, not None"),
-        ({"status": "finished"}, f"status $eq: unknown status 'finished': there are {', '.join(Status)}"),
-        ({"status": {"$in": ["failed", "lost"]}}, f"status $in: unknown status 'lost': there are {', '.join(Status)}"),
-        ({"uid": {"$in": 3}}, "uid $in: a list is needed, not 3"),
-        ({"status": {"$in": "failed"}}, "status $in: a list is needed, not 'failed'"),
-        ({"uid": {"$not_in": {"a": 1}}}, "uid $not_in: a list is needed, not {'a': 1}"),
-        ({"uid": {"$in": ["x"]}}, "uid $in: a number is needed, not 'x'"),
-        ({"uid": {"$between": [1]}}, "uid $between: two bounds are needed, [low, high], not [1]"),
-        ({"uid": {"$between": [1, 2, 3]}}, "uid $between: two bounds are needed, [low, high], not [1, 2, 3]"),
-        ({"uid": {"$between": 1}}, "uid $between: two bounds are needed, [low, high], not 1"),
-        ({"task": {"$between": "ab"}}, "task $between: two bounds are needed, [low, high], not 'ab'"),
+        ({"uid": {}}, 'uid: must be a value, or operators such as {"$gte": 1}'),
+        ({"uid": "3"}, "uid $eq: must be a number, not '3'"),
+        ({"uid": True}, "uid $eq: must be a number, not True"),
+        ({"uid": None}, "uid $eq: must be a number, not None"),
+        ({"uid": [1]}, "uid $eq: must be a number, not [1]"),
+        ({"uid": {"$eq": {"$gt": 1}}}, "uid $eq: must be a number, not {'$gt': 1}"),
+        ({"reward": {"$ne": "x"}}, "reward $ne: must be a number, not 'x'"),
+        ({"reward": math.nan}, "reward $eq: must be a number, not nan"),
+        ({"step": 10**400}, f"step $eq: must be a number, not 1{'0' * 59}"),
+        ({"sample": {"reward": {"$gte": -(10**400)}}}, f"reward $gte: must be a number, not -1{'0' * 58}"),
+        ({"reward": {"$lt": math.inf}}, "reward $lt: must be a number, not inf"),
+        ({"reward": {"$gt": -math.inf}}, "reward $gt: must be a number, not -inf"),
+        ({"task": 3}, "task $eq: must be a text, not 3"),
+        ({"task": None}, "task $eq: must be a text, not None"),
+        ({"status": "finished"}, f"status $eq: unknown status 'finished': must be one of {', '.join(Status)}"),
+        (
+            {"status": {"$in": ["failed", "lost"]}},
+            f"status $in: unknown status 'lost': must be one of {', '.join(Status)}",
+        ),
+        ({"uid": {"$in": 3}}, "uid $in: must be a list, not 3"),
+        ({"status": {"$in": "failed"}}, "status $in: must be a list, not 'failed'"),
+        ({"uid": {"$not_in": {"a": 1}}}, "uid $not_in: must be a list, not {'a': 1}"),
+        ({"uid": {"$in": ["x"]}}, "uid $in: must be a number, not 'x'"),
+        ({"uid": {"$between": [1]}}, "uid $between: must be two bounds, [low, high], not [1]"),
+        ({"uid": {"$between": [1, 2, 3]}}, "uid $between: must be two bounds, [low, high], not [1, 2, 3]"),
+        ({"uid": {"$between": 1}}, "uid $between: must be two bounds, [low, high], not 1"),
+        ({"task": {"$between": "ab"}}, "task $between: must be two bounds, [low, high], not 'ab'"),
         ({"uid": {"$between": [2, 1]}}, "uid $between: the lower bound comes first, not [2, 1]"),
-        ({"reward": {"$between": [None, 1]}}, "reward $between: a number is needed, not None"),
-        ({"reward": {"$gt": None}}, "reward $gt: a number is needed, not None"),
-        ({"task": {"$lt": 3}}, "task $lt: a text is needed, not 3"),
+        ({"reward": {"$between": [None, 1]}}, "reward $between: must be a number, not None"),
+        ({"reward": {"$gt": None}}, "reward $gt: must be a number, not None"),
+        ({"task": {"$lt": 3}}, "task $lt: must be a text, not 3"),
         (
             {"finish_reason": "bored"},
-            "finish_reason $eq: unknown finish reason 'bored': there are stop, length, tool_calls, abort, error",
+            "finish_reason $eq: unknown finish reason 'bored': must be one of stop, length, tool_calls, abort, error",
         ),
         (
             {"finish_reason": {"$gt": "stop"}},
-            "unknown operator '$gt' of field 'finish_reason': there are $eq, $ne, $in, $not_in",
+            "unknown operator '$gt' of field 'finish_reason': the operators are $eq, $ne, $in, $not_in",
         ),
-        ({"sample": 0}, 'sample: conditions on one sample are needed, such as {"reward": 0}, not 0'),
-        ({"sample": {}}, 'sample: conditions on one sample are needed, such as {"reward": 0}, not {}'),
+        ({"sample": 0}, 'sample: must be conditions on one sample, such as {"reward": 0}, not 0'),
+        ({"sample": {}}, 'sample: must be conditions on one sample, such as {"reward": 0}, not {}'),
         (
             {"sample": {"step": 3}},
-            "sample: unknown field 'step': there are reward, tokens, finish_reason, error, failure",
+            "sample: unknown field 'step': the fields are reward, tokens, finish_reason, error, failure",
         ),
     ],
 )
@@ -209,7 +213,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 def test_queries_may_be_nested_deeply_but_not_without_end() -> None:
     assert parse_query(nested(MAX_DEPTH)).holds(ONE)
-    with pytest.raises(QueryError, match="queries are nested more than 32 deep: write"):
+    with pytest.raises(QueryError, match="the query is nested more than 32 levels deep: write"):
         parse_query(nested(MAX_DEPTH + 1))
 
 
@@ -220,11 +224,15 @@ def test_errors_are_searched_in_upper_and_lower_case(text: str, holds: bool) -> 
 
 
 def test_only_errors_are_searched() -> None:
-    with pytest.raises(QueryError, match=r"unknown operator '\$contains' of field 'task': there are .*\$between$"):
+    with pytest.raises(
+        QueryError, match=r"unknown operator '\$contains' of field 'task': the operators are .*\$between$"
+    ):
         parse_query({"task": {"$contains": "ma"}})
-    with pytest.raises(QueryError, match=r"error \$contains: a text is needed, not 3"):
+    with pytest.raises(QueryError, match=r"error \$contains: must be a text, not 3"):
         parse_query({"error": {"$contains": 3}})
-    with pytest.raises(QueryError, match=r"unknown operator '\$like' of field 'error': there are .*\$contains$"):
+    with pytest.raises(
+        QueryError, match=r"unknown operator '\$like' of field 'error': the operators are .*\$contains$"
+    ):
         parse_query({"error": {"$like": "x"}})
 
 

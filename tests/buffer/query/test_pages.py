@@ -105,7 +105,7 @@ def test_a_search_through_large_samples_reads_fewer(world: World, monkeypatch: p
 
 @pytest.mark.parametrize("after", ["x", "1", "1.", "-1.0", "1.2.3", "9999999999.0"])
 def test_a_place_that_no_page_returned_is_refused(world: World, after: str) -> None:
-    with pytest.raises(QueryError, match="pass the value that the page before has returned"):
+    with pytest.raises(QueryError, match="pass the value from the previous page"):
         world.buffer.page(Selection(("math",), (Status.FAILED,)), after=after)
 
 

@@ -80,7 +80,10 @@ def test_the_number_of_samples_must_be_the_group_size() -> None:
         ({"logprobs": with_entry(LOGPROBS, 0, np.inf)}, r"logprobs\[0\] is inf"),
         ({"logprobs": with_entry(LOGPROBS, 1, 0.25)}, r"logprobs\[1\] is 0.25"),
         ({"logprobs": LOGPROBS[:3]}, "logprobs has 3 entries for 4 response_ids"),
-        ({"logprobs": LOGPROBS.astype(np.float64)}, r"logprobs is float64 \[4\], a one-dimensional .* float32"),
+        (
+            {"logprobs": LOGPROBS.astype(np.float64)},
+            r"logprobs is float64 \[4\], expected a one-dimensional .* float32",
+        ),
         ({"logprobs": LOGPROBS.tolist()}, "logprobs is list"),
         ({"logprobs": LOGPROBS.reshape(4, 1)}, r"logprobs is float32 \[4, 1\]"),
         ({"response_ids": with_entry(IDS, 3, -1)}, r"response_ids\[3\] is -1; ids go from 0 to 99"),
@@ -101,7 +104,7 @@ def test_the_number_of_samples_must_be_the_group_size() -> None:
         ({"versions": (VersionSpan(0, 0, 4), VersionSpan(0, 1, 0))}, "tokens=0.*tokens from 1"),
         ({"versions": (VersionSpan(0, 1.0, 4),)}, "plain ints are needed"),  # type: ignore[arg-type]
         ({"versions": (VersionSpan(0, None, 4),)}, "plain ints are needed"),  # type: ignore[arg-type]
-        ({"versions": ((0, 4),)}, r"\(0, 4\), a VersionSpan is needed"),
+        ({"versions": ((0, 4),)}, r"\(0, 4\), expected a VersionSpan"),
     ],
 )
 def test_a_bad_segment_is_refused_by_field(changes: dict[str, Any], problem: str) -> None:
@@ -124,17 +127,20 @@ def test_bad_values_are_refused_in_samples_of_every_status(status: SampleStatus)
     ("changes", "problem"),
     [
         ({"reward": None}, "reward is missing in a completed sample"),
-        ({"reward": float("nan")}, "reward is nan, a finite number of 32 bits is needed"),
+        ({"reward": float("nan")}, "reward is nan, expected a finite number of 32 bits"),
         ({"reward": float("-inf")}, "reward is -inf"),
         ({"reward": np.float32("nan")}, r"reward is .*nan"),
-        ({"reward": "1.0"}, "reward is '1.0', a finite number of 32 bits is needed"),
+        ({"reward": "1.0"}, "reward is '1.0', expected a finite number of 32 bits"),
         ({"reward": 10**400}, "reward is 1000"),
-        ({"reward": -1e39}, r"reward is -1e\+39, a finite number of 32 bits is needed"),
+        ({"reward": -1e39}, r"reward is -1e\+39, expected a finite number of 32 bits"),
         ({"reward_parts": {"exact": 1.0, "format": float("nan")}}, r"reward_parts\['format'\] is nan"),
         ({"reward_parts": {"exact": None}}, r"reward_parts\['exact'\] is None"),
         ({"failure": FailureKind.TOOL}, "failure is 'tool', but its status is completed"),
-        ({"status": SampleStatus.FAILED}, "failure is missing in a failed sample: one of prompt, provider, context"),
-        ({"status": SampleStatus.FAILED, "failure": "tool"}, "failure is 'tool', a FailureKind is needed"),
+        (
+            {"status": SampleStatus.FAILED},
+            "failure is missing in a failed sample: must be one of prompt, provider, context",
+        ),
+        ({"status": SampleStatus.FAILED, "failure": "tool"}, "failure is 'tool', expected a FailureKind"),
         ({"segments": ()}, "response_ids is empty in a completed sample"),
         ({"segments": (a_segment(0), a_segment(0))}, "response_ids is empty in a completed sample"),
     ],

@@ -124,7 +124,7 @@ def test_the_first_filter_that_refuses_ends_the_row() -> None:
     ("name", "timeout_s", "words"),
     [
         ("broken", 30, f"filter '{__name__}.broken': LookupError: no such column"),
-        ("undecided", 30, f"filter '{__name__}.undecided': returned None; True (keep) or False is needed"),
+        ("undecided", 30, f"filter '{__name__}.undecided': returned None; expected True (keep) or False"),
         ("unspeakable", 30, f"filter '{__name__}.unspeakable': RuntimeError: SystemExit(7)"),
         ("endless", 0.05, f"filter '{__name__}.endless': took longer than 0.05 s"),
     ],

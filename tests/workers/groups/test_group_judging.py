@@ -194,12 +194,12 @@ def test_an_entry_is_anything_that_a_judge_may_return_or_none_which_fails_its_sa
         ("raises", "RuntimeError: the ranking is out"),
         ("no sandbox", "bad': no machine is free"),
         ("hangs", "took longer than 1 s"),
-        ("short", "returned 3 entries for 4 samples; one for each is needed"),
-        ("nan", "returned nan; a finite number is needed"),
-        ("bool", "returned True; a number, or a mapping of names to numbers, is needed"),
-        ("huge", "reward is 1e+39, a finite number of 32 bits is needed"),
-        ("none", "returned None; a list with an entry for each sample is needed"),
-        ("text", "returned '1234'; a list with an entry for each sample is needed"),
+        ("short", "returned 3 entries for 4 samples; expected one for each"),
+        ("nan", "returned nan; expected a finite number"),
+        ("bool", "returned True; expected a number, or a mapping of names to numbers"),
+        ("huge", "reward is 1e+39, expected a finite number of 32 bits"),
+        ("none", "returned None; expected a list with an entry for each sample"),
+        ("text", "returned '1234'; expected a list with an entry for each sample"),
         ("wrong credit", "returned Credit with 1 tokens for a sample of 3 tokens"),
         ("leaves", "SystemExit"),
         ("credit that leaves", "SystemExit"),
@@ -249,7 +249,7 @@ def test_a_group_judge_sees_the_rewards_of_the_judge_and_comes_before_penalty_an
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"), [("broken", "this one is broken"), ("empty", "TypeError: returned None; a Sample is needed")]
+    ("fault", "said"), [("broken", "this one is broken"), ("empty", "TypeError: returned None; expected a Sample")]
 )
 def test_a_group_with_too_few_samples_fails_with_their_error_and_is_not_judged(
     buffer: Buffer, server_url: str, fault: str, said: str

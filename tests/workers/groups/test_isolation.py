@@ -66,7 +66,7 @@ async def completed(world: WorkerWorld, count: int) -> None:
     [
         (["400"], 'HTTP 400: {"error": "said 400"}'),
         (["garbage", "garbage"], "the answer is not JSON: b'<html>not json'"),
-        (["no ids"], "a server with return_token_ids is needed"),
+        (["no ids"], "use a server with return_token_ids"),
     ],
 )
 def test_sb05_a_sample_that_fails_leaves_its_siblings_what_they_have(

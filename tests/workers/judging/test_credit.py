@@ -59,14 +59,17 @@ def test_the_reward_of_a_sample_is_the_sum_unless_the_judge_names_one() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (Credit(1.0), "returned Credit without tokens and turns; one of the two is needed"),
-        (Credit(tokens=[0.0] * 6, turns=[0.0] * 3), "returned Credit with both tokens and turns; one of the two"),
+        (Credit(1.0), "returned Credit without tokens and turns; expected one of the two"),
+        (
+            Credit(tokens=[0.0] * 6, turns=[0.0] * 3),
+            "returned Credit with both tokens and turns; expected one of the two",
+        ),
         (Credit(tokens=[0.0] * 5), "returned Credit with 5 tokens for a sample of 6 tokens"),
         (Credit(turns=[0.0] * 2), "returned Credit with 2 turns for a sample of 3 turns"),
-        (Credit(turns=[0.0, float("nan"), 0.0]), "returned nan; a finite number is needed"),
-        (Credit(turns=[0.0, "1st", 0.0]), "returned '1st'; a number is needed"),  # type: ignore[list-item]
+        (Credit(turns=[0.0, float("nan"), 0.0]), "returned nan; expected a finite number"),
+        (Credit(turns=[0.0, "1st", 0.0]), "returned '1st'; expected a number"),  # type: ignore[list-item]
         (Credit(turns=[0.0, 1e39, 0.0]), "returned Credit with turns that a float32 cannot hold"),
-        (Credit(float("inf"), turns=[0.0] * 3), "returned inf; a finite number is needed"),
+        (Credit(float("inf"), turns=[0.0] * 3), "returned inf; expected a finite number"),
     ],
 )
 def test_credit_of_another_length_or_that_is_not_finite_is_refused(answer: Credit, message: str) -> None:
@@ -85,8 +88,8 @@ def test_each_segment_gets_the_rewards_of_its_tokens() -> None:
     ("arrays", "message"),
     [
         ([np.zeros(4, np.float32), None], "missing in a segment; all or none have it"),
-        ([np.zeros(4, np.float32), np.zeros(3, np.float32)], r"is float32 \[3\]; float32 \[2\] is needed"),
-        ([np.zeros(4, np.float32), np.zeros(2)], r"is float64 \[2\]; float32 \[2\] is needed"),
+        ([np.zeros(4, np.float32), np.zeros(3, np.float32)], r"is float32 \[3\]; expected float32 \[2\]"),
+        ([np.zeros(4, np.float32), np.zeros(2)], r"is float64 \[2\]; expected float32 \[2\]"),
         ([np.zeros(4, np.float32), np.array([0, np.inf], np.float32)], "has numbers that are not finite"),
     ],
 )

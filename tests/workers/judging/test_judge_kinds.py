@@ -132,7 +132,7 @@ async def server(answers: list[web.Response], asked: list[Any]) -> AsyncIterator
         ([web.Response(status=400, text="no rubric for level 3")], "no rubric for level 3"),
         ([web.Response(status=500, text="sorry")], "failed 4 times, last with HTTP 500: sorry"),
         ([web.Response(text="<html>")], "the answer is not JSON: b'<html>'"),
-        ([web.json_response([1])], "an object with a 'reward' is needed"),
+        ([web.json_response([1])], "expected an object with a 'reward'"),
         ([web.json_response({"reward": None})], "a number, or a mapping"),
     ],
 )

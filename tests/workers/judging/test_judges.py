@@ -163,7 +163,7 @@ def test_a_sum_of_judges_knows_whether_its_part_raised() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nan_judge", "returned nan; a finite number is needed"),
+        ("nan_judge", "returned nan; expected a finite number"),
         ("nan_part_judge", "whose entry 'style' is not a finite number"),
         ("silent_judge", "returned None"),
         ("raising_judge", "KeyError: 'no such rubric'"),

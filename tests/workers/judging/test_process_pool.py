@@ -138,7 +138,7 @@ def test_whatever_a_judge_does_its_process_goes_on_with_the_next_sample() -> Non
         "surrogate": "ValueError: ?",
         "deep": "RecursionError: maximum recursion depth exceeded",
         "function": "ValueError: returned <function",
-        "nan": "ValueError: returned nan; a finite number is needed",
+        "nan": "ValueError: returned nan; expected a finite number",
     }
 
     async def scene(processes: JudgePool) -> None:

@@ -24,8 +24,8 @@ class Plan(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The request of a claim: a whole batch, or with `so_far` the part that is ready; the groups that the caller already
-    has; and the seed of draws."""
+    """The request of a claim: a whole batch, or with `so_far` the part that is ready; the groups that the caller has;
+    and the seed of draws."""
 
     so_far: bool = False
     known: Claimed | None = None

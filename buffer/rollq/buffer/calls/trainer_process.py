@@ -50,7 +50,7 @@ class Holder:
 
 
 def this_process(launch_id: str) -> bytes:
-    """Describe this process, as JSON, for any process that finds its lease. A description is valid only for `launch_id`."""
+    """Describe this process, as JSON, for any process that finds its lease. Valid only for `launch_id`."""
     pid = os.getpid()
     started = _state_and_start(pid)
     return orjson.dumps(

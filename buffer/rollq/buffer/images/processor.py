@@ -140,7 +140,7 @@ class ImageProcessor:
         return PlacedImages(images, tokens_of_each, self._placeholder, self._placeholder_id, self.reserved, self.name)
 
     def inputs(self, input_ids: Any, rows: Sequence[Images]) -> dict[str, Any]:
-        """The model's inputs in addition to ids int64 [B, T]. `rows` are the images of the rows that have any, in order.
+        """The model's inputs other than ids int64 [B, T]. `rows` are the images of the rows that have any, in order.
 
         Raises `ImageError` as `place` does.
         """

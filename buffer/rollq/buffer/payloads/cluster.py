@@ -37,7 +37,7 @@ class ClusterPayloads:
             self._run.send_all(commands)
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
-        """Read payloads; those that seem to be gone a second time."""
+        """Read payloads; retry once those that seem to be gone."""
         gone: set[int] = set()
 
         def decode_found(index: int, reply: Any) -> Any:
@@ -54,7 +54,7 @@ class ClusterPayloads:
         return found
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 for a payload that two requests in turn have not found."""
+        """The size of each; 0 for a payload that two requests did not find."""
         found = self._run.send_all([("STRLEN", self._key(name)) for name in names])
         for index, reply in self._ask_again("STRLEN", names, [i for i, size in enumerate(found) if not size]):
             found[index] = reply
@@ -75,7 +75,7 @@ class ClusterPayloads:
         pattern = f"rollq:{{{self._run.run}:*}}:payload:*"
         for client in self._run.servers.primaries():
             cursor = -1
-            with suppress(RedisError):  # an unavailable primary is scanned the next time
+            with suppress(RedisError):  # an unavailable primary is scanned next time
                 while cursor != 0:
                     page: Any = client.scan(max(cursor, 0), match=pattern, count=KEYS_PER_PAGE)
                     cursor, keys = page

@@ -1,6 +1,6 @@
 """Objects in a folder, as plain files, and in a bucket: what `ObjectPayloads` keeps payloads in.
 
-Both raise `FileNotFoundError` for an object that is not there, and the errors that `explain` knows.
+Both raise `FileNotFoundError` for a missing object, and the errors that `explain` knows.
 """
 
 import os
@@ -22,15 +22,15 @@ from rollq.buffer.wire.joined_frame import Pieces
 
 FILES_PER_PAGE = 1000
 UNFINISHED = "."
-"""The names of files that are being written begin with it."""
+"""Prefix of files that are being written."""
 ABANDONED_S = 3600.0
-"""A file that was not written to for this time is not being written any more."""
+"""A file without writes for this time counts as abandoned."""
 NO_RIGHT = Trouble(ServerRefused, "give this role the right to read, write, list and delete there", passes=False)
-AWAY = Trouble(ServerUnavailable, "see that it answers, and has room", answered=False)
+AWAY = Trouble(ServerUnavailable, "check that it answers and has room", answered=False)
 
 
 class NotMounted(OSError):
-    """The folder is there, and what the run has in it is not."""
+    """The folder exists, but the run's files in it do not."""
 
 
 class Objects(Protocol):
@@ -54,16 +54,16 @@ class Objects(Protocol):
         """Remove a value."""
 
     def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
-        """The names that begin with `folder/`, in pages, without that; with `tidy`, what was abandoned is removed."""
+        """The names in `folder/`, in pages, without that prefix; with `tidy`, abandoned files are removed."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove all values whose names begin with `folder/`."""
 
     def check_mounted(self, marker: str) -> None:
-        """Raise a failure if the store is unavailable but looks empty; `marker` names a value that is always there."""
+        """Raise a failure if the store is unavailable but looks empty; `marker` names a value that always exists."""
 
     def explain(self, error: Exception) -> Trouble | None:
-        """The meaning of a failure; None for an object that is not there."""
+        """The meaning of a failure; None for a missing object."""
 
 
 class Folder:
@@ -72,7 +72,7 @@ class Folder:
     failure: type[Exception] = OSError
 
     def __init__(self, path: str, setting: str = "payloads.url", *, durable: bool = False) -> None:
-        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of a folder.
+        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of an existing folder.
 
         `durable`: a file is on disk when `put` returns.
         """
@@ -96,7 +96,7 @@ class Folder:
             unfinished.replace(path)
             if self._durable:
                 fsync_folder(path.parent)
-        except OSError:  # the next try has another name, and a full disk no room for both
+        except OSError:  # the next try uses a new name, and a full disk has no room for both
             with suppress(OSError):
                 unfinished.unlink()
             raise
@@ -118,7 +118,7 @@ class Folder:
         self._at(name).unlink()
 
     def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
-        """The names of all files; with `tidy`, removes those that a process that died has not finished."""
+        """The names of all files; with `tidy`, removes unfinished files of dead processes."""
         root = self._at(folder) if folder else self._path
         files = (Path(at, name) for at, _, names in os.walk(root) for name in names)
         while page := list(islice(files, FILES_PER_PAGE)):
@@ -128,7 +128,7 @@ class Folder:
             yield [str(path.relative_to(root)) for path in page if not path.name.startswith(UNFINISHED)]
 
     def remove_folder(self, folder: str) -> None:
-        """Remove the folder, and the one that it is in if nothing else is there."""
+        """Remove the folder, and its parent if that is then empty."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self._at(folder))
         with suppress(OSError):
@@ -137,7 +137,7 @@ class Folder:
     def check_mounted(self, marker: str) -> None:
         """Raise `NotMounted` without the marker: the file system is not mounted where the folder is."""
         if not self._at(marker).exists():
-            raise NotMounted("it has nothing of this run any more, as where no file system is mounted")
+            raise NotMounted("it has lost everything of this run; perhaps its file system is not mounted")
 
     def _at(self, name: str) -> Path:
         """The path of a name, which may come from Redis. Raises `ServerRefused` for one that leads elsewhere."""
@@ -156,7 +156,7 @@ class Bucket:
     """`Objects` in a bucket of an S3-compatible store. Needs `rollq[s3]`."""
 
     def __init__(self, url: str, what: str = "payloads") -> None:
-        """Raises `ConfigError`, naming `what` it holds, for another URL, a wrong endpoint, and without obstore."""
+        """Raises `ConfigError`, naming `what` it holds, for any other URL, a wrong endpoint, or without obstore."""
         self._store = open_bucket(url, {"timeout": "12h", "read_timeout": "20s"}, what=what, retries=0)
         from obstore.exceptions import BaseError
 
@@ -208,7 +208,7 @@ class Bucket:
         """Do nothing: a bucket that does not answer raises an error."""
 
     def explain(self, error: Exception) -> Trouble | None:
-        """The meaning of an error of obstore. An object that is not there raises a different error."""
+        """The meaning of an obstore error. A missing object raises a different error."""
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
         return NO_RIGHT if isinstance(error, PermissionDeniedError | UnauthenticatedError) else AWAY

@@ -1,11 +1,11 @@
 """External payloads: large frames that are neither in their task's slot nor pass through its functions.
 
-Nothing holds such a payload and the group that names it together, so every moment in between is safe instead:
+No transaction covers both such a payload and the group that names it, so every intermediate state is safe:
 
 - A worker writes the payload under a new name, which has the nonce of its lease, and then puts the group, which names
-  the payload. The lease is the note that such a payload may exist.
+  the payload. The lease records that such a payload may exist.
 - The function that drops a payload from a group adds its name to the task's garbage. Any role removes the payload, and
-  then its name from the garbage. Both may be repeated, because names are never used again.
+  then its name from the garbage. Both are safe to repeat, because names are never reused.
 - A worker that dies, or whose lease runs out, leaves payloads that no group has ever named. An audit finds them: see
   `rollq.buffer.calls.payload_removal`.
 """
@@ -35,12 +35,12 @@ class PayloadName(NamedTuple):
 
     @classmethod
     def new(cls, task: str, place: str, group_id: int, nonce: str) -> Self:
-        """A name that nothing has had before."""
+        """A name that was never used."""
         return cls(task, place, group_id, f"{nonce}-{secrets.token_hex(4)}")
 
     @classmethod
     def parse(cls, task: str, text: str) -> Self | None:
-        """The name that `encoded` has made, as the functions know it; None for one in the task's slot, or for none."""
+        """Parse a name made by `encoded`; None for a payload in the task's slot, or without one."""
         matched = NAME.fullmatch(text)
         return matched and cls(task, matched[1], int(matched[2]), matched[3])
 
@@ -56,8 +56,8 @@ Write = Callable[[PayloadName, bytes | Pieces], None]
 class PayloadStore(Protocol):
     """Where payloads are. Thread-safe.
 
-    Every method waits for a store that is unavailable, and raises `ServerUnavailable` or `ServerRefused` when waiting
-    does not help. Each may be repeated.
+    Every method waits for an unavailable store, and raises `ServerUnavailable` or `ServerRefused` when waiting does not
+    help. All are safe to repeat.
     """
 
     def writing(self) -> AbstractContextManager[Write]:
@@ -67,10 +67,10 @@ class PayloadStore(Protocol):
         """Return `decode(i, payload)` of each, with None in place of one that is gone; called as they arrive."""
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 where it is gone."""
+        """The size of each; 0 if it is gone."""
 
     def remove(self, names: Sequence[PayloadName]) -> None:
-        """Remove payloads; those that are gone do not matter."""
+        """Remove payloads; missing ones are ignored."""
 
     def pages(self) -> Iterator[list[PayloadName]]:
         """All payloads of the run, a page at a time. Payloads that come or go during the listing may be missed."""

@@ -1,8 +1,7 @@
 """Payloads in a folder that all roles share, or in an S3-compatible object store.
 
-An object is named `<run>/<incarnation>/<task>/<group>.<leaf>`. Beside the objects is a marker, by which a role sees
-that the folder or the bucket is the one in which the run was created. A folder without the marker has lost nothing: its
-file system is not mounted.
+An object is named `<run>/<incarnation>/<task>/<group>.<leaf>`. A marker beside the objects shows a role that the run
+was created with this folder or bucket. A folder without the marker has lost nothing: its file system is not mounted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,9 @@ from rollq.buffer.wire.joined_frame import Pieces
 
 PLACE = "store"
 AT_ONCE = 8
-"""Payloads that are written or read at the same time."""
+"""Payloads that are written or read concurrently."""
 MARKER = "this+run"
-"""A name that a task cannot have."""
+"""A name that no task can have."""
 PROBE = b"rollq doctor"
 
 
@@ -30,7 +29,7 @@ class ObjectPayloads:
     """
 
     def __init__(self, url: str, folder: Callable[[], str], patience: Callable[[], Patience]) -> None:
-        """Raises `ConfigError` for a URL that names neither a folder that exists nor a bucket."""
+        """Raises `ConfigError` unless the URL names an existing folder or a bucket."""
         self._name = f"payloads.url = {url!r}"
         self._folder = folder
         self._patience = patience
@@ -55,7 +54,7 @@ class ObjectPayloads:
         return [decode(index, future.result()) for index, future in enumerate(futures)]
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 where it is gone."""
+        """The size of each; 0 if it is gone."""
         size_bytes = self._objects.size_bytes
         return list(self._threads.map(lambda name: self._find(size_bytes, self._path(name)) or 0, names))
 
@@ -74,19 +73,19 @@ class ObjectPayloads:
         self._put(f"{folder}/{MARKER}", b"")
 
     def unmark(self, folder: str) -> None:
-        """Take the mark back, of a run that was not created."""
+        """Remove the mark of a run that was not created."""
         self._remove(f"{folder}/{MARKER}")
 
     def check_marker(self) -> None:
         """Raise `ConfigError` unless the run was created with this folder or bucket."""
         if self._size_bytes(self._marker) is None:
             raise ConfigError(
-                f"{self._name} has nothing of this run: it was created with another folder or bucket. Give every role "
-                "the same; a folder must be shared by all machines, as one on NFS is"
+                f"{self._name} has nothing of this run, which was created with another folder or bucket. Give every "
+                "role the same one; all machines must share a folder, for example over NFS"
             )
 
     def remove_run(self, folder: str) -> None:
-        """Remove all that a run has here."""
+        """Remove everything that a run has here."""
         self._wait_out(lambda: self._objects.remove_folder(folder))
 
     def probe(self, path: str, folder: str) -> None:
@@ -95,13 +94,13 @@ class ObjectPayloads:
         self._put(path, PROBE)
         try:
             if bytes(self._get(path) or b"") != PROBE:
-                raise ServerRefused(f"{self._name}: an object that was written a moment ago cannot be read")
+                raise ServerRefused(f"{self._name}: an object that was just written cannot be read")
             self._wait_out(lambda: next(self._objects.pages(folder), None))
         finally:
             self._remove(path)
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _path(self, name: PayloadName) -> str:
@@ -112,7 +111,7 @@ class ObjectPayloads:
         return f"{self._folder()}/{MARKER}"
 
     def _write(self, path: str, payload: bytes | Pieces) -> None:
-        """Store a payload in the run's folder. A folder accepts files even if its file system is not mounted."""
+        """Store a payload in the run's folder. A folder accepts files even while its file system is not mounted."""
 
         def do() -> None:
             self._check_mounted()
@@ -170,7 +169,8 @@ class ObjectPayloads:
             self._wait_out(lambda: self._objects.remove(path))
 
     def _wait_out(self, do: Callable[[], T]) -> T:
-        """`do()`, repeated while the store is unavailable. Raises `FileNotFoundError` if the object does not exist."""
+        """Call `do`, and retry while the store is unavailable. Raises `FileNotFoundError` if the object does not
+        exist."""
         objects = self._objects
         return wait_out(do, self._patience(), name=self._name, fails=objects.failure, explain=objects.explain)
 

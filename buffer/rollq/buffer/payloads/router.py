@@ -1,4 +1,4 @@
-"""The stores that a run has for external payloads: which one takes a payload, and which one has it."""
+"""Routes external payloads: which of the run's stores takes a payload, and which one has it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +16,7 @@ class Payloads:
     """The external payloads of one run. Thread-safe."""
 
     def __init__(self, run: RunStore, settings: PayloadSettings, patience: Callable[[], Patience]) -> None:
-        """Raises `ConfigError` for a URL that names neither a folder that exists nor a bucket."""
+        """Raises `ConfigError` unless the URL names an existing folder or a bucket."""
         self._run = run
         self._min_bytes = settings.min_bytes
         self.max_buffer_bytes = settings.max_buffer_bytes
@@ -33,7 +33,7 @@ class Payloads:
         return bool(self._stores)
 
     def close(self) -> None:
-        """End what runs in the background."""
+        """Stop all background work."""
         if self.outside:
             self.outside.close()
 
@@ -75,14 +75,14 @@ class Payloads:
         return [payloads[name] for name in names]
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 where it is gone."""
+        """The size of each; 0 if it is gone."""
         sizes: dict[PayloadName, int] = {}
         for store, in_place in self._by_store(names):
             sizes |= zip(in_place, store.sizes_bytes(in_place), strict=True)
         return [sizes[name] for name in names]
 
     def remove(self, names: Sequence[PayloadName]) -> None:
-        """Remove payloads; those that are gone do not matter."""
+        """Remove payloads; missing ones are ignored."""
         for store, in_place in self._by_store(names):
             store.remove(in_place)
 

@@ -22,7 +22,7 @@ from rollq.buffer.values.rollouts import SampleStatus, Status
 from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 IDS_PER_TRIP = 500
-"""Groups whose numbers are read in one trip. With a limit, at most this many are read in vain."""
+"""Groups whose numbers are read in one trip. With a limit, at most this many are read needlessly."""
 
 _NUMBERS = (
     "status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error", "step", "counted_in",
@@ -48,8 +48,8 @@ class Querying(Looking):
         sort: Sort | None = None,
         on_searched: Callable[[int], object] | None = None,
     ) -> list[GroupRecord]:
-        """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival;
-        or in the order of `sort`, where those samples count that a condition on single ones accepts.
+        """The groups that match `query` (see `rollq.buffer.query.language`), by task, then in order of arrival; or in
+        the order of `sort`, which counts only samples that match a condition on single samples.
 
         `limit`: the most groups to return. See `matching`.
 
@@ -58,16 +58,15 @@ class Querying(Looking):
         return first_records(self.matching(query, on_searched), parse_query(query), sort, limit)
 
     def matching(self, query: Any, on_searched: Callable[[int], object] | None = None) -> Iterator[GroupRecord]:
-        """The groups for which `query` holds, by task, then in order of arrival.
+        """The groups that match `query`, by task, then in order of arrival.
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
         instant, and then a few numbers of each group: a group that moves in between is reported with its new status,
         and a group that leaves is left out. Raises `QueryError`, including for a task that the run does not have, and
         `StoreLost`.
 
-        A search in prompts or texts reads the samples of every group for which the rest of the query may hold;
-        `on_searched` is called with the number of groups that were read. Groups whose samples cannot be read are
-        logged.
+        A search in prompts or texts reads the samples of every group that may match the rest of the query;
+        `on_searched` is called with the number of groups read. Groups with unreadable samples are logged.
         """
         condition, tasks = parse_query(query), self.tasks()
         _check_task(query.get("task"), tasks)
@@ -85,7 +84,7 @@ class Querying(Looking):
     def _search(
         self, condition: Condition, candidates: Iterator[GroupRecord], on_searched: Callable[[int], object]
     ) -> Iterator[GroupRecord]:
-        """Those candidates for which the condition holds with their texts."""
+        """The candidates that match the condition, including their texts."""
         while some := list(islice(candidates, GROUPS_PER_TRIP)):
             by_task: dict[str, list[int]] = {}
             for record in some:
@@ -106,7 +105,7 @@ class Querying(Looking):
                     yield record
 
     def records(self, task: str, ids: Sequence[int]) -> list[GroupRecord]:
-        """The numbers of these groups; those that are not there are left out."""
+        """The numbers of these groups, without missing groups."""
         return self._records(task, ids, self.clock(task))
 
     def _records_within(self, reach: Reach, task: str) -> Iterator[GroupRecord]:
@@ -175,7 +174,7 @@ def _staleness(clock: Clock, fields: Mapping[str, str]) -> int:
     status, counted_in = fields["status"], fields["counted_in"]
     if status == Status.EXPIRED and fields["staleness"]:
         return int(fields["staleness"])
-    # versions may still speak of samples that were reset; of a group that had none yet they are empty
+    # versions may include samples that were reset; they are empty for a group that never had any
     versions = (fields["token_versions"] or fields["versions"]).split(",")
     held = [version for letter, version in zip(fields["letters"], versions, strict=False) if letter != "p"]
     # a batch stays as old as it was when it was claimed

@@ -29,7 +29,7 @@ class Field:
     value: Any
 
     def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
-        """Whether the field of the group is as wanted. Without `texts`, what is wanted of these counts as found."""
+        """Whether the field of the group matches. Without `texts`, conditions on texts count as matched."""
         if self.field not in IN_TEXTS:
             return self.matches(getattr(record, self.field))
         return texts is None or self.matches(getattr(texts, self.field))
@@ -39,7 +39,7 @@ class Field:
         return self.field in IN_TEXTS
 
     def matches(self, found: Any) -> bool:
-        """Whether the operator accepts this value of the field; of a field with several values, one of them."""
+        """Whether the operator accepts this value of the field, or one of its values if it has several."""
         equals = _equals(self.field, found)
         match self.operator:
             case "$eq":
@@ -60,7 +60,7 @@ class Field:
 
 
 def _equals(field: str, found: Any) -> frozenset[Any]:
-    """The values that a field is equal to. A shard is equal to its task, too."""
+    """The values that a field equals. A shard also equals its task."""
     if isinstance(found, frozenset):
         return found
     return frozenset((found, task_of(found))) if field == "task" else frozenset((found,))
@@ -80,13 +80,13 @@ class OneSample:
         return False
 
     def accepts(self, sample: SampleOutcome) -> bool:
-        """Whether a sample is as wanted."""
+        """Whether a sample matches."""
         return all(part.matches(getattr(sample, part.field)) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every part holds; of no parts, too."""
+    """Every part holds; true without parts."""
 
     parts: tuple["Condition", ...]
 
@@ -100,7 +100,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one part holds; of no parts, never."""
+    """At least one part holds; false without parts."""
 
     parts: tuple["Condition", ...]
 
@@ -116,7 +116,7 @@ Condition = Field | OneSample | AllOf | AnyOf
 
 
 def wanted_samples(condition: Condition, samples: Sequence[SampleOutcome]) -> list[SampleOutcome] | None:
-    """The samples that a condition on single samples accepts; None where there is no such condition."""
+    """The samples that match a condition on single samples; None without such a condition."""
     wanted = _of_samples(condition)
     return [sample for sample in samples if any(one.accepts(sample) for one in wanted)] if wanted else None
 

@@ -21,7 +21,7 @@ from rollq.buffer.values.rollouts import FinishReason, Status
 MAX_DEPTH = 32
 """How deep queries may be nested."""
 MOST_NUMBER = 1e300
-"""Numbers beyond it, and NaN, are none to compare with."""
+"""Larger numbers, and NaN, cannot be compared with."""
 
 FIELDS: Final[Mapping[str, type]] = {
     "uid": int,
@@ -67,33 +67,33 @@ def parse_query(query: Any) -> Condition:
 
 def _parse(query: Any, depth: int) -> AllOf:
     if not isinstance(query, Mapping):
-        raise QueryError(f'query {query!r}: an object is needed, such as {{"status": "completed"}}')
+        raise QueryError(f'query {query!r}: must be an object, such as {{"status": "completed"}}')
     if depth > MAX_DEPTH:
-        raise QueryError(f"queries are nested more than {MAX_DEPTH} deep: write a flatter one")
+        raise QueryError(f"the query is nested more than {MAX_DEPTH} levels deep: write a flatter one")
     return AllOf(tuple(part for key, value in query.items() for part in _parts(key, value, depth)))
 
 
 def _parts(key: Any, value: Any, depth: int) -> Sequence[Condition]:
     if key in ("$and", "$or"):
         if not isinstance(value, list):
-            raise QueryError(f"{key}: a list of queries is needed, not {value!r}")
+            raise QueryError(f"{key}: must be a list of queries, not {value!r}")
         parts = tuple(_parse(part, depth + 1) for part in value)
         return [AllOf(parts) if key == "$and" else AnyOf(parts)]
     if key == SAMPLE:
         return [parse_sample(value)]
     if key not in FIELDS:
         if str(key).startswith("$"):
-            raise QueryError(f"unknown operator {key!r}: between queries there are $and and $or")
-        raise QueryError(f"unknown field {key!r}: there are {', '.join((*FIELDS, SAMPLE))}")
+            raise QueryError(f"unknown operator {key!r}: queries are combined by $and and $or")
+        raise QueryError(f"unknown field {key!r}: the fields are {', '.join((*FIELDS, SAMPLE))}")
     return _fields(key, value)
 
 
 def parse_sample(value: Any) -> OneSample:
     """Parse the conditions on one sample. Raises `QueryError`."""
     if not isinstance(value, Mapping) or not value:
-        raise QueryError(f'{SAMPLE}: conditions on one sample are needed, such as {{"reward": 0}}, not {value!r}')
+        raise QueryError(f'{SAMPLE}: must be conditions on one sample, such as {{"reward": 0}}, not {value!r}')
     if unknown := [key for key in value if key not in SAMPLE_FIELDS]:
-        raise QueryError(f"{SAMPLE}: unknown field {unknown[0]!r}: there are {', '.join(SAMPLE_FIELDS)}")
+        raise QueryError(f"{SAMPLE}: unknown field {unknown[0]!r}: the fields are {', '.join(SAMPLE_FIELDS)}")
     return OneSample(tuple(part for key, given in value.items() for part in _fields(key, given)))
 
 
@@ -101,7 +101,7 @@ def _fields(key: str, value: Any) -> list[Field]:
     if not isinstance(value, Mapping):
         return [_field(key, "$eq", value)]
     if not value:
-        raise QueryError(f'{key}: operators are needed, such as {{"$gte": 1}}, or a value')
+        raise QueryError(f'{key}: must be a value, or operators such as {{"$gte": 1}}')
     return [_field(key, name, operand) for name, operand in value.items()]
 
 
@@ -114,7 +114,7 @@ def _field(field: str, name: str, operand: Any) -> Field:
     match name:
         case "$in" | "$not_in":
             if not isinstance(operand, list):
-                raise QueryError(f"{where}: a list is needed, not {operand!r}")
+                raise QueryError(f"{where}: must be a list, not {operand!r}")
             return Field(field, name, tuple(_value(field, where, item) for item in operand))
         case "$between":
             return Field(field, name, _bounds(field, where, operand))
@@ -128,12 +128,12 @@ def _field(field: str, name: str, operand: Any) -> Field:
 
 
 def _unknown(field: str, name: str, known: Sequence[str]) -> QueryError:
-    return QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(known)}")
+    return QueryError(f"unknown operator {name!r} of field {field!r}: the operators are {', '.join(known)}")
 
 
 def _bounds(field: str, where: str, operand: Any) -> tuple[Any, Any]:
     if not isinstance(operand, list) or len(operand) != 2:
-        raise QueryError(f"{where}: two bounds are needed, [low, high], not {operand!r}")
+        raise QueryError(f"{where}: must be two bounds, [low, high], not {operand!r}")
     low, high = (_ordered_value(field, where, bound) for bound in operand)
     if low > high:
         raise QueryError(f"{where}: the lower bound comes first, not {operand!r}")
@@ -150,12 +150,12 @@ def _ordered_value(field: str, where: str, operand: Any) -> Any:
     """A value that can be above or below others; the reward of a group that was not judged cannot."""
     if FIELDS[field] is not str:
         if type(operand) not in (int, float) or not abs(operand) <= MOST_NUMBER:
-            raise QueryError(f"{where}: a number is needed, not {operand!r:.60}")
+            raise QueryError(f"{where}: must be a number, not {operand!r:.60}")
         return operand
     if not isinstance(operand, str):
-        raise QueryError(f"{where}: a text is needed, not {operand!r}")
+        raise QueryError(f"{where}: must be a text, not {operand!r}")
     if operand not in _CHOICES.get(field, (operand,)):
         raise QueryError(
-            f"{where}: unknown {field.replace('_', ' ')} {operand!r}: there are {', '.join(_CHOICES[field])}"
+            f"{where}: unknown {field.replace('_', ' ')} {operand!r}: must be one of {', '.join(_CHOICES[field])}"
         )
     return operand

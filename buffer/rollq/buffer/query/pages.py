@@ -1,4 +1,4 @@
-"""Groups by the page: some of each sorted set at a time, so that the work does not grow with the buffer."""
+"""Pages of groups: a few of each sorted set at a time, so that the work does not grow with the buffer."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -25,7 +25,7 @@ from rollq.buffer.wire.prompts import decode_prompt
 MOST_READ = 128
 """Groups that a search reads for one page at most."""
 MOST_READ_BYTES = 32 << 20
-"""A search begins no further trip once it has read this much of samples for one page."""
+"""A search stops once it has read this much of samples for one page."""
 
 
 class Paging(Querying):
@@ -34,9 +34,9 @@ class Paging(Querying):
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
         """Up to `limit` groups of a selection; unless it is sorted, those with the highest score of each set first.
 
-        `after`: of the page before; "" for the first one. A search reads at most `MOST_READ` groups, fewer if they are
-        large, so a page may be empty and yet have a next one. Groups that move between pages may be missing or come
-        twice. Raises `QueryError`, `StoreLost`.
+        `after`: from the previous page; "" for the first one. A search reads at most `MOST_READ` groups, fewer if they
+        are large, so an empty page may still have a next one. Groups that move between pages may be missing or
+        repeated. Raises `QueryError`, `StoreLost`.
         """
         limit = max(1, min(limit, MOST_ROWS))
         if selection.is_ranked:
@@ -91,7 +91,7 @@ class Paging(Querying):
             yield from read(task, [one.group_id for one in of_task])
 
     def glance(self, task: str, group_ids: Sequence[int]) -> list[FoundGroup]:
-        """The groups that are in the buffer, without their samples; others are left out. Raises `StoreLost`."""
+        """The groups in the buffer, without their samples; missing ones are left out. Raises `StoreLost`."""
         keys, now_ms = task_keys(self.run, task), self.server_ms()
         calls = [("inspect", keys.clock, self.incarnation, group_id) for group_id in group_ids]
         hashes = [

@@ -1,6 +1,6 @@
-"""Which groups a query has to read: the tasks, statuses and ranges of scores that a condition leaves. Pure.
+"""Plans a query: the tasks, statuses and ranges of scores that may match a condition. Pure.
 
-A plan covers every group for which the condition holds, and may cover more: the reader checks the condition too.
+A plan covers every group that matches the condition, and may cover more: the reader checks the condition again.
 
 status                                 what its sorted set is scored by
 completed, aborted                     version that it counts as, then arrival; in an order that is not by version,

@@ -13,7 +13,7 @@ from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.wire.sample_outcomes import SampleOutcome, longest, rewards_of
 
 MOST_SORTED = 10_000
-"""Groups that are looked at to sort them; of more, the first ones are."""
+"""Most groups that are sorted: the first ones, if there are more."""
 LIST_SORTS = ("reward", "tokens", "step", "at", "tries")
 QUERY_SORTS = ("reward", "min_reward", "max_reward", "tokens", "tries", "staleness", "arrival")
 _ATTRIBUTES = {"at": "at_ms", "step": "listed_step"}
@@ -36,7 +36,9 @@ class Sort:
         """The order `[-]field`, descending with the sign. Raises `QueryError` for a field that is not `known`."""
         field = text.removeprefix("-")
         if field not in known:
-            raise QueryError(f"sort by {field!r}: there are {', '.join(known)}; with - before it, the highest first")
+            raise QueryError(
+                f"sort by {field!r}: must be one of {', '.join(known)}, with - before it for the highest first"
+            )
         return cls(field, text.startswith("-"))
 
     def place(self, group: Any, wanted: Sequence[SampleOutcome] | None) -> float:

@@ -11,14 +11,13 @@ class GroupRecord:
     """One group, as queries see it.
 
     `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
-    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. For an
-    expired group, its staleness when it expired.
-    `reward`: mean over its samples when it was last put, None if no finished sample is left. `tries`: its attempts,
-    counted from 0 again after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
-    earlier try; else "". `step`: the train step that has claimed it, or, while it is pending or running, the step that
-    it was admitted for; None in every other status. `listed_step`: likewise, but in no status None. `at_ms`: when it
-    was put last, or else admitted, in ms since 1970. `row`: of its prompt in the prompts of its task. `samples`: the
-    outcomes of those that have started.
+    `staleness`: of its oldest remaining token, at the next train step; 0 without tokens. For an expired group, its
+    staleness when it expired. `reward`: mean over its samples at the last put, None if no finished sample is left.
+    `tries`: its attempts, counted from 0 again after an interruption or expiry. `error`: why it failed or was filtered,
+    or the error of an earlier try; else "". `step`: the train step that claimed it, or, while it is pending or running,
+    the step that it was admitted for; None in every other status. `listed_step`: likewise, but in no status None.
+    `at_ms`: when it was put last, or else admitted, in ms since 1970. `row`: of its prompt in the prompts of its task.
+    `samples`: the outcomes of those that have started.
     """
 
     uid: int

@@ -1,4 +1,4 @@
-"""Which groups a list shows, in which order, and the page of a list whose order is known."""
+"""Selects and orders the groups of a list, and builds a page of it."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +46,7 @@ class Selection:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the numbers of all groups are looked at before any is listed."""
+        """Whether the numbers of all groups must be read before any is listed."""
         return self.sort is not None or self.sample is not None or self.row is not None
 
     def place(self, group: Any, outcomes: Sequence[SampleOutcome]) -> float | None:
@@ -100,7 +100,7 @@ class Candidates(NamedTuple):
 def parse_after(after: str) -> tuple[int, int]:
     """Where a page begins: which set of a selection, and how many of it came before. Raises `QueryError`."""
     if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
-        raise QueryError(f"after {after!r}: pass the value that the page before has returned")
+        raise QueryError(f"after {after!r}: pass the value from the previous page")
     place, _, rank = after.partition(".")
     return int(place or 0), int(rank or 0)
 

@@ -17,7 +17,7 @@ from rollq.buffer.values.rollouts import BoolArray, Float32Array
 Float64Array = npt.NDArray[np.float64]
 
 SAME_REWARD = 1e-6
-"""Rewards that differ by no more than this are the same."""
+"""Rewards that differ by at most this much count as equal."""
 
 
 class AdvantageSettings(Settings):
@@ -35,16 +35,16 @@ class AdvantageSettings(Settings):
 
     baseline: Literal["group", "leave_one_out", "batch"] = Field(
         default="group",
-        description="mean reward that is subtracted: the group's, the other samples', or the task's in the batch",
+        description="mean reward to subtract: the group's, the other samples', or the task's in the batch",
     )
     scale: Literal["none", "group", "batch"] = Field(
         default="group",
-        description="standard deviation that is divided by: none, the group's, or the task's in the batch",
+        description="standard deviation to divide by: none, the group's, or the task's in the batch",
     )
     deviation: Literal["population", "sample"] = Field(
-        default="population", description="what the squares are divided by: population: n, sample: n - 1, as torch does"
+        default="population", description="divisor of the squares: population: n, sample: n - 1, as in torch"
     )
-    eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
+    eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give advantage 0")
     draw_correction: float = Field(
         default=0.0,
         ge=0,

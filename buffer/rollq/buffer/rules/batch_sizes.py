@@ -24,7 +24,7 @@ def groups_through(batch_groups: int, schedule: Schedule, step: int) -> int:
 
 
 def is_retired(batch_groups: int, schedule: Schedule, step: int) -> bool:
-    """Whether no batch takes groups of a task any more, from the batch of `step` on."""
+    """Whether no batch takes groups of a task, from the batch of `step` on."""
     later = [groups for first, groups in schedule if first > step]
     return not any([groups_at(batch_groups, schedule, step), *later])
 
@@ -36,7 +36,7 @@ def share_by_weight(total: int, weights: Sequence[tuple[str, float]]) -> dict[st
     Raises `ValueError` for a name that is listed twice, a negative total or weight, and weights that are all 0.
     """
     if total < 0:
-        raise ValueError(f"{total} groups cannot be shared: 0 or more are needed")
+        raise ValueError(f"{total} groups cannot be shared: must be 0 or more")
     names = [name for name, _ in weights]
     together = _sum_of_weights(weights)
     exact = {name: total * Fraction(weight) / together for name, weight in weights}
@@ -53,8 +53,10 @@ def _sum_of_weights(weights: Sequence[tuple[str, float]]) -> Fraction:
         if names.count(name) > 1:
             raise ValueError(f"task {name!r} is listed twice")
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"task {name!r}: weight {weight!r} must be a number from 0 on")
+            raise ValueError(f"task {name!r}: weight {weight!r} must be a number, 0 or more")
     together = sum((Fraction(weight) for _, weight in weights), Fraction(0))
     if together == 0:
-        raise ValueError(f"the weights of {', '.join(map(repr, names)) or 'no tasks'} are all 0: one must be more")
+        raise ValueError(
+            f"the weights of {', '.join(map(repr, names)) or 'no tasks'} are all 0: at least one must be positive"
+        )
     return together

@@ -8,7 +8,7 @@ NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 
 def is_name(text: bytes) -> bool:
-    """Whether what the server has as the name of a run or task is one."""
+    """Whether the server's name of a run or task is valid."""
     return NAME.fullmatch(text.decode(errors="replace")) is not None
 
 
@@ -18,5 +18,5 @@ def check_name(kind: str, name: str) -> str:
         shown = name if len(name) <= 80 else name[:77] + "..."
         raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed, not dots alone")
     if name.endswith(".toml"):
-        raise ConfigError(f"{kind} name {name!r}: must not end in .toml, by which commands know the settings file")
+        raise ConfigError(f"{kind} name {name!r}: must not end in .toml, which marks the settings file of a command")
     return name

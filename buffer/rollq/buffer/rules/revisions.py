@@ -112,7 +112,7 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
             changeable = [rule for rule in CHANGEABLE_RULES if rule != "schedule"]
             close = get_close_matches(name, changeable, n=1)
             known = f"did you mean {close[0]!r}?" if close else f"the rules are {', '.join(changeable)}"
-            raise ConfigError(f"{name}: there is no such rule; {known}")
+            raise ConfigError(f"{name} is not a rule; {known}")
     values = {name: None if value == "none" else value for name, value in changes.items()}
     groups = values.pop("batch_groups", None)
     changed = _validated(rules, values)
@@ -161,8 +161,8 @@ def sizes_by_weight(
     for task, shards in tasks.items():
         if later := [at for rules in shards for at, _ in rules.schedule if at > step]:
             raise ConfigError(
-                f"weight: the batch has other sizes from step {min(later)} on, by the schedule of task {task!r}; edit "
-                "[batch] in rollq.toml instead"
+                f"weight: the schedule of task {task!r} changes the batch at step {min(later)}; edit [batch] in "
+                "rollq.toml instead"
             )
     sizes = {
         task: sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards)
@@ -209,7 +209,7 @@ def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     try:
         return split_rules({name: int(value) if name in SHARED else value for name, value in changes.items()}, count)
     except ValueError:
-        raise ConfigError(f"{', '.join(sorted(SHARED.keys() & changes.keys()))}: a whole number is needed") from None
+        raise ConfigError(f"{', '.join(sorted(SHARED.keys() & changes.keys()))}: must be a whole number") from None
 
 
 def _schedule(rules: TaskRules, step: int, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -35,7 +35,9 @@ class RedisSettings(Settings):
     password: SecretStr | None = Field(
         default=None, description="password of both servers; better given as ROLLQ_REDIS_PASSWORD"
     )
-    ca_file: Path | None = Field(default=None, description="certificate of the authority that signed the servers'")
+    ca_file: Path | None = Field(
+        default=None, description="certificate of the authority that signed the servers' certificates"
+    )
     certificate_file: Path | None = Field(default=None, description="certificate that this role shows to the servers")
     key_file: Path | None = Field(default=None, description="private key of certificate_file")
 
@@ -47,10 +49,10 @@ class PayloadSettings(Settings):
         default=None, description="s3://bucket/prefix, or the absolute path of a folder that all machines share"
     )
     min_bytes: int = Field(
-        default=1 << 20, gt=0, description="smallest frame of a group that goes there; smaller ones stay on the servers"
+        default=1 << 20, gt=0, description="smallest frame that is kept there; smaller ones stay on the servers"
     )
     max_buffer_bytes: int | None = Field(
-        default=None, gt=0, description="bytes that the frames of all groups may take, wherever they are; default: any"
+        default=None, gt=0, description="most bytes for the frames of all groups, wherever they are; default: no limit"
     )
 
 
@@ -58,7 +60,7 @@ class PromptLength(Settings):
     """The length of prompts, which producers and workers know of."""
 
     max_prompt_tokens: int = Field(
-        default=4096, gt=0, description="longest prompt, in tokens; a longer one is left out and counted"
+        default=4096, gt=0, description="longest prompt, in tokens; longer ones are left out and counted"
     )
 
 
@@ -76,11 +78,11 @@ class GroupRules(Settings):
     max_deaths: int = Field(
         default=3,
         ge=2,
-        description="workers that die holding a group before it is quarantined; up to 2 more where many die anyway",
+        description="workers that die holding a group before it is quarantined; up to 2 more if many die anyway",
     )
     lease_s: float = Field(default=30.0, gt=0, description="seconds of silence after which a worker loses its groups")
     audit_groups: int = Field(
-        default=1000, ge=0, description="failed groups kept for inspection, and as many filtered ones"
+        default=1000, ge=0, description="failed groups kept for inspection, and the same number of filtered ones"
     )
     archive: bool = Field(
         default=False, description="keep what is trained or dropped until `rollq archive` has written it"
@@ -108,7 +110,7 @@ class TaskRules(GroupRules):
         default="member", description="what is reset when a group expires: its stale samples, or all of them"
     )
     offline: bool = Field(
-        default=False, description="the task is filled by `rollq import` or `Buffer.insert` alone, and never sampled"
+        default=False, description="only `rollq import` or `Buffer.insert` fill the task; it is never sampled"
     )
     kind: Literal["train", "eval"] = Field(default="train", description="whether groups are trained or evaluated")
     schedule: tuple[tuple[int, int], ...] = Field(
@@ -124,7 +126,7 @@ class TaskRules(GroupRules):
     )
     stragglers: Literal["wait", "expire"] = Field(
         default="wait",
-        description="whether a batch waits for running groups that the next would find too stale, or lets them expire",
+        description="whether a batch waits for running groups too stale for the next one, or lets them expire",
     )
     max_token_staleness: int | None = Field(
         default=None, ge=0, description="weight syncs after which a token is masked out of the loss; default: never"
@@ -132,7 +134,7 @@ class TaskRules(GroupRules):
     max_uses: int = Field(default=1, gt=0, description="how many times a group may be trained")
     reuse_cooldown_steps: int = Field(default=0, ge=0, description="train steps between two uses of a group")
     keep_window: int = Field(
-        default=256, gt=0, le=10_000, description="finished groups over which the keep rate is measured"
+        default=256, gt=0, le=10_000, description="number of finished groups over which the keep rate is measured"
     )
     prompt_stats: bool = Field(
         default=False,
@@ -177,7 +179,7 @@ class TaskRules(GroupRules):
     def _expiry_is_consistent(self) -> Self:
         if self.tail_batch_trigger_size == -1 and self.tail_batch_max_tries is not None:
             raise ValueError(
-                "tail_batch_max_tries applies to groups that are sampled again, but tail_batch_trigger_size = -1 drops "
+                "tail_batch_max_tries needs groups to be sampled again, but tail_batch_trigger_size = -1 drops "
                 "expired groups; leave one of them out"
             )
         if self.max_token_staleness is not None and self.max_token_staleness > self.max_staleness:
@@ -190,7 +192,7 @@ class TaskRules(GroupRules):
     @model_validator(mode="after")
     def _evaluations_are_sampled(self) -> Self:
         if self.offline and self.kind == "eval":
-            raise ValueError("offline = true: the groups of an evaluation are sampled; leave it out")
+            raise ValueError("offline = true: groups of an evaluation are always sampled; leave this out")
         return self
 
     @model_validator(mode="after")

@@ -64,12 +64,12 @@ def temperature_of(sample: Sample) -> float:
     Raises `InvalidGroup` where it is not a finite number, or `sampling` is not a mapping.
     """
     if not isinstance(sample.sampling, Mapping):
-        raise InvalidGroup(f"sampling is {sample.sampling!r}, a mapping is needed")
+        raise InvalidGroup(f"sampling is {sample.sampling!r}, expected a mapping")
     temperature = sample.sampling.get("temperature")
     try:
         number = 1.0 if temperature is None else float(temperature)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise InvalidGroup(f"sampling['temperature'] is {temperature!r}, a finite number is needed")
+        raise InvalidGroup(f"sampling['temperature'] is {temperature!r}, expected a finite number")
     return number

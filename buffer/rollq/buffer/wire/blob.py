@@ -44,7 +44,7 @@ def check_vectors(ids: Sequence[Any], logprobs: Any, mask: Any) -> None:
     ]
     for array, dtype in wanted:
         if array.dtype != dtype or array.ndim != 1:
-            raise ValueError(f"{array.dtype} {list(array.shape)} where a vector of {dtype.__name__} is needed")
+            raise ValueError(f"{array.dtype} {list(array.shape)} instead of a vector of {dtype.__name__}")
 
 
 def decode_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[VersionSpan, ...]:

@@ -157,7 +157,7 @@ def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> by
         value = {key: float(part) for key, part in value.items()}
     if not isinstance(value, DETAILS[name]):
         needed = " or ".join(kind.__name__ for kind in DETAILS[name])
-        raise InvalidGroup(f"{_place(samples, index)}{name} is {value!r}, {needed} is needed")
+        raise InvalidGroup(f"{_place(samples, index)}{name} is {value!r}, expected {needed}")
     try:
         return exact_json.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
@@ -180,8 +180,8 @@ def _named_arrays(fields: Samples) -> list[_Tensor]:
                 if tag is None:
                     kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
                     raise InvalidGroup(
-                        f"{_place(fields, owner)}segments[{place}].arrays[{name!r}] is {kind}; a numpy array of a "
-                        f"little-endian dtype among {', '.join(_TAGS.values())} is needed"
+                        f"{_place(fields, owner)}segments[{place}].arrays[{name!r}] is {kind}; expected a numpy array "
+                        f"with a little-endian dtype among {', '.join(_TAGS.values())}"
                     )
                 tensors.append((f"s{number}/{name}", tag, list(array.shape), array.nbytes, [array]))
             number += 1

@@ -81,9 +81,9 @@ def _failure_problem(sample: Sample) -> str | None:
     if kind is None:
         if sample.status is not SampleStatus.FAILED or sample.finish_reason is FinishReason.ABORT:
             return None
-        return f"failure is missing in a failed sample: one of {', '.join(FailureKind)} is needed"
+        return f"failure is missing in a failed sample: must be one of {', '.join(FailureKind)}"
     if not isinstance(kind, FailureKind):
-        return f"failure is {kind!r}, a FailureKind is needed"
+        return f"failure is {kind!r}, expected a FailureKind"
     if sample.status is not SampleStatus.FAILED:
         return f"failure is {kind.value!r}, but its status is {sample.status.name.lower()}"
     return None
@@ -99,13 +99,13 @@ def _temperature_problem(sample: Sample) -> str | None:
 
 def _reward_problem(sample: Sample) -> str | None:
     if sample.reward is not None and not _is_finite(sample.reward):
-        return f"reward is {sample.reward!r}, a finite number of 32 bits is needed"
+        return f"reward is {sample.reward!r}, expected a finite number of 32 bits"
     parts: Any = sample.reward_parts
     if not isinstance(parts, Mapping):
-        return f"reward_parts is {parts!r}, a mapping is needed"
+        return f"reward_parts is {parts!r}, expected a mapping"
     for name, part in parts.items():
         if not _is_finite(part):
-            return f"reward_parts[{name!r}] is {part!r}, a finite number of 32 bits is needed"
+            return f"reward_parts[{name!r}] is {part!r}, expected a finite number of 32 bits"
     return None
 
 
@@ -136,7 +136,7 @@ def _versions_problem(spans: Sequence[VersionSpan], count: int) -> str | None:
     covered = 0
     for span in spans:
         if type(span) is not VersionSpan:
-            return f"versions holds {span!r}, a VersionSpan is needed"
+            return f"versions holds {span!r}, expected a VersionSpan"
         epoch, version, tokens = span
         if type(epoch) is not int or type(version) is not int or type(tokens) is not int:
             return f"versions holds {span!r}, plain ints are needed"
@@ -149,7 +149,7 @@ def _versions_problem(spans: Sequence[VersionSpan], count: int) -> str | None:
 def _no_versions_problem(spans: Sequence[VersionSpan], count: int) -> str | None:
     if tuple(spans) == unversioned(count):
         return None
-    return f"versions is {spans!r}, but no weights of the run made what is inserted: unversioned({count}) is needed"
+    return f"versions is {spans!r}, but no weights of the run made inserted samples: must be unversioned({count})"
 
 
 def _is_vector(array: Any, dtype: np.dtype[Any]) -> bool:
@@ -160,7 +160,7 @@ def _wrong_vector(**fields: tuple[Any, np.dtype[Any]]) -> str:
     for name, (array, dtype) in fields.items():
         if not _is_vector(array, dtype):
             actual = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-            return f"{name} is {actual}, a one-dimensional numpy array of {dtype} is needed"
+            return f"{name} is {actual}, expected a one-dimensional numpy array of {dtype}"
     raise AssertionError("called without a wrong vector")
 
 
@@ -198,7 +198,7 @@ def _bad_value(samples: Sequence[Sample], vocab_size: int | None, inserted: bool
         "response_ids": (lambda ids: (ids < 0) | (ids > top), f"ids go from 0 to {top}"),
         "logprobs": (
             lambda logprobs: ~(np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)),
-            "a finite number, not above 0, is needed",
+            "expected a finite number, not above 0",
         ),
     }
     for sample_index, sample in enumerate(samples):

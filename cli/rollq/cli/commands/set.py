@@ -152,7 +152,7 @@ def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | 
     try:
         weights = {name: shards[0].weight for name, shards in tasks.items()} | {task: float(weight)}
     except ValueError:
-        raise ConfigError(f"weight = {weight}: a number is needed") from None
+        raise ConfigError(f"weight = {weight}: must be a number") from None
     return sizes_by_weight(tasks, weights, step)
 
 

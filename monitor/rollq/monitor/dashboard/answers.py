@@ -54,5 +54,5 @@ def number_of(request: Request, name: str, default: Any, *, least: int = 0, most
         return default
     number = whole_number(text)
     if number is None or not least <= number <= most:
-        raise ValueError(f"{name}={text[:40]}: a whole number from {least} to {most} is needed")
+        raise ValueError(f"{name}={text[:40]}: must be a whole number from {least} to {most}")
     return number

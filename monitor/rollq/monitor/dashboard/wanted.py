@@ -54,7 +54,7 @@ def _float_of(request: Request, name: str) -> float | None:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{name}={text[:40]}: a number is needed")
+        raise ValueError(f"{name}={text[:40]}: must be a number")
     return number
 
 

@@ -360,7 +360,7 @@ async def nothing(engine: Engine) -> None:
     ("word", "problem"),
     [
         ("raw", "logprobs of -0.500, -0.500, -0.500: .*--logprobs-mode processed_logprobs"),
-        ("no ids", "a server with return_token_ids is needed"),
+        ("no ids", "use a server with return_token_ids"),
         ("404", 'HTTP 404: {"error": "said 404"}'),
     ],
 )

@@ -170,7 +170,7 @@ def checked(made: object) -> Sample:
     if isinstance(made, Sample):
         return made
     with guarded():
-        raise TypeError(f"returned {made!r:.80}; a Sample is needed")
+        raise TypeError(f"returned {made!r:.80}; expected a Sample")
 
 
 def failed_with(error: Exception) -> Sample:

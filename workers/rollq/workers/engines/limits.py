@@ -29,7 +29,7 @@ def token_limit(request: Request, context_tokens: int) -> int:
     Raises `ContextFull`, and `ValueError` for an empty prompt and for sampling parameters that make no distribution.
     """
     if len(request.prompt_ids) == 0:
-        raise ValueError("prompt_ids is empty: at least one token is needed")
+        raise ValueError("prompt_ids is empty: must have at least one token")
     _check_sampling(request.sampling)
     used = len(request.context)
     if used >= context_tokens:
@@ -39,7 +39,7 @@ def token_limit(request: Request, context_tokens: int) -> int:
 
 def _check_sampling(sampling: Sampling) -> None:
     if sampling.max_tokens < 1:
-        raise ValueError(f"max_tokens is {sampling.max_tokens!r}: at least 1 is needed")
+        raise ValueError(f"max_tokens is {sampling.max_tokens!r}: must be at least 1")
     if not sampling.temperature > 0:
         raise ValueError(
             f"temperature is {sampling.temperature!r}: it must be above 0 (for greedy decoding use top_k=1)"

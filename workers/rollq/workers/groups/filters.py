@@ -66,7 +66,7 @@ class Filter:
             reason = str(error) if isinstance(error, TimeoutError) else reason_of(error)
             raise FilterError(f"filter {self.name!r}: {reason}") from error
         if problem:
-            raise FilterError(f"filter {self.name!r}: {problem}; True (keep) or False is needed")
+            raise FilterError(f"filter {self.name!r}: {problem}; expected True (keep) or False")
         return bool(answer)
 
 

@@ -112,7 +112,7 @@ def _http(settings: HttpOptions, context: JudgeContext) -> Judge:
         question = {"prompt": prompt.content, "answer": prompt.answer, "metadata": dict(prompt.metadata)}
         answer = await caller.post({**question, "text": sample.text})
         if not isinstance(answer, dict) or "reward" not in answer:
-            raise ValueError(f"{settings.url} answered {answer!r:.200}; an object with a 'reward' is needed")
+            raise ValueError(f"{settings.url} answered {answer!r:.200}; expected an object with a 'reward'")
         return answer["reward"]
 
     return Judge("http", UserFunction.wrap(http, context.timeout_s, quick=False), close=caller.close)

@@ -130,12 +130,12 @@ async def _awaited(answers: Awaitable[Any]) -> list[Any]:
 def _entries(answers: Any) -> list[Any]:
     """The entries of an answer. Raises `ValueError` for one that is not a list."""
     if not isinstance(answers, Iterable) or isinstance(answers, str | bytes | Mapping | set | frozenset):
-        raise ValueError(f"returned {answers!r:.200}; a list with an entry for each sample is needed")
+        raise ValueError(f"returned {answers!r:.200}; expected a list with an entry for each sample")
     return list(answers)
 
 
 def _paired(entries: Sequence[Any], samples: Sequence[Sample]) -> list[tuple[Any, Sample]]:
     """Each entry with its sample. Raises `ValueError` unless there is one for each sample."""
     if len(entries) != len(samples):
-        raise ValueError(f"returned {len(entries)} entries for {len(samples)} samples; one for each is needed")
+        raise ValueError(f"returned {len(entries)} entries for {len(samples)} samples; expected one for each")
     return list(zip(entries, samples, strict=True))

@@ -86,7 +86,7 @@ def check_reward(answer: Any) -> Verdict:
         return _with_facts(answer)
     parts = {str(name): _part(answer, name) for name in answer}
     if not parts:
-        raise ValueError("returned a mapping without entries; a number, or a mapping of names to numbers, is needed")
+        raise ValueError("returned a mapping without entries; expected a number, or a mapping of names to numbers")
     return Verdict(finite(sum(parts.values())), parts)
 
 
@@ -155,7 +155,7 @@ def plain_credit(credit: Credit) -> dict[str, Any]:
     `tokens` and `turns` is set."""
     if (credit.tokens is None) is (credit.turns is None):
         given = "without tokens and turns" if credit.tokens is None else "with both tokens and turns"
-        raise ValueError(f"returned Credit {given}; one of the two is needed")
+        raise ValueError(f"returned Credit {given}; expected one of the two")
     verdict = Verdict() if credit.reward is None else check_reward(credit.reward)
     return {
         "reward": None if verdict.reward is None else plain_verdict(verdict),

@@ -69,8 +69,8 @@ def check_token_rewards(sample: Sample) -> None:
             raise ValueError(f"array {TOKEN_REWARDS!r} is missing in a segment; all or none have it")
         if array.dtype != np.float32 or array.shape != segment.response_ids.shape:
             raise ValueError(
-                f"array {TOKEN_REWARDS!r} is {array.dtype} {list(array.shape)}; float32 "
-                f"{list(segment.response_ids.shape)} is needed, one for each response token"
+                f"array {TOKEN_REWARDS!r} is {array.dtype} {list(array.shape)}; expected float32 "
+                f"{list(segment.response_ids.shape)}, one for each response token"
             )
         if not np.isfinite(array).all():
             raise ValueError(f"array {TOKEN_REWARDS!r} has numbers that are not finite")

@@ -8,10 +8,10 @@ def finite(value: Any, needed: str = "a number") -> float:
     """A real number, as Python, numpy or torch have it. Raises `ValueError` for anything else, such as a text or a
     boolean, and for one that is not finite."""
     if not is_real(value):
-        raise ValueError(f"returned {value!r:.80}; {needed} is needed")
+        raise ValueError(f"returned {value!r:.80}; expected {needed}")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"returned {number!r}; a finite number is needed")
+        raise ValueError(f"returned {number!r}; expected a finite number")
     return number
 
 

@@ -10,7 +10,7 @@ from rollq.workers.engines.openai.tokens import Part, Tokens, float32_array
 from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion
 from rollq.workers.http.pools import read_prompt_logprobs
 
-NEEDED = "a server with return_token_ids is needed, such as vLLM's"
+NEEDED = "use a server with return_token_ids, such as vLLM's"
 PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, top_k=1))
 """The simplest request: every server can answer it, and its logprobs are known."""
 
