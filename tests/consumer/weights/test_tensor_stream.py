@@ -22,8 +22,9 @@ from rollq.consumer.weights.checkpoint_format import divide_model, to_checkpoint
 from rollq.consumer.weights.places import Place, make_place
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model, write_tensors
-from rollq.consumer.weights.sources import model_stream, weights_source
-from rollq.consumer.weights.tensor_stream import TensorStream, gather, shapes_of, tensor_stream
+from rollq.consumer.weights.sources import weights_source
+from rollq.consumer.weights.tensor_stream import TensorStream, gather, model_stream, tensor_stream
+from rollq.consumer.weights.tensors import shapes_of
 from rollq.workers.engines.transformers.weights import copy_weights, read_weights
 from support.tiny_qwen3 import tiny_qwen3
 from support.untrained_models import FAMILIES, make_model

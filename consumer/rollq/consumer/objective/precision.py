@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rollq.consumer.weights.sources import kept_precise
+from rollq.consumer.weights.checkpoint_format import kept_precise
 
 
 @contextmanager

@@ -5,12 +5,12 @@ files, are one tensor in memory. Engines expect what is in files, so models are 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rollq.buffer.errors import WeightsError
-from rollq.consumer.weights.tensor_stream import check_whole, is_sharded, shapes_of
+from rollq.consumer.weights.tensors import check_whole, is_sharded, on_meta, shapes_of, shared_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,11 +29,16 @@ def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]
     differ.
     """
     check_whole(state_dict)
-    return _converted(model, untied(model, state_dict, lambda tensor, other: bool(tensor.equal(other))))
+    return _converted(model, untied(model, state_dict))
+
+
+def _equal(tensor: Any, other: Any) -> bool:
+    """Whether tensors are equal; ranks that hold parts of them agree on it. All ranks call it."""
+    return bool(tensor.equal(other))
 
 
 def untied(
-    model: "PreTrainedModel", state_dict: Mapping[str, Any], is_equal: Callable[[Any, Any], bool]
+    model: "PreTrainedModel", state_dict: Mapping[str, Any], is_equal: Callable[[Any, Any], bool] = _equal
 ) -> dict[str, Any]:
     """The tensors of a state dict that files have, tied ones once.
 
@@ -69,6 +74,40 @@ class Part(NamedTuple):
         if self.is_kept:
             return dict(zip(self.described, tensors.values(), strict=True))
         return _converted(self.model, tensors)
+
+
+class ModelParts(NamedTuple):
+    """A model's `tensors` in memory, which may be sharded, the same as they are `rounded` on torch's meta device, and
+    the `parts` that become its files. Tensors go by their names in memory."""
+
+    tensors: Mapping[str, Any]
+    rounded: Mapping[str, Any]
+    parts: Sequence[Part]
+
+
+def model_parts(model: "PreTrainedModel", dtype: str | None) -> ModelParts:
+    """The parts of a model whose floating-point numbers are rounded to `dtype`, if it is set; see `kept_precise`.
+
+    All ranks of a sharded model call it. Raises `WeightsError` for tied tensors that differ.
+    """
+    tensors = untied(model, _once(model))
+    precise = kept_precise(model, dtype)
+    dtypes = {name: None if any(part in name for part in precise) else dtype for name in tensors}
+    rounded = {name: on_meta(tensor, dtypes[name]) for name, tensor in tensors.items()}
+    return ModelParts(tensors, rounded, divide_model(model, rounded))
+
+
+def _once(model: "PreTrainedModel") -> dict[str, Any]:
+    """The state dict of a model, with each parameter under its first name only."""
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    repeated = set(every) - {name for name, _ in model.named_parameters()}
+    return shared_once({name: tensor for name, tensor in model.state_dict().items() if name not in repeated})
+
+
+def kept_precise(model: "PreTrainedModel", dtype: str | None) -> set[str]:
+    """Parts of the names of tensors that transformers loads in float32 although a model is loaded in `dtype`."""
+    strict = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
+    return strict | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else strict
 
 
 def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list[Part]:

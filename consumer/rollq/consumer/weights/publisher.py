@@ -19,7 +19,7 @@ from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.sender import Sender
 from rollq.consumer.weights.sources import Folder, Source
-from rollq.consumer.weights.tensor_stream import Shapes
+from rollq.consumer.weights.tensors import Shapes
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.weights.manifest import INDEX_FILE, WEIGHTS_FILE
-from rollq.consumer.weights.tensor_stream import TensorStream, bytes_of
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
@@ -78,6 +78,14 @@ def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> Non
             file.seek(offset)
             file.write(bytes_of(tensor))
         del tensor  # before the next one is gathered
+
+
+def bytes_of(tensor: Any) -> memoryview:
+    """The bytes of a tensor, as files have them."""
+    import torch
+
+    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(raw.numpy())
 
 
 def _layout(described: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:

@@ -7,26 +7,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import Verify, describe_folder
 from rollq.buffer.weights.probe import Probe, tolerance_of
-from rollq.consumer.weights.checkpoint_format import Weights, divide_model, untied
-from rollq.consumer.weights.tensor_stream import (
-    Shapes,
-    TensorStream,
-    check_whole,
-    gather,
-    is_sharded,
-    on_meta,
-    received,
-    shapes_of,
-    shared_once,
-    tensor_stream,
-)
+from rollq.consumer.weights.checkpoint_format import Weights
+from rollq.consumer.weights.tensor_stream import TensorStream, model_stream, tensor_stream
+from rollq.consumer.weights.tensors import Shapes, check_whole, is_sharded, shapes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,32 +78,6 @@ def gathering(weights: Weights, probe: Probe | None, *, rank: int, dtype: str | 
         yield stream if rank == 0 else None
 
 
-def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
-    """The tensors of a model, which may be sharded, as `save_pretrained` names and divides them.
-
-    With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
-    """
-    tensors = untied(model, _once(model), _is_equal)
-    precise = kept_precise(model, dtype)
-    dtypes = {name: None if any(part in name for part in precise) else dtype for name in tensors}
-    rounded = {name: on_meta(tensor, dtypes[name]) for name, tensor in tensors.items()}
-    parts = divide_model(model, rounded)
-    gathered = gather(tensors, rounded, [name for part in parts for name in part.sources])
-
-    def converted() -> Iterator[tuple[str, Any]]:
-        for part in parts:
-            yield from part.convert(dict(received(islice(gathered, len(part.sources)), tensors))).items()
-
-    described = {name: tensor for part in parts for name, tensor in part.described.items()}
-    return TensorStream(described, converted(), gathered, probe)
-
-
-def kept_precise(model: Any, dtype: str | None) -> set[str]:
-    """Parts of the names of tensors that transformers loads in float32 although a model is loaded in `dtype`."""
-    strict = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
-    return strict | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else strict
-
-
 def _is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
     """Whether this is a model of transformers."""
     transformers = sys.modules.get("transformers")  # an object of a module that is not imported does not exist
@@ -124,18 +87,6 @@ def _is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
 def _is_shared_out(weights: Weights) -> bool:
     """Whether these are a model whose parameters are sharded over ranks."""
     return _is_model(weights) and any(map(is_sharded, weights.parameters()))
-
-
-def _once(model: Any) -> dict[str, Any]:
-    """The state dict of a model, with each parameter under its first name only."""
-    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    repeated = set(every) - {name for name, _ in model.named_parameters()}
-    return shared_once({name: tensor for name, tensor in model.state_dict().items() if name not in repeated})
-
-
-def _is_equal(tensor: Any, other: Any) -> bool:
-    """Whether tensors are equal; ranks that hold parts of them agree on it. All ranks call it."""
-    return bool(tensor.equal(other))
 
 
 def _probe_of(model: Any) -> Probe:

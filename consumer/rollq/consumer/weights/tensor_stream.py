@@ -7,12 +7,13 @@ gather the same tensors in the same order, even where rank 0 fails to convert or
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from typing import Any, Self, TypeAlias
+from itertools import islice
+from typing import Any, Self
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.probe import Probe
-
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+from rollq.consumer.weights.checkpoint_format import model_parts
+from rollq.consumer.weights.tensors import is_sharded, on_meta, shapes_of, shared_once
 
 
 class TensorStream:
@@ -77,7 +78,23 @@ def tensor_stream(tensors: Mapping[str, Any], *, dtype: str | None = None, probe
     once = {name: tensor.detach() for name, tensor in shared_once(tensors).items()}
     described = {name: on_meta(tensor, dtype) for name, tensor in once.items()}
     gathered = gather(once, described, once)
-    return TensorStream(described, received(gathered, once), gathered, probe)
+    return TensorStream(described, _received(gathered, once), gathered, probe)
+
+
+def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
+    """The tensors of a model, which may be sharded, as `save_pretrained` names and divides them.
+
+    With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
+    """
+    tensors, rounded, parts = model_parts(model, dtype)
+    gathered = gather(tensors, rounded, [name for part in parts for name in part.sources])
+
+    def converted() -> Iterator[tuple[str, Any]]:
+        for part in parts:
+            yield from part.convert(dict(_received(islice(gathered, len(part.sources)), tensors))).items()
+
+    described = {name: tensor for part in parts for name, tensor in part.described.items()}
+    return TensorStream(described, converted(), gathered, probe)
 
 
 def gather(tensors: Mapping[str, Any], described: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -93,7 +110,7 @@ def _whole(tensor: Any) -> Any:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The tensors that were gathered of `tensors`, on rank 0: those that were sharded are on the CPU."""
     return ((name, _arrived(name, whole, tensors[name])) for name, whole in gathered)
 
@@ -107,59 +124,3 @@ def _arrived(name: str, whole: Any, tensor: Any) -> Any:
             f'tensor {name!r} has values beyond 65504, the largest of float16: set publish_dtype to "bfloat16"'
         )
     return whole.cpu() if is_sharded(tensor) else whole
-
-
-def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep only the first of tensors that share memory (tied embeddings), as `save_pretrained` does."""
-    seen: set[tuple[int, int]] = set()
-    once: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        if not is_sharded(tensor):
-            identity = (tensor.data_ptr(), tensor.numel())
-            if tensor.numel() and identity in seen:
-                continue
-            seen.add(identity)
-        once[name] = tensor
-    return once
-
-
-def on_meta(tensor: Any, dtype: str | None) -> Any:
-    import torch
-
-    return torch.empty(tensor.shape, dtype=_dtype_in_file(tensor, dtype), device="meta")
-
-
-def _dtype_in_file(tensor: Any, dtype: str | None) -> Any:
-    import torch
-
-    if dtype is None or not tensor.is_floating_point() or tensor.element_size() < 2:
-        return tensor.dtype
-    return getattr(torch, dtype)
-
-
-def bytes_of(tensor: Any) -> memoryview:
-    """The bytes of a tensor, as files have them."""
-    import torch
-
-    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(raw.numpy())
-
-
-def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
-    """The shapes of tensors, by name."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-def is_sharded(tensor: object) -> bool:
-    """Whether this is a DTensor: each rank holds a part, as with FSDP or tensor parallelism."""
-    return hasattr(tensor, "full_tensor")
-
-
-def check_whole(state_dict: Mapping[str, Any]) -> None:
-    """Raise `WeightsError` for a tensor that is sharded."""
-    for name, tensor in state_dict.items():
-        if is_sharded(tensor):
-            raise WeightsError(
-                f"tensor {name!r} is sharded over ranks: publish the model itself, on all ranks; or gather a full "
-                "state dict on all ranks, and publish to_checkpoint_format(model, state_dict)"
-            )
