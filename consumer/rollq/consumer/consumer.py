@@ -43,7 +43,7 @@ from rollq.consumer.production import together
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
-from rollq.consumer.weights.sources import Source, gathering
+from rollq.consumer.weights.sources import gathering
 
 if TYPE_CHECKING:
     from rollq.consumer.batches.micro_batch import MicroBatch
@@ -271,17 +271,15 @@ class Consumer(Iterator[Batch]):
         before = self._publisher.stored_bytes
         settings = self._settings
         with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as source:
-            if source is not None:
-                self._publish(source, step)
+            if source is None:
+                return 0
+            with self._activity.during(TrainerPhase.PUBLISHING):
+                stored = self._publisher.announce(source, step)
+                self._replay.check(step, stored.digest)
+                self._lease.buffer.publish(self._lease.epoch, step, uri=stored.uri, digest=stored.digest)
+                self._publisher.send()
+                self._engines.wake()
         return self._publisher.stored_bytes - before
-
-    def _publish(self, source: Source, step: int) -> None:
-        with self._activity.during(TrainerPhase.PUBLISHING):
-            stored = self._publisher.announce(source, step)
-            self._replay.check(step, stored.digest)
-            self._lease.buffer.publish(self._lease.epoch, step, uri=stored.uri, digest=stored.digest)
-            self._publisher.send()
-            self._engines.wake()
 
     def prioritize(self, groups: Sequence[tuple[str, int]], priorities: npt.ArrayLike) -> int:
         """Give groups other priorities, for the draws of later steps; returns how many of them may still be trained.

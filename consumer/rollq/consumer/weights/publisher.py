@@ -1,27 +1,19 @@
 """Publishes weights where workers find them: complete, as deltas, or straight into engines."""
 
-import logging
-import mmap
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.weights.chain import Chain
-from rollq.buffer.weights.manifest import describe_folder, digest_of, weight_files
-from rollq.buffer.weights.probe import Probe
-from rollq.buffer.weights.store import StoredWeights, keep_weights, record_chain
+from rollq.buffer.weights.store import StoredWeights, keep_weights
 from rollq.consumer.settings import MAX_FILE_BYTES, ConsumerSettings, Transport
-from rollq.consumer.weights.deltas import Delta, DeltaEncoder, mapped
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.sender import Sender
 from rollq.consumer.weights.sources import Folder, Source
 from rollq.consumer.weights.tensors import Shapes
-
-log = logging.getLogger(__name__)
+from rollq.consumer.weights.versions import VersionStore
 
 
 def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | None:
@@ -57,9 +49,8 @@ class WeightPublisher:
     ) -> None:
         self._buffer = buffer
         self._place = make_place(buffer, transport, where, kept, scratch)
-        self._kept = kept
         self._max_file_bytes = max_file_bytes
-        self._deltas = DeltaEncoder(full_every)
+        self._versions = VersionStore(buffer, self._place, kept, full_every)
         self._sender = sender
         self._started_from: Shapes | None = None  # None: from an adapter, or not yet
 
@@ -95,35 +86,16 @@ class WeightPublisher:
         Raises `WeightsError`, and `ConfigError` for tensors without a folder to write to.
         """
         if isinstance(source, Folder):
-            self._deltas.forget()
+            self._versions.forget()
             return self._place.put_folder(source.path, source.probe)
         with self._place.unfinished(source.size_bytes) as folder:
             write_model(folder, source, max_file_bytes=self._max_file_bytes)
-            manifest = describe_folder(folder).encode()
-            files = list(map(mapped, weight_files(folder)))
-            if delta := self._deltas.encode(files, digest_of(manifest)):
-                return self._put_delta(delta, files, manifest, source.probe)
-            stored = self._place.put_model(folder, manifest, source.probe)
-        self._deltas.note(Chain(complete=stored.uri, digest=stored.digest), files, sum(map(len, files)))
-        return stored
-
-    def _put_delta(
-        self, delta: Delta, files: Sequence[mmap.mmap], manifest: bytes, probe: Probe | None
-    ) -> StoredWeights:
-        uri = self._place.delta_uri(delta.sha256, len(delta.data))
-        chain = delta.at(uri)
-        stored = record_chain(self._buffer, manifest, chain, kept=self._kept, probe=probe)
-        if stored.uri != chain.uri:
-            log.info("weights %s are live already: nothing was stored", stored.digest[:12])
-            return stored
-        self._place.put_delta(uri, memoryview(delta.data))
-        self._deltas.note(chain, files, len(delta.data))
-        return stored
+            return self._versions.put(folder, source.probe)
 
     @property
     def stored_bytes(self) -> int:
         """The bytes that models and state dicts have taken, in all."""
-        return self._deltas.stored_bytes
+        return self._versions.stored_bytes
 
     def send(self) -> None:
         """Broadcast the announced weights to engines that do not have them. Call it after publishing them."""
