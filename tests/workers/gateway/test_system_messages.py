@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rollq.workers.gateway.sessions.system_messages import fold_system_messages, keeps_system_messages
+from rollq.workers.gateway.sessions.accepted_messages import fold_system_messages, keeps_system_messages
 from support.chat_engine import PLAIN, Model, chat_tokenizer
 from support.gateway_calls import Client, make_session, run
 

@@ -5,7 +5,7 @@ A protocol parses a request's body into a `Call` and writes an `Answer`, or a `C
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.conversation import Message
@@ -38,6 +38,20 @@ CONTEXT_FULL = "context_full"
 def context_full(tokens: int, most_tokens: int) -> CallRefused:
     """The refusal of a call whose messages have `tokens`. Claude Code and LangChain look for these words."""
     return CallRefused(f"prompt is too long: {tokens} tokens > {most_tokens} maximum", code=CONTEXT_FULL)
+
+
+MOST_MESSAGES: Final = 10_000
+"""Most messages in a request; more would block the worker's event loop."""
+
+
+def session_over() -> CallRefused:
+    """The refusal of a call to a session that is over."""
+    return CallRefused("this session is over", code="session_over")
+
+
+def too_many_messages(messages: int) -> CallRefused:
+    """The refusal of a call with more messages than `MOST_MESSAGES`."""
+    return CallRefused(f"the request has {messages} messages, more than {MOST_MESSAGES}")
 
 
 def call_id(number: int, index: int) -> str:

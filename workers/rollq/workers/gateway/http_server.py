@@ -22,13 +22,20 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, identify, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
+from rollq.workers.gateway.calls import (
+    MOST_MESSAGES,
+    Answer,
+    Call,
+    CallProtocol,
+    CallRefused,
+    session_over,
+    too_many_messages,
+)
 from rollq.workers.gateway.offers import wanted
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, SESSION_PATH, Gateway
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
 from rollq.workers.gateway.protocols.models import model, model_list
 from rollq.workers.gateway.request_log import request_log
-from rollq.workers.gateway.sessions.answering import MOST_MESSAGES, session_over, too_many_messages
 from rollq.workers.gateway.sessions.outcomes import Outcome, failed_outcome, rewarded
 from rollq.workers.gateway.sessions.session import Session
 

@@ -16,9 +16,8 @@ from typing import Final
 
 from rollq.buffer.common.once_a_minute import OnceAMinute
 from rollq.buffer.errors import ConfigError
-from rollq.workers.gateway.calls import CallRefused
+from rollq.workers.gateway.calls import CallRefused, session_over
 from rollq.workers.gateway.offers import Offers, Taker
-from rollq.workers.gateway.sessions.answering import session_over
 from rollq.workers.gateway.sessions.session import Session
 from rollq.workers.settings import GatewaySettings
 

@@ -22,7 +22,15 @@ from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import ChatFormat, Turn
 from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling, parse_reason
-from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id, context_full
+from rollq.workers.gateway.calls import (
+    CONTEXT_FULL,
+    Answer,
+    Call,
+    CallRefused,
+    call_id,
+    context_full,
+    session_over,
+)
 from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement
 from rollq.workers.gateway.sessions.call_records import RecordedCall
 from rollq.workers.gateway.sessions.call_tree import CallTree
@@ -30,23 +38,11 @@ from rollq.workers.gateway.sessions.request_digest import shown_calls, shown_con
 
 MOST_BYTES: Final = 128
 """Most bytes of a token: a request with more bytes for each token that fits is not tokenised."""
-MOST_MESSAGES: Final = 10_000
-"""Most messages in a request; more would block the worker's event loop."""
 MOST_IGNORED: Final = 32
 """Most names of ignored parts that a sample keeps; an agent may send any number of names."""
 OTHERS: Final = "others"
 THREAD_BYTES: Final = 8000
 """A larger request is rendered and tokenised in a thread: a template that rewrites it has all of it tokenised."""
-
-
-def session_over() -> CallRefused:
-    """The refusal of a call to a session that is over."""
-    return CallRefused("this session is over", code="session_over")
-
-
-def too_many_messages(messages: int) -> CallRefused:
-    """The refusal of a call with more messages than `MOST_MESSAGES`."""
-    return CallRefused(f"the request has {messages} messages, more than {MOST_MESSAGES}")
 
 
 class Answering:
@@ -80,18 +76,9 @@ class Answering:
 
     async def count_tokens(self, call: Call) -> int:
         """The number of tokens in a call's prompt, as the model would get it. Raises `CallRefused`."""
-        placement = await self._place(self.locate(call), begun=0)
+        placement = await self._place(self.tree.locate(call), begun=0)
         self.tree.give_up(placement)
         return len(placement.context)
-
-    def locate(self, call: Call) -> Located:
-        """Recognise a call's history. Raises `CallRefused` for a request that cannot be served."""
-        if len(call.messages) > MOST_MESSAGES:
-            raise too_many_messages(len(call.messages))
-        try:
-            return self.tree.locate(call)
-        except TypeError as error:
-            raise CallRefused(f"the request cannot be read: {error}") from error
 
     def so_far(self) -> Sample:
         """The calls so far, for the next attempt."""

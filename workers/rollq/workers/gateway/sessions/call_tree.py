@@ -15,18 +15,17 @@ from rollq.buffer.values.rollouts import Float32Array, Segment
 from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
 from rollq.workers.engines.protocol import Completion, Tokenizer
-from rollq.workers.gateway.calls import Call, call_id
+from rollq.workers.gateway.calls import MOST_MESSAGES, Call, CallRefused, call_id, too_many_messages
+from rollq.workers.gateway.sessions.accepted_messages import accepted
 from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement, Rendered, Stretch
 from rollq.workers.gateway.sessions.request_digest import (
     OPENING,
     after_answer,
     after_message,
     after_text,
-    ordered_results,
     repeats_turn,
     request_digest,
 )
-from rollq.workers.gateway.sessions.system_messages import fold_system_messages, keeps_system_messages
 
 
 @dataclass(slots=True)
@@ -43,11 +42,19 @@ class CallTree:
     _events: int = 0
 
     def locate(self, call: Call) -> Located:
-        """Recognise a call's history. Raises `TypeError` for values that are not JSON."""
+        """Recognise a call's history. Raises `CallRefused` for a request that cannot be served."""
+        if len(call.messages) > MOST_MESSAGES:
+            raise too_many_messages(len(call.messages))
+        try:
+            return self._located(call)
+        except TypeError as error:  # a value that is not JSON
+            raise CallRefused(f"the request cannot be read: {error}") from error
+
+    def _located(self, call: Call) -> Located:
         if not call.messages:
             history = after_text(call.text, call.ids)
             return Located(call, history, request_digest(history, call), self._text_before(call), (), call.tools, ())
-        history, parent, messages, rest = self._history(self._accepted(call))
+        history, parent, messages, rest = self._history(accepted(call.messages, self.tokenizer))
         digest = request_digest(history, call)
         tools = parent.tools if parent is not None and parent.tools == call.tools else call.tools  # kept once
         return Located(call, history, digest, parent, messages, tools, rest)
@@ -164,13 +171,6 @@ class CallTree:
                 if message["role"] == "assistant" and repeats_turn(message, node.turn, node.stop_text):
                     return node
         return None
-
-    def _accepted(self, call: Call) -> tuple[Message, ...]:
-        """The messages of a call, with results in the order of their calls: clients send them as their tools end, and
-        templates without ids go by the place. System messages are where the chat template takes them."""
-        messages = ordered_results(call.messages)
-        keeps = keeps_system_messages(self.tokenizer)  # type: ignore[arg-type]  # hashed by identity
-        return tuple(messages) if keeps else fold_system_messages(messages)
 
     def _answer_repeated(self, history: bytes, message: Message) -> Node | None:
         for node in reversed(self._asked.get(history, ())):

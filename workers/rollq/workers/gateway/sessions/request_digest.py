@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from itertools import groupby
 from typing import Any
 
 import orjson
@@ -49,19 +48,6 @@ def after_answer(history: bytes, number: int) -> bytes:
 def after_text(text: str | None, ids: Sequence[int] | None) -> bytes:
     """The digest of the history of a completion."""
     return digest_of(OPENING, b"text", orjson.dumps([text, ids]))
-
-
-def ordered_results(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages, with the results that follow a message with tool calls in the order of the calls."""
-    ordered: list[Message] = []
-    for is_result, run in groupby(messages, key=lambda message: message["role"] == "tool"):
-        if is_result and ordered:
-            calls = ordered[-1].get("tool_calls") or ()
-            places = {call["id"]: place for place, call in enumerate(calls)}
-            ordered += sorted(run, key=lambda result: places.get(result.get("tool_call_id", ""), len(calls)))
-        else:
-            ordered += run
-    return ordered
 
 
 def request_digest(history: bytes, call: Call) -> bytes:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from rollq.buffer.values.rollouts import FinishReason, Sample
 from rollq.workers.agents.loops import Rollout, failed
 from rollq.workers.agents.turns import ChatFormat
-from rollq.workers.gateway.calls import Answer, Call, CallRefused
-from rollq.workers.gateway.sessions.answering import Answering, session_over
+from rollq.workers.gateway.calls import Answer, Call, CallRefused, session_over
+from rollq.workers.gateway.sessions.answering import Answering
 from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.finished_sample import Chooser, finished_sample, leave_out
 from rollq.workers.gateway.sessions.outcomes import Outcome, rewards_of_calls
@@ -76,7 +76,7 @@ class Session:
         self.used_s = time.monotonic()
         if self.is_over:
             raise session_over()
-        located = self.answering.locate(call)
+        located = self.answering.tree.locate(call)
         asked = self._calls.repeated(located.digest, call.repeats)
         if asked is None:
             asked = self._begin(located)

@@ -1,7 +1,12 @@
-"""System messages after the first message, which some chat templates refuse, and others leave out or move. Pure."""
+"""The messages of a call in the order and the form that chat templates take. Pure.
+
+Clients send the results of tools as their tools end, and templates without ids go by the place. System messages after
+the first message are refused by some templates, and left out or moved by others.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import Final
 
 from rollq.workers.agents.conversation import Message
@@ -9,6 +14,27 @@ from rollq.workers.engines.protocol import Tokenizer
 
 BEFORE: Final = "words_before"
 WORDS: Final = "words_of_the_system"
+
+
+def accepted(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[Message, ...]:
+    """The messages, with results in the order of their calls, and system messages where the chat template takes
+    them."""
+    ordered = ordered_results(messages)
+    keeps = keeps_system_messages(tokenizer)  # type: ignore[arg-type]  # hashed by identity
+    return tuple(ordered) if keeps else fold_system_messages(ordered)
+
+
+def ordered_results(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages, with the results that follow a message with tool calls in the order of the calls."""
+    ordered: list[Message] = []
+    for is_result, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result and ordered:
+            calls = ordered[-1].get("tool_calls") or ()
+            places = {call["id"]: place for place, call in enumerate(calls)}
+            ordered += sorted(run, key=lambda result: places.get(result.get("tool_call_id", ""), len(calls)))
+        else:
+            ordered += run
+    return ordered
 
 
 @lru_cache(maxsize=16)
