@@ -1,17 +1,15 @@
-"""The gateway over HTTP: routes, tokens of sessions, statuses and streams.
+"""The gateway over HTTP: routes, tokens of sessions, and statuses.
 
 Invariant: nothing can be reached without the token of a session but the request for one, which needs the operator's
-key. Every answer is complete before its first byte is sent.
+key.
 """
 
 import asyncio
 import logging
-import math
 import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from aiohttp import web
@@ -22,27 +20,18 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.listening.connections import Connections, State, identify, note
 from rollq.buffer.listening.limits import limits_here
 from rollq.buffer.listening.listener import Listener, listen
-from rollq.workers.gateway.calls import (
-    MOST_MESSAGES,
-    Answer,
-    Call,
-    CallProtocol,
-    CallRefused,
-    session_over,
-    too_many_messages,
-)
+from rollq.workers.gateway.calls import MOST_MESSAGES, Call, CallProtocol, CallRefused, too_many_messages
 from rollq.workers.gateway.offers import wanted
 from rollq.workers.gateway.open_sessions import KEY_VARIABLE, SESSION_PATH, Gateway
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
 from rollq.workers.gateway.protocols.models import model, model_list
+from rollq.workers.gateway.replies import Connection, reply
 from rollq.workers.gateway.request_log import request_log
 from rollq.workers.gateway.sessions.outcomes import Outcome, failed_outcome, rewarded
 from rollq.workers.gateway.sessions.session import Session
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE_S: Final = 5.0
-"""Pause between comments in a stream whose answer is being made."""
 MODEL: Final = "rollq"
 """The name of the model; requests may have any."""
 PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
@@ -56,22 +45,6 @@ COUNT_PATH: Final = "/messages/count_tokens"
 SLASHES: Final = re.compile("/{2,}")
 READ_S: Final = 60.0
 """How long a request may take to arrive."""
-LOOK_S: Final = 0.25
-"""How soon a lost connection is noticed."""
-COMMENT: Final = b": keepalive\n\n"
-
-
-class Connection:
-    """The connection of one request, as a session's `Caller`."""
-
-    def __init__(self, request: web.Request) -> None:
-        self.is_served = False
-        self._request = request
-
-    @property
-    def is_lost(self) -> bool:
-        transport = self._request.transport
-        return not self.is_served and (transport is None or transport.is_closing())
 
 
 class Server:
@@ -140,18 +113,24 @@ class Server:
             session = self._session_of(request, token_in_path)
             if request.method == "GET" and f"{path}/".startswith("/models/"):
                 return self._models(path, session)
-            if request.method != "POST":
-                raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
-            body = await _body(request)
-            if protocol is None:
-                raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
-            call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
-            if path == COUNT_PATH:
-                return _json(messages.token_count(await session.answering.count_tokens(call)))
-            self._note_ignored(call)
-            return await self._answer(request, session, protocol, call, body)
+            return await self._answer(request, session, path, protocol)
         except CallRefused as refused:
             return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
+
+    async def _answer(
+        self, request: web.Request, session: Session, path: str, protocol: CallProtocol | None
+    ) -> web.StreamResponse:
+        """The answer to a call, or the number of its tokens."""
+        if request.method != "POST":
+            raise _nothing_here(request, path)
+        body = await _body(request)
+        if protocol is None:
+            raise _nothing_here(request, path)
+        call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
+        if path == COUNT_PATH:
+            return _json(messages.token_count(await session.answering.count_tokens(call)))
+        self._note_ignored(call)
+        return await reply(request, session, protocol, call, body)
 
     async def _offer(self, request: web.Request) -> web.StreamResponse:
         """Give a session to a program elsewhere. One whose client has left is offered again."""
@@ -196,91 +175,18 @@ class Server:
         identify(session)
         return session
 
-    async def _answer(
-        self, request: web.Request, session: Session, protocol: CallProtocol, call: Call, body: Mapping[str, Any]
-    ) -> web.StreamResponse:
-        connection = Connection(request)
-        asking = session.ask(call, connection)
-        try:
-            if call.stream:
-                return await self._stream(request, asking, connection, protocol, call, body)
-            await self._until_answered(asking, connection, None)
-            payload = exact_json.dumps(protocol.answer(call, body, _result(asking)))
-            response = web.Response(body=payload, content_type="application/json")
-            await response.prepare(request)
-            await response.write_eof()
-            connection.is_served = True
-            return response
-        except ConnectionError:
-            if not connection.is_lost:
-                raise
-            return web.Response(status=400)  # nobody reads it
-        finally:
-            if not connection.is_served:
-                session.lose()
-
-    async def _stream(
-        self,
-        request: web.Request,
-        asking: "asyncio.Task[Answer]",
-        connection: Connection,
-        protocol: CallProtocol,
-        call: Call,
-        body: Mapping[str, Any],
-    ) -> web.StreamResponse:
-        """Send the events of an answer, and comments until it is there."""
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        if not await self._until_answered(asking, connection, KEEPALIVE_S):
-            await response.prepare(request)
-            while True:
-                await response.write(COMMENT)
-                if await self._until_answered(asking, connection, KEEPALIVE_S):
-                    break
-        try:
-            answer = _result(asking)
-        except CallRefused as refused:
-            if not response.prepared:
-                raise
-            await response.write(b"".join(protocol.error_events(call, refused)))
-            await response.write_eof()
-            return response
-        if not response.prepared:
-            await response.prepare(request)
-        await response.write(b"".join(protocol.events(call, body, answer)))
-        connection.is_served = True
-        with suppress(ConnectionError):  # clients hang up at the last event, before the end of the stream
-            await response.write_eof()
-        return response
-
-    async def _until_answered(
-        self, asking: "asyncio.Task[Answer]", connection: Connection, limit_s: float | None
-    ) -> bool:
-        """Wait for an answer; False after `limit_s`. Raises `ConnectionError` if the client is gone."""
-        left_s = math.inf if limit_s is None else limit_s
-        while left_s > 0:
-            await asyncio.wait([asking], timeout=min(LOOK_S, left_s))
-            if asking.done():
-                return True
-            if connection.is_lost:
-                raise ConnectionResetError("the client is gone")
-            left_s -= LOOK_S
-        return False
-
     def _note_ignored(self, call: Call) -> None:
         for name in call.ignored:
             self._ignored.warning(name, "requests of agents set %s, which has no effect here", name)
 
 
-def _result(asking: "asyncio.Task[Answer]") -> Answer:
-    """The answer that has come. Raises `CallRefused`."""
-    if asking.cancelled():
-        raise session_over()
-    return asking.result()
-
-
 def _url_of(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _nothing_here(request: web.Request, path: str) -> CallRefused:
+    return CallRefused(f"{request.method} {path} does not exist here", code="not_found")
 
 
 def _bearer(request: web.Request) -> str:
