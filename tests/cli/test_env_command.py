@@ -151,9 +151,9 @@ def test_a_check_of_rows_that_take_for_ever_says_how_far_it_is_and_ends(
         checked = env("check", "text:stuck_games.Stuck", "--split", "test", "--rows", 200)
         if "there are no rows" not in checked.output:
             break
-    said = next(line for line in checked.output.splitlines() if "rows were looked at" in line)
+    said = next(line for line in checked.output.splitlines() if "rows were checked" in line)
     made = int(said.split()[1])
-    assert said == f"warning {made} of 200 rows were looked at: making more takes longer than {limit_s:g} s"
+    assert said == f"warning {made} of 200 rows were checked: making more takes longer than {limit_s:g} s"
     assert "text:stuck_games.Stuck: 0 of 200 rows are made" in checked.output
     assert f"text:stuck_games.Stuck: {made} rows are checked" in checked.output
 

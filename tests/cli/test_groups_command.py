@@ -88,7 +88,7 @@ def test_a_group_that_has_moved_since_it_was_found_is_left(world: World) -> None
     world.buffer.order_group("math", 1, GroupOrder.QUARANTINE)
     outcome = order_groups(world.buffer, GroupOrder.REQUEUE, found.groups, dry_run=False)
     assert dict(outcome.moved) == {"completed": 1}
-    assert outcome.left == {"math/1": "Nothing changes: its status has changed since it was looked at."}
+    assert outcome.left == {"math/1": "Nothing changes: its status has changed in the meantime."}
     ordered = world.buffer.order_group("math", 1, GroupOrder.REQUEUE, expected=Status.COMPLETED)
     assert ordered == Ordered(Status.FAILED, Refusal.MOVED)
     assert world.buffer.order_group("math", 1, GroupOrder.REQUEUE, expected=Status.FAILED).refusal is None

@@ -138,7 +138,7 @@ def test_groups_of_every_status_can_be_shown(world: World, show: Show) -> None:
     failed = show("math", "--last", "failed").output
     assert "\nerror\n  judge: no number\n" in failed
     assert "\nsample 0: failed (grader)" in failed
-    assert "  now  failed: it is not trained, and is kept to look at\n" in failed
+    assert "  now  failed: it is not trained, but kept for inspection\n" in failed
     leaving = show("math", "--last", "leaving").output
     assert re.search(r"claimed for step 1\n.* trained: step 1 was committed\n.* waits for the archiver", leaving)
     assert "admitted as group 4; this is a copy" in show("math", "--last", "cooling").output

@@ -72,7 +72,9 @@ def test_steps_are_compared_as_numbers(save: Callable[..., None], tmp_path: Path
 def test_a_checkpoint_that_says_no_step_is_refused_by_its_name(save: Callable[..., None], tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     (tmp_path / "checkpoints" / "step-00000002" / "trainer.json").write_bytes(b'{"step": ')
-    with pytest.raises(ConfigError, match=r"step-00000002/trainer\.json' says no step of the weights beside it"):
+    with pytest.raises(
+        ConfigError, match=r"step-00000002/trainer\.json' does not give the step of the weights beside it"
+    ):
         newest_checkpoint(tmp_path)
 
 
@@ -156,7 +158,7 @@ def test_a_checkpoint_of_an_adapter_is_not_taken_for_that_of_a_model(model_folde
     _, learner = start_learner(adapted, 0, Ranks())
     save_checkpoint(tmp_path, 1, "", learner.model, learner.optimizer, model_folder, initial=learner.initial)
     with pytest.raises(
-        WeightsError, match=r"step-00000001' has an adapter and no model: .* \[trainer\.lora\]; set that as"
+        WeightsError, match=r"step-00000001' has an adapter but no model: .* \[trainer\.lora\]; restore that"
     ):
         start_learner(adapted.model_copy(update={"lora": None}), 0, Ranks())
 

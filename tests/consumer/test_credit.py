@@ -136,7 +136,9 @@ def test_a_sample_without_the_array_is_refused_with_the_judge_and_the_setting() 
 @pytest.mark.parametrize("values", [[0.0], [0.0, float("nan")]])
 def test_a_misshapen_array_is_refused(values: list[float]) -> None:
     sample = rewarded(make_sample(make_segment([1], [2, 3])), [values])
-    with pytest.raises(InvalidGroup, match=r"array 'token_rewards' of shape \[\d\]; finite numbers of shape \[2\]"):
+    with pytest.raises(
+        InvalidGroup, match=r"array 'token_rewards' of shape \[\d\]; expected finite numbers of shape \[2\]"
+    ):
         Batch.build(1, [make_group(sample)]).with_credit("turns")
 
 

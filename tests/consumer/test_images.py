@@ -97,7 +97,7 @@ def test_a_file_that_has_changed_since_is_refused(folder: Path, tmp_path: Path) 
 
 def test_tokens_of_an_image_without_one_are_refused(folder: Path) -> None:
     one = replace(group(folder, ONE), prompt=Prompt("?"))
-    with pytest.raises(InvalidGroup, match="group 0 of task 'math' has tokens of an image, and its prompt has none"):
+    with pytest.raises(InvalidGroup, match="group 0 of task 'math' has image tokens, but its prompt has no image"):
         micro_batch(Batch.build(1, [one]), folder)
 
 
@@ -111,7 +111,9 @@ def test_images_that_another_class_processed_are_refused(folder: Path) -> None:
     """Where torchvision is installed, transformers takes another one, whose pixels differ."""
     one = group(folder, ONE)
     sample = replace(one.samples[0], extra={**one.samples[0].extra, "image_processor": "OtherImageProcessor"})
-    with pytest.raises(ConfigError, match="workers processed images by OtherImageProcessor, the trainer would by"):
+    with pytest.raises(
+        ConfigError, match="workers processed images with OtherImageProcessor, but the trainer would use"
+    ):
         micro_batch(Batch.build(1, [replace(one, samples=(sample,))]), folder)
 
 

@@ -72,6 +72,8 @@ def test_the_mismatch_of_several_ranks_is_that_of_one() -> None:
 
 
 def test_a_high_learning_rate_is_the_likelier_cause_where_tokens_of_the_live_weights_agree() -> None:
-    assert likely_causes(3e-6).startswith("the learning rate is far too high, or the engines serve other weights")
+    assert likely_causes(3e-6).startswith("the learning rate is far too high, or the engines serve weights other than")
     for error in (0.0, 1.3, math.inf):
-        assert likely_causes(error).startswith("the engines serve other weights than they say, or the learning rate")
+        assert likely_causes(error).startswith(
+            "the engines serve weights other than those they report, or the learning rate"
+        )

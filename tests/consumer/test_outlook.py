@@ -139,7 +139,7 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
             LATE,
             counts({Status.RUNNING: 2}),
             2,
-            "waiting for 2 groups in generation that would be too old at the next step",
+            "waiting for 2 running groups that would be too old at the next step",
         ),
     ],
 )

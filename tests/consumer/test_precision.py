@@ -199,7 +199,7 @@ def test_a_step_without_a_gradient_is_warned_of_as_such(
     with caplog.at_level(logging.WARNING, logger="rollq"):
         [line] = train(settings(steps=1), lambda step: batch_of(step, equal=True))
     assert line["changed"] == 0
-    assert "step 1 has changed only 0 % of the numbers that are trained" in caplog.text
+    assert "step 1 changed only 0 % of the trained numbers" in caplog.text
     assert "the gradient is 0: all advantages are" in caplog.text
 
 

@@ -153,7 +153,7 @@ def test_a_step_that_was_removed_is_noticed(recorded: list[Batch], folder: Path)
         file.unlink()
     run = RecordedRun(Archive(str(folder)))
     run.commit(next(run))
-    with pytest.raises(ArchiveError, match="step 2 is not in the archive, and step 3 is"):
+    with pytest.raises(ArchiveError, match="step 2 is not in the archive, but step 3 is"):
         next(run)
 
 
@@ -198,7 +198,9 @@ def test_steps_that_a_trainer_went_back_before_are_not_continued(
 
 def test_a_bad_batch_has_no_replacement(recorded: list[Batch], folder: Path) -> None:
     run = RecordedRun(Archive(str(folder)))
-    with pytest.raises(InvalidGroup, match="step 1: its batch cannot be trained, and a recorded run has no other one"):
+    with pytest.raises(
+        InvalidGroup, match="step 1: its batch cannot be trained, and a recorded run has no replacement"
+    ):
         run.release(next(run), "quarantine")
 
 

@@ -329,7 +329,7 @@ def test_a_trainer_that_is_stopped_drops_its_evaluation_and_has_no_result(
         stop.set()
         done.join(PATIENCE_S)
         assert found == [{}]
-    assert "the trainer stops, and drops what it evaluates: evaluation held_out: 1 of 2 prompts are" in caplog.text
+    assert "the trainer stops, and drops its evaluation: evaluation held_out: 1 of 2 prompts are" in caplog.text
     assert buffer.evaluation("held_out") == EvaluationState(False, 2, 1, 0)
 
 

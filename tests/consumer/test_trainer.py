@@ -433,7 +433,7 @@ def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
 
         shutil.copytree(chosen.model, unknown)
         (unknown / "trainer.json").write_text("{}")
-        assert "says no step of the weights beside it" in recover("--weights", unknown)
+        assert "does not give the step of the weights beside it" in recover("--weights", unknown)
         (unknown / "trainer.json").write_text('{"step": 3, "lineage": "0123456789abcdef:1"}')
         assert "trainer.json of another run says: to let them count" in recover("--weights", unknown)
         (unknown / "trainer.json").unlink()

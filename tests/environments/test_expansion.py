@@ -75,7 +75,7 @@ def test_tools_of_the_user_come_beside_tools_of_a_server() -> None:
 def test_an_offline_task_is_refused_with_the_keys_that_the_user_sets(tmp_path: Path) -> None:
     file = tmp_path / "rollq.toml"
     file.write_text(FILE.replace("batch_groups = 2", "batch_groups = 2\noffline = true"))
-    with pytest.raises(ConfigError, match=r"tasks\.sums: env, env_options: with offline = true"):
+    with pytest.raises(ConfigError, match=r"tasks\.sums: env, env_options: a task with offline = true"):
         load_settings(file)
 
 
@@ -94,8 +94,8 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
     ("tables", "words"),
     [
         ({"tasks": {"a": {"env": "chain_sum"}}}, 'tasks.a.env = "chain_sum": write a kind and a name'),
-        ({"tasks": {"a": {"env": "gym:x"}}}, "tasks.a.env: there is no kind 'gym': use "),
-        ({"tasks": {"a": {"env": "verifier:x"}}}, "there is no kind 'verifier'; did you mean 'verifiers'?: use "),
+        ({"tasks": {"a": {"env": "gym:x"}}}, "tasks.a.env: unknown kind 'gym': use "),
+        ({"tasks": {"a": {"env": "verifier:x"}}}, "unknown kind 'verifier'; did you mean 'verifiers'?: use "),
         ({"tasks": {"a": {**SUMS, "env_options": {"rows": 0}}}}, "tasks.a.env_options.rows = 0: must be a whole"),
         ({"tasks": {"a": {**SUMS, "env_options": {"size": 9}}}}, "tasks.a.env_options.size: write rows"),
         ({"tasks": {"a": {**SUMS, "env_options": 3}}}, "tasks.a.env_options = 3: must be a table"),
@@ -112,13 +112,13 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
         ({"tasks": {"a": {**SERVED, "env_options": {"reset": {"seed": 1}}}}}, "reset.seed comes from the row: leave"),
         (
             {"tasks": {"a": {**SERVED, "env_options": {"tools": True, "action": {"move": "{text}"}}}}},
-            "tasks.a.env_options: action is for texts, and with tools = true",
+            "tasks.a.env_options: action is for texts, but with tools = true",
         ),
         (
             {"tasks": {"a": {"env": "reasoning-gym:boxnet"}}},
             'tasks.a.env = "reasoning-gym:boxnet": its grader gives its own answers 0: choose another generator',
         ),
-        ({"evaluations": {"a": {**SUMS, "env_shared": True}}}, "evaluations.a.env_shared: only tasks have it"),
+        ({"evaluations": {"a": {**SUMS, "env_shared": True}}}, "evaluations.a.env_shared: only for tasks"),
         ({"tasks": {"a": {"env": DESK}}}, "has no prompts: set prompts"),
         ({"tasks": {"a": {**ASKED, "env_split": "test"}}}, f'a.env_split: env = "{DESK}" has no rows: leave it out'),
         ({"tasks": {"a": {**ASKED, "env_shared": True}}}, "tasks.a.env_shared: env = "),

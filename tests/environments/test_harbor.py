@@ -100,10 +100,10 @@ def test_identity_depends_on_files_behind_links(folder: Path) -> None:
             lambda task: (task / "task.toml").write_text("[verifier]\ntimeout_sec = 0"),
             "verifier.timeout_sec = 0",
         ),
-        (lambda task: (task / "task.toml").write_text("steps = [{}]"), "tasks of several steps are not supported"),
+        (lambda task: (task / "task.toml").write_text("steps = [{}]"), "tasks with several steps are not supported"),
         (
             lambda task: (task / "task.toml").write_text('[verifier.env]\nKEY = "${KEY}"'),
-            "verifier.env.KEY = '${KEY}': tests get no variable of this machine",
+            "verifier.env.KEY = '${KEY}': tests get no environment variables of this machine",
         ),
         (
             lambda task: (task / "environment" / "docker-compose.yaml").write_text("services: {}"),
@@ -321,7 +321,7 @@ def test_systems_without_namespaces_are_refused(folder: Path, monkeypatch: pytes
     add_task(folder)
     monkeypatch.setattr(harbor_judge, "problem", lambda _: "unshare: not permitted")
     options = harbor_judge.TestsOptions(**source(folder).settings()["judge_options"])
-    with pytest.raises(ConfigError, match=r"needs namespaces of Linux.*unshare: not permitted"):
+    with pytest.raises(ConfigError, match=r"needs Linux namespaces.*unshare: not permitted"):
         harbor_judge.JUDGE(options, JudgeContext(60, JudgePool(1)))
 
 

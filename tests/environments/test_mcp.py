@@ -98,7 +98,7 @@ def test_the_check_finds_tools_that_change_by_themselves(tmp_path: Path) -> None
         "@server.tool(description=f'my process is {os.getpid()}')\ndef where() -> str: return ''\nserver.run()\n"
     )
     [text] = errors(list(opened(f"mcp:{sys.executable} {program}").check([])))
-    assert "16 of 16 sessions at once failed: the tools of MCP server 'server' have changed" in text
+    assert "16 of 16 concurrent sessions failed: the tools of MCP server 'server' have changed" in text
     assert text.endswith("(changed: where): restart the workers")
 
 

@@ -81,7 +81,7 @@ def test_rows_are_the_tasks_of_a_list() -> None:
             "env": {"split": "test", "index": 19, "seed": seed, "opening": opening},
         }
         assert rows == first_rows(source(server, "test", prompt="{task.name}: {hint}"), 20)
-        with pytest.raises(ConfigError, match="no task in split 'dev'; it has train, test"):
+        with pytest.raises(ConfigError, match="no task in split 'dev'; the splits are train, test"):
             next(source(server, "dev").rows())
 
 
@@ -192,7 +192,7 @@ def test_an_environment_that_opens_otherwise_fails_the_sample(tokenizer: HfToken
     loop = loop_of(source(server))
     error = failure(server, lambda: play(loop, tokenizer, ["1"], prompt_of(row(3))))
     assert str(error) == (
-        "the environment opened with 'another game', its row has 'task 3: guess a number from 0 to 9 (7)'"
+        "the environment opened with 'another game', but its row has 'task 3: guess a number from 0 to 9 (7)'"
     )
     assert not server.sessions
 

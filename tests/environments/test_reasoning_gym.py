@@ -175,7 +175,7 @@ def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted() -> None:
 def test_a_grader_that_fails_on_the_rows_own_answer_fails_the_sample() -> None:
     (verdict,) = judged("boxnet", ["1e999"], trust_graders=True)
     assert verdict.reward is None
-    assert "gives the row's own answer 0" in str(verdict.error)
+    assert "scores the row's reference answer 0" in str(verdict.error)
 
 
 def test_a_row_that_its_seed_does_not_make_fails_the_sample() -> None:
@@ -194,10 +194,10 @@ FINDINGS = {
     "chain_sum": (),
     "complex_arithmetic": ("error: rubbish scores 1 for all questions: 'nan'",),
     "game_of_life_halting": ("error: rubbish scores 1 for all questions: ",),
-    "rush_hour": ("error: the own answers of 20 of 20 rows do not score 1",),
+    "rush_hour": ("error: the reference answers of 20 of 20 rows do not score 1",),
     "prime_factorization": ("warning: the grader raises on 'nan'",),
     "string_insertion": ("warning: the grader hangs on '9**9**9**9'", "warning: the grader runs an answer as code"),
-    "ransom_note": ("warning: rows differ under another hash seed",),
+    "ransom_note": ("warning: rows depend on the hash seed",),
 }
 """Generator -> all that its check finds, but for notes."""
 

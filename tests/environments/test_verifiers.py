@@ -74,7 +74,7 @@ def test_a_settings_file_names_a_task_set_and_a_python_beside_it(tmp_path: Path)
 
 def test_a_python_without_verifiers_is_refused(tmp_path: Path) -> None:
     gateway = Gateway(GatewaySettings())
-    with pytest.raises(ConfigError, match=r'env_options\.python = "/no/python": there is no such program'):
+    with pytest.raises(ConfigError, match=r'env_options\.python = "/no/python": no such program'):
         loop_of(gateway, python="/no/python")
     with pytest.raises(ConfigError, match=r"env_options\.python is not set, .* has no package verifiers"):
         next(Verifiers().open("sums", {}, "train").rows())

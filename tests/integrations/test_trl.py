@@ -189,7 +189,7 @@ def test_settings_of_trl_that_it_cannot_honour_are_refused(
 @pytest.mark.parametrize(
     ("changed", "max_tokens", "message"),
     [
-        ({"temperature": 0.5}, 400, r"step 1 has samples of temperature 1, and GRPOConfig temperature = 0.5"),
+        ({"temperature": 0.5}, 400, r"step 1 has samples of temperature 1, but GRPOConfig temperature = 0.5"),
         ({}, 60, r"step 1: the batch needs \d micro-batches .* gradient_accumulation_steps"),
     ],
 )

@@ -38,16 +38,16 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "all is well": (
         run_status(MATH, workers={"w1": worker(4), "w2": worker()}),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 2 workers",
+        "training: the trainer has been training step 41 for 12 s; 4 groups running on 2 workers",
     ),
     "the archiver waits": (
         run_status(task_status(statuses={Status.RUNNING: 4}, archive_trouble="archive.url = '/a': full")),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; the archiver "
+        "training: the trainer has been training step 41 for 12 s; 4 groups running on 1 worker; the archiver "
         "waits: archive.url = '/a': full",
     ),
     "nobody archives": (
         run_status(task_status(statuses={Status.RUNNING: 4, Status.LEAVING: 64}, scheduled=644), task_status("code")),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; 64 "
+        "training: the trainer has been training step 41 for 12 s; 4 groups running on 1 worker; 64 "
         "groups wait for the archive\n"
         "to do: start the archiver: `rollq archive`",
     ),
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status("demos", {Status.COMPLETED: 1}, offline=True, producer_silent_s=None),
             trainer=waiting({"demos": (1, 16)}),
         ),
-        "starving: task demos is filled by imports alone; 4 groups in generation on 1 worker; the trainer has "
+        "starving: only imports fill task demos; 4 groups running on 1 worker; the trainer has "
         "waited 12 s for step 41: task demos has 1 of 16 groups\n"
         "to do: import more into task demos: `rollq import`; or take it out of this batch: `rollq set demos "
         "batch_groups=0 --from-step 41`",
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "paused: the only worker is paused; 80 groups of task math are pending; the trainer has waited 12 s for "
         "step 41: task math has 0 of 16 groups\n"
-        "to do: if this is no longer wanted: `rollq resume --worker gpu0`",
+        "to do: continue with `rollq resume --worker gpu0`",
     ),
     "one of two workers is paused": (
         run_status(
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"gpu0": worker(state="paused"), "gpu1": worker(4)},
         ),
-        "starving: 4 groups in generation on 2 workers; the trainer has waited 12 s for step 41: task math has 0 "
+        "starving: 4 groups running on 2 workers; the trainer has waited 12 s for step 41: task math has 0 "
         "of 16 groups",
     ),
     "a judge fails for some samples": (
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
                 "gpu2": worker(unrewarded=None),
             },
         ),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 3 workers",
+        "training: the trainer has been training step 41 for 12 s; 4 groups running on 3 workers",
     ),
     "a judge fails for many samples": (
         run_status(
@@ -111,8 +111,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "failing: the judges failed for 25% of the samples of the last minute, the last one with judge 'a.b': "
         "KeyError: 'x' (a.py:8); the trainer has been training step 41 for 12 s\n"
-        "to do: fix the judge, or what it depends on, and restart every worker: samples that it fails for are left "
-        'out, and the others of their groups trained alone; on_judge_error = "zero" counts them as wrong instead',
+        "to do: fix the judge, or what it depends on, and restart every worker: samples for which it fails are "
+        'left out, and the rest of their groups is trained; on_judge_error = "zero" counts them as wrong instead',
     ),
     "a judge blocks a worker": (
         run_status(
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             workers={"gpu0": worker(4, blocked_by="judges.py:8 in slow, for 12 s", hanging_calls=3)},
         ),
         "starving: worker gpu0 is blocked by judges.py:8 in slow, for 12 s; 3 calls of judges hang on worker gpu0; "
-        "4 groups in generation on 1 worker; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
+        "4 groups running on 1 worker; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
         "to do:\n"
         "  1. make that function a plain one, which runs in a thread, or let it await what it waits for\n"
         "  2. set isolate_judge = true: then a call that takes too long is killed",
@@ -130,7 +130,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(
             task_status(statuses={Status.RUNNING: 4, Status.LEAVING: 360}, scheduled=644, archives=True),
         ),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; 360 groups wait "
+        "training: the trainer has been training step 41 for 12 s; 4 groups running on 1 worker; 360 groups wait "
         "for the archive",
     ),
     "offline tasks alone need neither producers nor workers": (
@@ -143,7 +143,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (5, 16)}),
             workers={"w1": worker(11)},
         ),
-        "starving: 11 groups in generation on 1 worker; the trainer has waited 12 s for step 41: task math has 5 "
+        "starving: 11 groups running on 1 worker; the trainer has waited 12 s for step 41: task math has 5 "
         "of 16 groups",
     ),
     "a wait that is no longer than twice the usual step": (
@@ -153,7 +153,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             workers={"w1": worker(11), "w2": worker(condition="silent")},
         ),
         "training: the trainer has waited 12 s for step 41: task math has 5 of 16 groups; last step 12 s ago; 11 "
-        "groups in generation on 1 of 2 workers; w2 on box, process 4242, has said nothing for 0.4 s",
+        "groups running on 1 of 2 workers; w2 on box, process 4242, has said nothing for 0.4 s",
     ),
     "an evaluation that nobody produces": (
         run_status(task_status(producer_silent_s=None), trainer=trainer_state(TrainerPhase.EVALUATING), workers={}),
@@ -168,8 +168,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=replace(waiting({"math": (20, 16)}), stragglers={"math": 2}),
             workers={"w1": worker(2)},
         ),
-        "starving: 2 groups in generation on 1 worker; the trainer has waited 12 s for step 41: 2 groups in "
-        "generation would be too old at the next step",
+        "starving: 2 groups running on 1 worker; the trainer has waited 12 s for step 41: 2 running groups "
+        "would be too old at the next step",
     ),
     "no workers": (
         run_status(task_status(statuses={Status.PENDING: 32}), trainer=waiting({"math": (0, 16)}), workers={}),
@@ -253,18 +253,18 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "what the trainer lacked is there": (
         run_status(MATH, trainer=waiting({"math": (15, 16)}), workers={"w1": worker(4)}),
-        "training: the trainer has been training step 41 for 0.5 s; 4 groups in generation on 1 worker",
+        "training: the trainer has been training step 41 for 0.5 s; 4 groups running on 1 worker",
     ),
     "the trainer has moved on since its last word": (
         run_status(MATH, trainer=waiting({"math": (1, 16)}, step=39), workers={"w1": worker(4)}),
-        "training: the trainer has trained step 40; 4 groups in generation on 1 worker",
+        "training: the trainer has trained step 40; 4 groups running on 1 worker",
     ),
     "some groups fail": (
         run_status(
             replace(MATH, last_error=LastError("ValueError: no answer", 3.0), rates=replace(RATES, failed=0.5)),
             workers={"w1": worker(4)},
         ),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; "
+        "training: the trainer has been training step 41 for 12 s; 4 groups running on 1 worker; "
         "groups of task math fail, the last one with ValueError: no answer",
     ),
     "paused": (
@@ -430,7 +430,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "an evaluation does not hold a run up": (
         run_status(MATH, task_status("held_out", kind="eval", control="pause"), workers={"w1": worker(4)}),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker",
+        "training: the trainer has been training step 41 for 12 s; 4 groups running on 1 worker",
     ),
 }
 

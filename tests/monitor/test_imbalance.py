@@ -57,7 +57,7 @@ def test_a_worker_that_may_take_nothing_or_has_just_become_idle_is_not_meant(rep
 def test_the_diagnosis_says_it_and_what_to_look_at() -> None:
     found = diagnose(uneven(0, 61, 0, 0, pending=3))
     assert found.sentence.startswith(
-        "61 groups in generation on 4 workers; 3 of 4 workers idle while gpu1 holds 61 of 64 groups; the trainer has"
+        "61 groups running on 4 workers; 3 of 4 workers idle while gpu1 holds 61 of 64 groups; the trainer has"
     )
     assert found.to_do == [
         "to do: look at the log of an idle worker: does it have the same weights, tasks and release as the others?"

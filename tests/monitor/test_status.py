@@ -280,6 +280,6 @@ def test_a_task_that_no_batch_takes_groups_of_is_retired_in_every_view(buffer: B
         "code": "retired", "math": "run"
     }  # fmt: skip
     text = " ".join(as_table(found).split())
-    assert "code: retired: no batch takes groups of it; `rollq set code batch_groups=N` brings it back" in text
+    assert "code: retired: no batch takes its groups; `rollq set code batch_groups=N` brings it back" in text
     buffer.change_rules("code", {"batch_groups": 4}, batch_step=9)
     assert [task.state for task in look(buffer, server_url).tasks] == ["run", "run"], "a later batch has it"

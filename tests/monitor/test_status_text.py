@@ -51,9 +51,7 @@ def test_the_lowest_reward_is_of_a_task_that_is_trained_and_not_of_equal_ones() 
 
 def test_the_diagnosis_is_the_first_line() -> None:
     assert (
-        as_table(BUSY, 400)
-        .splitlines()[0]
-        .startswith("starving: 13 groups in generation on 1 of 2 workers; the trainer has")
+        as_table(BUSY, 400).splitlines()[0].startswith("starving: 13 groups running on 1 of 2 workers; the trainer has")
     )
 
 
@@ -96,7 +94,7 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
     found = orjson.loads(as_json(run))
     assert found["schema"] == STATUS_VERSION == 2
     assert found["diagnosis"]["state"] == "starving"
-    assert found["diagnosis"]["sentence"].startswith("13 groups in generation on 1 of 2 workers; the trainer has")
+    assert found["diagnosis"]["sentence"].startswith("13 groups running on 1 of 2 workers; the trainer has")
     assert found["diagnosis"]["level"] == "attention"
     assert found["wanted_workers"] == 5  # 16 groups x 500 tokens / 2 s / 0.9 kept / 1,000 tokens/s
     assert found["tasks"][0]["by_staleness"] == {"0": 2, "1": 1}
@@ -121,7 +119,7 @@ def test_samples_that_failed_are_named_by_the_part_that_failed() -> None:
 def test_groups_that_are_kept_to_look_at_are_no_depth() -> None:
     lines = as_table(run_status(task_status("math", {Status.RUNNING: 4, Status.FAILED: 97, Status.FILTERED: 3})), 400)
     assert "failed" not in next(line for line in lines.splitlines() if line.startswith("task "))
-    assert "math: kept to look at: 3 filtered, 97 failed" in lines.splitlines()
+    assert "math: kept for inspection: 3 filtered, 97 failed" in lines.splitlines()
 
 
 def test_evaluations_have_a_table_and_are_no_tasks() -> None:

@@ -153,7 +153,7 @@ def test_tests_that_hang_give_nothing(folder: Path, tmp_path: Path) -> None:
 
 def test_a_failed_build_is_refused(folder: Path, tmp_path: Path) -> None:
     (add_contained(folder) / "environment" / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo oh && no-such-program\n")
-    with pytest.raises(ConfigError, match=r"(?s)hello: its image cannot be made: podman build: .*no-such-program"):
+    with pytest.raises(ConfigError, match=r"(?s)hello: its image cannot be built: podman build: .*no-such-program"):
         judged(source(folder), HONEST, tmp_path)
 
 

@@ -265,8 +265,8 @@ class Consumer(Iterator[Batch]):
         """
         if step > (last_step := self._batches.last_step):
             raise ConfigError(
-                f"publish(step={step!r}): the last batch that was taken is the batch of step {last_step}; "
-                "pass the step of the batch that these weights have learned from last"
+                f"publish(step={step!r}): the last batch was for step {last_step}; pass the step of the last "
+                "batch that these weights learned from"
             )
         before = self._publisher.stored_bytes
         settings = self._settings

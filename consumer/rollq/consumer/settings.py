@@ -29,18 +29,16 @@ class NcclSettings(Settings):
         default=None, description="address at which workers reach the trainer's machine; default: its host name"
     )
     join_s: float = Field(default=30, gt=0, description="longest wait for workers to join a broadcast, in seconds")
-    timeout_s: float = Field(
-        default=300, gt=0, description="longest that a broadcast may take once they have joined, in seconds"
-    )
+    timeout_s: float = Field(default=300, gt=0, description="longest broadcast once they have joined, in seconds")
 
 
 class LoraSettings(Settings):
     """An adapter that is trained in place of the model's weights."""
 
     rank: int = Field(default=16, gt=0, description="rank of the adapter's matrices")
-    alpha: int = Field(default=32, gt=0, description="the adapter's output is multiplied by alpha / rank")
+    alpha: int = Field(default=32, gt=0, description="scales the adapter's output by alpha / rank")
     targets: Literal["all-linear"] | list[str] = Field(
-        default="all-linear", description='names of the modules that are adapted; "all-linear": all but the head'
+        default="all-linear", description='names of the modules to adapt; "all-linear": all except the head'
     )
 
 
@@ -48,7 +46,7 @@ class ClientSettings(Settings):
     """How a trainer holds its run, takes batches and sends weights: the reference trainer like any other."""
 
     trainer_id: str = Field(
-        default="trainer", description="name of the trainer, in the errors of others that want the run"
+        default="trainer", description="name of the trainer in the errors of others that try to take the run"
     )
     mode: ResumeMode = Field(
         default="replay", description="what happens to batches after the step resumed from: replay, return, regenerate"
@@ -60,7 +58,7 @@ class ClientSettings(Settings):
     )
     on_replay_mismatch: OnReplayMismatch = Field(
         default="warn",
-        description="when batches are replayed to weights other than the recorded: warn, regenerate the rest, or fail",
+        description="when batches are replayed to other weights than recorded: warn, regenerate the rest, or fail",
     )
     timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one batch, in seconds; default: no limit"
@@ -78,12 +76,11 @@ class ClientSettings(Settings):
         default=1,
         gt=0,
         le=MAX_DELTAS,
-        description="publish a complete copy every n-th time, and deltas in between; 1: always complete",
+        description="publish a complete copy every n-th time, with deltas in between; 1: always complete",
     )
     publish_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None,
-        description="dtype that weights are rounded to as they are published, except for folders; default: they keep "
-        "theirs",
+        description="dtype of published weights, except for folders; default: the model's dtype",
     )
     max_file_bytes: int = Field(
         default=MAX_FILE_BYTES,
@@ -97,7 +94,7 @@ class ClientSettings(Settings):
     prefetch_bytes: int = Field(
         default=1 << 30,
         ge=0,
-        description="memory for groups of the next batch that are read while this one is trained, in bytes; 0: none",
+        description="memory for reading groups of the next batch while this one is trained, in bytes; 0: none",
     )
     colocated: bool = Field(default=False, description="put the engines to sleep while the trainer uses their GPUs")
 
@@ -114,7 +111,7 @@ class ClientSettings(Settings):
                 "transport 'nccl' with colocated = true: engines that sleep cannot take weights; set transport = 'path'"
             )
         if self.transport == "nccl" and self.full_every > 1:
-            raise ValueError("transport 'nccl' sends all weights each time: leave full_every out")
+            raise ValueError("transport 'nccl' always sends all weights: leave full_every out")
         return self
 
 
@@ -157,14 +154,15 @@ class TrainerSettings(ClientSettings):
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay of AdamW")
     gradient_clip: float = Field(default=1.0, gt=0, description="largest norm of the gradient")
     updates_per_batch: int = Field(
-        default=1, gt=0, description="optimizer steps on each batch, each on a part of its groups"
+        default=1, gt=0, description="optimizer steps per batch, each on a part of its groups"
     )
     credit: Literal["sample", "tokens", "turns"] = Field(
         default="sample",
-        description="what has an advantage of what followed it: a sample, or each token or turn that the judge rewards",
+        description="unit that gets an advantage from what followed it: a sample, or each token or turn that the judge "
+        "rewards",
     )
     discount: float = Field(
-        default=1.0, ge=0, le=1, description="with credit tokens or turns: what the return of the next one counts"
+        default=1.0, ge=0, le=1, description="with credit tokens or turns: weight of the next one's return"
     )
     loss: LossSettings = Field(
         default=LossSettings(), description="name of the loss, or a table with its settings; default: clipped PPO"
@@ -176,24 +174,26 @@ class TrainerSettings(ClientSettings):
     device: str = Field(default="cpu", description="torch device of the model, such as cpu or cuda")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="dtype of passes, of published weights, and of weights that are not trained; those that are, the "
-        "optimizer and checkpoints have float32",
+        description="dtype of passes, published weights and frozen weights; trained weights, the optimizer and "
+        "checkpoints have float32",
     )
     compute_dtype: Literal["bfloat16"] | None = Field(
-        default=None, description="dtype of forward and backward passes alone; default: `dtype`"
+        default=None, description="dtype of only forward and backward passes; default: `dtype`"
     )
     logprob_chunk: int = Field(
         default=1024, ge=0, description="tokens whose logits are in memory at a time; 0: a whole micro-batch"
     )
     checkpoint_activations: bool = Field(
-        default=False, description="compute activations again in the backward pass, which saves most of their memory"
+        default=False, description="recompute activations in the backward pass, which saves most of their memory"
     )
     lora: LoraSettings | None = Field(
-        default=None, description="train an adapter, and publish it alone; default: all weights are trained"
+        default=None, description="train and publish only an adapter; default: train all weights"
     )
     threads: int | None = Field(default=None, gt=0, description="CPU threads used by torch; default: torch's choice")
     checkpoint_every: int = Field(default=10, gt=0, description="train steps between two checkpoints")
-    keep_checkpoints: int = Field(default=KEPT_CHECKPOINTS, gt=0, description="checkpoints that stay: the newest ones")
+    keep_checkpoints: int = Field(
+        default=KEPT_CHECKPOINTS, gt=0, description="how many of the newest checkpoints to keep"
+    )
     evaluate_every: int = Field(default=0, ge=0, description="train steps between two evaluations; 0: never")
     evaluation_timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one evaluation, in seconds; default: no limit"
@@ -212,7 +212,7 @@ class TrainerSettings(ClientSettings):
         default=False, description="route tokens to the experts that the engine chose, in a mixture of experts"
     )
     trackers: tuple[TrackerName, ...] = Field(
-        default=(), description="where metrics and sampled rollouts go as well: tensorboard, wandb, mlflow"
+        default=(), description="trackers that also get metrics and sampled rollouts: tensorboard, wandb, mlflow"
     )
     tracked_rollouts: int = Field(
         default=8, ge=0, le=1000, description="rollouts of each step that trackers show; 0: none"
@@ -247,7 +247,9 @@ class TrainerSettings(ClientSettings):
     def _credit_agrees(self) -> Self:
         if self.credit == "sample":
             if self.discount != 1:
-                raise ValueError(f'discount = {self.discount!r}: needs credit = "tokens" or "turns"; or leave it out')
+                raise ValueError(
+                    f'discount = {self.discount!r}: needs credit = "tokens" or "turns"; set that, or leave this out'
+                )
             return self
         given = f'credit = "{self.credit}"'
         if "batch" in (self.advantages.baseline, self.advantages.scale):

@@ -33,5 +33,5 @@ class MlflowSettings(Settings):
     tracking_uri: str | None = Field(
         default=None, description="server or database of runs; default: MLFLOW_TRACKING_URI, or MLflow's default"
     )
-    experiment: str = Field(default="rollq", description="experiment of the run; it is made if it does not exist")
+    experiment: str = Field(default="rollq", description="experiment of the run; created if missing")
     name: str | None = Field(default=None, description="name of the run; default: the name of rollq's run")

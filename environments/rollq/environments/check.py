@@ -34,7 +34,7 @@ def check(environment: Environment, rows: int, tell: Callable[[str], None] = lam
     ):
         made.extend(islice(making, rows))
     if limit.is_over:
-        said = f"{len(made)} of {rows} rows were looked at: making more takes longer than {MAKING_S:g} s"
+        said = f"{len(made)} of {rows} rows were checked: making more takes longer than {MAKING_S:g} s"
         yield Finding(Level.WARNING, said)
     if not made:
         yield Finding(Level.ERROR, "there are no rows")
@@ -44,7 +44,7 @@ def check(environment: Environment, rows: int, tell: Callable[[str], None] = lam
     with every(REPORT_S, lambda: tell(f"{len(made)} rows are checked")):
         yield from _repeats(made, _test_rows(environment, rows))
         if unstable := unstable_rows(environment, UNSTABLE_ROWS, made, TimeLimit(MAKING_S)):
-            text = f"rows differ under another hash seed: {unstable} of the first {min(len(made), UNSTABLE_ROWS)}"
+            text = f"rows depend on the hash seed: {unstable} of the first {min(len(made), UNSTABLE_ROWS)} differ"
             yield Finding(Level.WARNING, f"{text}; rollq makes and judges all of them under hash seed 0")
         yield from source.check(made)
 
@@ -57,7 +57,7 @@ def _form(rows: list[dict[str, object]]) -> Iterator[Finding]:
     """Rows without a prompt."""
     bad = [index for index, row in enumerate(rows) if not (row.get("prompt") or row.get("messages"))]
     if bad:
-        yield Finding(Level.ERROR, f"{len(bad)} rows have neither prompt nor messages", bad[0])
+        yield Finding(Level.ERROR, f"{len(bad)} rows have neither a prompt nor messages", bad[0])
 
 
 def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> Iterator[Finding]:

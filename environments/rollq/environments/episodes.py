@@ -33,7 +33,7 @@ def check_opening(place: Mapping[str, Any], opened: str) -> None:
     if (promised := place[OPENING]) != opened:
         raise SampleFailed(
             FailureKind.ENVIRONMENT,
-            f"the environment opened with {_shown(opened, promised)}, its row has {_shown(promised, opened)}",
+            f"the environment opened with {_shown(opened, promised)}, but its row has {_shown(promised, opened)}",
         )
 
 

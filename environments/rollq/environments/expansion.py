@@ -105,7 +105,7 @@ def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str])
             environment = _environment(table, EVALUATION_ROWS if root == "evaluations" else TASK_ROWS, place, folder)
             _check_rows_are_used(table, environment)
             if root == "evaluations" and table.get("env_shared"):
-                raise ConfigError("env_shared: only tasks have it: leave it out")
+                raise ConfigError("env_shared: only for tasks: leave it out")
             if root == "tasks" and _uses_rows(table, environment) and not table.get("env_shared"):
                 environment = _without(evaluated, environment)
         except ConfigError as error:
@@ -139,7 +139,7 @@ def _without(evaluated: Iterable[Environment], environment: Environment) -> Envi
     same = tuple(other for other in evaluated if other.env == environment.env)
     if any(other.split == environment.split for other in same):
         raise ConfigError(
-            f"env_split = {environment.split!r}: an evaluation has the same rows; give it another split, such as "
+            f"env_split = {environment.split!r}: an evaluation has the same rows; give it a different split, such as "
             'env_split = "test", or set env_shared = true'
         )
     return replace(environment, left_out=same)
@@ -160,7 +160,7 @@ def _environment(table: Mapping[str, Any], rows: int, place: str, folder: Path) 
     options = dict(options)
     rows = options.pop("rows", rows)
     if type(rows) is not int or rows < 1:
-        raise ConfigError(f"env_options.rows = {rows!r:.80}: must be a whole number from 1 on")
+        raise ConfigError(f"env_options.rows = {rows!r:.80}: must be a whole number, 1 or more")
     split = table.get("env_split") or ("train" if place.startswith("tasks") else "test")
     if not isinstance(split, str):
         raise ConfigError(f"env_split = {split!r:.80}: must be a text in quotes")

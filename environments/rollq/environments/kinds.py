@@ -111,7 +111,7 @@ def kind_named(name: str) -> Kind:
     if found is None:
         close = difflib.get_close_matches(name, kind_names(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"env: there is no kind {name!r}{hint}: use {', '.join(kind_names())}")
+        raise ConfigError(f"env: unknown kind {name!r}{hint}: use {', '.join(kind_names())}")
     added: Kind = found.load()()
     return added
 

@@ -47,8 +47,8 @@ class Written:
     def __str__(self) -> str:
         parts = [f"{self.rows:,} rows"]
         parts += [f"{self.repeated:,} repeats left out"] if self.repeated else []
-        parts += [f"{self.evaluated:,} left out that are in an evaluation"] if self.evaluated else []
-        parts += [f"{self.unstable} of the first {COMPARED} differ under another hash seed"] if self.unstable else []
+        parts += [f"{self.evaluated:,} rows of an evaluation left out"] if self.evaluated else []
+        parts += [f"{self.unstable} of the first {COMPARED} depend on the hash seed"] if self.unstable else []
         return ", ".join(parts)
 
 
@@ -96,7 +96,7 @@ def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
     if not lines:
         raise ConfigError(
             f'env = "{environment.env}": there are no rows'
-            + (" but those that evaluations have: set a smaller env_options.rows for them" if left_out else "")
+            + (" except rows of evaluations: set a smaller env_options.rows for these" if left_out else "")
         )
     try:
         atomic_file(path, b"".join(lines))
@@ -164,4 +164,4 @@ def _digests(path: Path) -> Iterator[bytes]:
             try:
                 yield digest_of(exact_json.loads(line))
             except (ValueError, TypeError, AttributeError) as error:
-                raise ConfigError(f"{path}:{number}: not a row: remove the file, and it is written again") from error
+                raise ConfigError(f"{path}:{number}: not a row: remove the file to have it written again") from error

@@ -67,7 +67,7 @@ def _findings(rows: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[Trial, Tr
         elif first.step != second.step:
             yield Finding(Level.WARNING, f"two episodes of this row answered {SAID!r} differently", index)
     if len(rows) > 1 and len({row[ENV][OPENING] for row in rows}) == 1:
-        yield Finding(Level.NOTE, "all rows open alike: nothing, or something hidden, depends on the row")
+        yield Finding(Level.NOTE, "all rows open the same way: nothing visible depends on the row")
     if seconds := [trial.seconds for pair in pairs for trial in pair if trial.opening is not None]:
         yield Finding(
             Level.NOTE,

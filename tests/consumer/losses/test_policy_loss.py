@@ -243,8 +243,8 @@ def test_what_the_teacher_likes_becomes_likelier() -> None:
     ("arrays", "message"),
     [
         ({"other": np.zeros(3)}, r"group 60 of task 'chat' has no array 'teacher_logprobs', which distillation in"),
-        ({"teacher_logprobs": np.zeros(2)}, r"of shape \[2\]; finite numbers of shape \[3\] are needed"),
-        ({"teacher_logprobs": np.full(3, np.nan)}, r"finite numbers of shape \[3\] are needed"),
+        ({"teacher_logprobs": np.zeros(2)}, r"of shape \[2\]; expected finite numbers of shape \[3\]"),
+        ({"teacher_logprobs": np.full(3, np.nan)}, r"finite numbers of shape \[3\]"),
     ],
 )
 def test_logprobs_of_a_teacher_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str) -> None:

@@ -69,9 +69,9 @@ def test_losses_that_compare_whole_samples_say_so() -> None:
 
 
 WRONG = {
-    'loss = "gspoo"': r"trainer\.loss = 'gspoo': there is no such loss, did you mean 'gspo'\? rollq has ppo, grpo,",
+    'loss = "gspoo"': r"trainer\.loss = 'gspoo': unknown loss, did you mean 'gspo'\? rollq has ppo, grpo,",
     "loss = 3": r"trainer\.loss = 3: must be a table",
-    'loss.preset = "nothing"': r"trainer\.loss: preset = 'nothing': there is no such loss; rollq has ppo, grpo,",
+    'loss.preset = "nothing"': r"trainer\.loss: preset = 'nothing': unknown loss; rollq has ppo, grpo,",
     'loss = { preset = "gspo", ratio_cap = 3.0 }': r"ratio_cap = 3\.0: loss 'gspo' .*leave it out\. It uses "
     "preset, surrogate, ratio, aggregation, clip_low, ",
     "loss.importance_cap = 3.0": r"importance_cap = 3\.0: .*set old_logprobs = \"recomputed\"",

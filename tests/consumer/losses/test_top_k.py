@@ -113,11 +113,11 @@ def test_steps_bring_the_policy_to_its_teacher() -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"other": np.zeros(4)}, "no array 'teacher_top_ids'.*with top_k as many as the loss may look at"),
+        ({"other": np.zeros(4)}, "no array 'teacher_top_ids'.*with top_k set to how many"),
         ({"teacher_top_ids": np.zeros((4, 2), np.int32)}, "no array 'teacher_top_logprobs'"),
         (
             {"teacher_top_ids": np.zeros((4, 2), np.int32), "teacher_top_logprobs": np.zeros((4, 3))},
-            r"of shapes \[4, 2\] and \[4, 3\]; ids and logprobs of shape \[4, k\] are needed",
+            r"of shapes \[4, 2\] and \[4, 3\]; expected ids and logprobs of shape \[4, k\]",
         ),
         ({"teacher_top_ids": np.zeros((3, 2), np.int32), "teacher_top_logprobs": np.zeros((3, 2))}, r"shape \[4, k\]"),
         ({"teacher_top_ids": np.zeros((4, 2)), "teacher_top_logprobs": np.zeros((4, 2))}, "ids and logprobs of shape"),

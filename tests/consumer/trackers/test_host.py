@@ -103,8 +103,8 @@ def test_a_tracker_that_hangs_drops_what_its_queue_does_not_hold(
     finish(host, 0.05)
     assert (host.dropped, host.failed) == (3, 0)
     assert messages(caplog) == [
-        "tracker wandb does not keep up: step 4 is dropped, and so may others be",
-        "tracker wandb does not end; 2 entries wait, and are lost",
+        "tracker wandb does not keep up: step 4 is dropped, and others may be",
+        "tracker wandb does not stop; 2 waiting entries are lost",
     ]
 
 
@@ -129,7 +129,7 @@ def test_a_tracker_that_fails_at_its_end_is_left_behind(
     host.log(Entry(1, {}))
     finish(host, PATIENCE_S if failure == "raise" else 0.05)
     assert len(messages(caplog)) == 1
-    assert ("failed to close" if failure == "raise" else "does not end") in messages(caplog)[0]
+    assert ("failed to close" if failure == "raise" else "does not stop") in messages(caplog)[0]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -69,7 +69,7 @@ def test_one_that_runs_is_killed_when_the_watcher_ends(tmp_path: Path) -> None:
     child = number_in(tmp_path / "child")
     stop.set()
     thread.join()
-    assert problems == ["was killed, as the watcher ends"]
+    assert problems == ["was killed, because the watcher stops"]
     wait_until(lambda: not is_running(child))
 
 

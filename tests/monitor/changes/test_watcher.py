@@ -129,7 +129,9 @@ def test_one_whose_user_may_not_note_calls_and_says_so(tmp_path: Path) -> None:
         seen.state = "failing"
         seen.again()
     assert calls(tmp_path) == [("training", "failing")]
-    assert failures == ["on_change: every watcher of the run calls, as the state cannot be noted: no permission"]
+    assert failures == [
+        "on_change: every watcher of the run calls the command, because the state cannot be recorded: no permission"
+    ]
 
 
 def test_failures_are_counted_and_reported_once_a_minute_without_arguments(buffer: Buffer, tmp_path: Path) -> None:

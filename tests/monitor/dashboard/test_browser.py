@@ -438,7 +438,7 @@ def test_what_to_do_is_a_list_and_what_is_to_blame_is_red(browser: Browser, fres
 def test_groups_that_failed_are_counted_beside_the_chart_of_the_queue(page: Page, shown: Shown) -> None:
     expect(page.get_by_role("figure", name="Groups per second").locator(".legend")).to_contain_text("failed")
     depth = page.get_by_role("figure", name="Groups by status")
-    expect(depth.locator(".legend .aside")).to_have_text("failed, kept to look at1")
+    expect(depth.locator(".legend .aside")).to_have_text("failed, kept for inspection1")
     assert depth.locator("path.s-failed").count() == 0
 
 

@@ -115,7 +115,7 @@ class Registry(Inspection):
             if f"seen:{digest_of_rules(file)}".encode() in records:
                 newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
                 log.warning(
-                    "task %s: this settings file is older than that used by other roles, which has %s. The run keeps "
+                    "task %s: this settings file is older than the one of other roles, which has %s. The run keeps "
                     "its rules; copy the newer file here, or change a rule back with `rollq set`",
                     task,
                     newer,

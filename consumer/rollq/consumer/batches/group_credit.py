@@ -79,8 +79,8 @@ def _of_segment(group: Group, segment: Segment) -> Float32Array:
     rewards = np.asarray(load_array(array), np.float32)
     if rewards.shape != segment.response_ids.shape or not np.isfinite(rewards).all():
         raise InvalidGroup(
-            f"{_name(group)} has an array {TOKEN_REWARDS!r} of shape {list(rewards.shape)}; finite numbers of "
-            f"shape {list(segment.response_ids.shape)} are needed, one for each response token"
+            f"{_name(group)} has an array {TOKEN_REWARDS!r} of shape {list(rewards.shape)}; expected finite numbers "
+            f"of shape {list(segment.response_ids.shape)}, one for each response token"
         )
     return rewards
 

@@ -37,8 +37,8 @@ class ImageInputs:
         by = {batch.samples[row.sample].extra.get("image_processor", self._processor.name) for row in rows}
         if other := by - {self._processor.name}:
             raise ConfigError(
-                f"workers processed images by {min(other)}, the trainer would by {self._processor.name}: install "
-                "torchvision for both or for neither"
+                f"workers processed images with {min(other)}, but the trainer would use {self._processor.name}: "
+                "install torchvision for both or for neither"
             )
         inputs = self._processor.inputs(micro.input_ids, list(map(self._images, rows)))
         return replace(micro, inputs=inputs, lacks_images=False)
@@ -46,7 +46,7 @@ class ImageInputs:
     def _images(self, row: TokenSequence) -> Images:
         name = f"group {row.group_id} of task {row.task!r}"
         if not row.images:
-            raise InvalidGroup(f"{name} has tokens of an image, and its prompt has none")
+            raise InvalidGroup(f"{name} has image tokens, but its prompt has no image")
         try:
             return Images(tuple(map(self._read, row.images)), row.image_options)
         except ImageError as error:

@@ -122,8 +122,8 @@ class BatchTaker:
         if self._returned == (batch.step, batch.claim_round):
             self._log_once.warning(
                 "repeat",
-                "the batch of step %d was asked for again, and is the same: call `commit(batch)` after training it, or "
-                "`release` to give it up; a loop that does neither trains one batch for good",
+                "step %d was requested again, and returns the same batch: call `commit(batch)` after training it, or "
+                "`release` to give it up; a loop that does neither trains the same batch forever",
                 batch.step,
             )
         self._returned = batch.step, batch.claim_round
@@ -133,13 +133,13 @@ class BatchTaker:
         for task in {group.task for group in claimed.groups} if self._committed else ():
             if (server_step := self._lease.buffer.clock(task).committed) < self._committed:
                 raise NotClaimed(
-                    f"the server lost its last moments, as in a failover: step {self._committed} of task {task!r} "
-                    f"was committed, and {server_step} is the last one that it knows. Resume from the last checkpoint"
+                    f"the server lost its last moments, as in a failover: step {self._committed} of task {task!r} was "
+                    f"committed, but the last one that it knows is {server_step}. Resume from the last checkpoint"
                 )
 
     def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:
         """Give up a batch with an unreadable group. Every rank reads the same bytes: the others wait for rank 0."""
-        log.error("step %d: %s; the group is quarantined, and the step gets another batch", claimed.step, error)
+        log.error("step %d: %s; the group is quarantined, and the step gets a new batch", claimed.step, error)
         if self._settings.rank == 0:
             self._lease.buffer.release(
                 self._lease.epoch, claimed.step, "return", claim_round=claimed.claim_round,

@@ -185,8 +185,9 @@ class BatchClaimer:
             # nothing is wanted of a rank that has given the batch up: it waits until rank 0 releases it, too
             if not shortfall.wanted and time.monotonic() > deadline_s:
                 raise ClaimTimeout(
-                    f"this rank has given up the batch of step {step}, and rank 0 has not for {RELEASE_S:g} s: restart "
-                    "all ranks. Only this rank has called release(), or the server has lost what rank 0 had read before"
+                    f"this rank released the batch of step {step}, but rank 0 has not done so within {RELEASE_S:g} s: "
+                    "restart all ranks. Either only this rank called release(), or the server lost what rank 0 had "
+                    "read"
                 )
             if (expected := self._outlook(shortfall)) is not Outlook.WAIT:
                 # the last running groups may have been filed between the claim and the counts
@@ -233,8 +234,8 @@ class BatchClaimer:
             return outcome
         if self._rank == 0:
             raise NotClaimed(
-                f"the server no longer knows that the batch of step {step} was released: it has lost what it had "
-                "answered, as after a failover. Resume from the newest checkpoint"
+                f"the server no longer knows that the batch of step {step} was released: it lost acknowledged data, "
+                "for example in a failover. Resume from the newest checkpoint"
             )
         return Shortfall(step, {}, {})  # rank 0 has not released it yet
 

@@ -46,7 +46,7 @@ def evaluate(
         if waiter.timed_out:
             log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
         elif left := _explain(lease.buffer, opened):
-            log.info("the trainer stops, and drops what it evaluates: %s", left)
+            log.info("the trainer stops, and drops its evaluation: %s", left)
             return {}
         for task, state in opened.items():
             metrics[task] = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
@@ -78,7 +78,7 @@ def _selected(buffer: Evaluations, names: Sequence[str] | None) -> Sequence[str]
 
 def _open(buffer: Evaluations, task: str) -> BatchState:
     for left in buffer.running_batches(task):
-        log.info("evaluation %s: the unfinished one of version %d is dropped", task, left.version)
+        log.info("evaluation %s: dropped the unfinished one of version %d", task, left.version)
         buffer.close_evaluation(task, left.handle)
     version = max(buffer.clock(task).version, 0)
     return buffer.open_batch(task, f"{version}/{task}", "eval", step=version)

@@ -67,7 +67,7 @@ class GroupReader:
         groups = self._groups[self._present :]
         for group, size_bytes in zip(groups, self._buffer.sizes_bytes(groups), strict=True):
             if size_bytes == 0:
-                raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")
+                raise CorruptGroup(group.task, group.group_id, "its samples are no longer in the store")
         self._present = len(self._groups)
 
     def _read_or_mask(self, index: int) -> Group:

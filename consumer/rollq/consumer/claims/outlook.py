@@ -125,7 +125,7 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullne
     if unarchived:
         return archive
     if late := shortfall.stragglers.get(counts.task, 0):
-        return f"waiting for {count(late, 'group')} in generation that would be too old at the next step"
+        return f"waiting for {count(late, 'running group')} that would be too old at the next step"
     if clock.rules.offline:
         return f"it is empty: import more (`rollq import {task_of(counts.task)} FILE`)"
     if running:
@@ -133,5 +133,5 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullne
     if pending:
         return "no worker takes the pending groups" + ("" if workers else ", none is alive (`rollq work`)")
     if fullness.is_full:
-        return "nothing is scheduled, as nothing new is admitted"
+        return "nothing is scheduled, because nothing new is admitted"
     return "nothing is scheduled: is a producer running (`rollq produce`), and does its prompt file contain prompts?"

@@ -141,7 +141,7 @@ class Prefetch:
         except ServerError as error:
             log.debug("no groups are read ahead for now: %s", error)
         except RollqError as error:
-            log.debug("no groups are read ahead any more: %s", error)
+            log.debug("groups are no longer read ahead: %s", error)
             self.pause()
         except Exception:  # a claim must not depend on this thread
             log.exception("no groups are read ahead for step %d", step)
@@ -205,7 +205,7 @@ def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]
     fetched = buffer.fetch(groups)
     for group, claimed in zip(fetched, groups, strict=True):
         if SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
-            raise CorruptGroup(group.task, group.group_id, "its samples are not those that its rows describe")
+            raise CorruptGroup(group.task, group.group_id, "its samples do not match its rows")
     return fetched
 
 

@@ -51,12 +51,12 @@ class Replay:
 def _judge(on_mismatch: OnReplayMismatch, version: int, batches: str) -> bool:
     """Whether to replay `batches` although the weights of `version` differ from the recorded ones."""
     problem = (
-        f"the weights of version {version} differ from the weights that were published as version {version} before "
-        "(a change of publish_dtype or max_file_bytes is enough)"
+        f"the weights of version {version} differ from those published earlier as version {version} (changing "
+        "publish_dtype or max_file_bytes is enough)"
     )
     if on_mismatch == "fail":
         raise ReplayMismatch(
-            f'{problem}, and {batches} belong to the earlier ones: resume with mode = "return" or "regenerate", or '
+            f'{problem}, but {batches} belong to the earlier ones: resume with mode = "return" or "regenerate", or '
             "set on_replay_mismatch"
         )
     if on_mismatch == "warn":

@@ -92,7 +92,7 @@ def why_whole(settings: ConsumerSettings, loss: LossSettings) -> str | None:
     """Why batches cannot be trained while they fill, as a sentence; None if they can. Pure."""
     if "batch" in (settings.advantages.baseline, settings.advantages.scale):
         return (
-            'advantages with baseline or scale = "batch" are of the whole batch, which a stream does not have: take '
+            'advantages with baseline or scale = "batch" need the whole batch, which a stream does not have: take '
             'whole batches, or compare within groups (baseline = "group")'
         )
     if settings.colocated:

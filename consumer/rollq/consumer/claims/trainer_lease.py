@@ -57,7 +57,7 @@ class TrainerLease:
         try:
             self.buffer.end_lease(self.epoch, self._activity.words())
         except ServerError as error:
-            log.warning("the trainer's lease stays for up to %.0f s: %s", TRAINER_LEASE_S, error)
+            log.warning("the trainer's lease remains for up to %.0f s: %s", TRAINER_LEASE_S, error)
         except RollqError as error:
             log.info("the trainer has no lease to end: %s", error)
 

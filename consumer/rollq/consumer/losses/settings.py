@@ -62,9 +62,9 @@ class LossSettings(Settings):
     between the two. A setting that the loss does not use is refused.
     """
 
-    preset: str = Field(default="ppo", description="the loss whose values the other settings have by default")
+    preset: str = Field(default="ppo", description="the loss that sets the defaults of the other settings")
     surrogate: Surrogate = Field(
-        default="clipped", description="what is minimised for each token; gmpo, sapo, dppo_kl and ipo are experimental"
+        default="clipped", description="term to minimise for each token; gmpo, sapo, dppo_kl and ipo are experimental"
     )
     ratio: RatioLevel = Field(
         default="token", description="whether new and old policy are compared token by token, or over a sample"
@@ -85,20 +85,22 @@ class LossSettings(Settings):
     dual_clip: float | None = Field(
         default=None, gt=1, description="largest ratio of tokens with negative advantages; default: no limit"
     )
-    ratio_cap: float = Field(default=5.0, gt=0, description="largest ratio that weighs a token")
-    sapo_positive: float = Field(default=1.0, gt=0, description="temperature of sapo where the advantage is positive")
-    sapo_negative: float = Field(default=1.05, gt=0, description="temperature of sapo where it is not")
+    ratio_cap: float = Field(default=5.0, gt=0, description="largest ratio used as a token's weight")
+    sapo_positive: float = Field(default=1.0, gt=0, description="temperature of sapo for positive advantages")
+    sapo_negative: float = Field(default=1.05, gt=0, description="temperature of sapo for other advantages")
     trust_low: float = Field(
         default=0.15,
         ge=0,
-        description="how far a token's probability may fall, or its divergence rise, until it is cut",
+        description="how far a token's probability may fall, or its divergence rise, before it is cut",
     )
-    trust_high: float = Field(default=0.15, ge=0, description="how far it may rise, or its divergence, until it is cut")
+    trust_high: float = Field(
+        default=0.15, ge=0, description="how far its probability or divergence may rise before it is cut"
+    )
     pull: float = Field(
         default=1e-3, ge=0, description="weight of the squared log ratio, which pulls towards the engine's policy"
     )
     old_logprobs: OldLogprobs = Field(
-        default="behaviour", description="whose logprobs the ratios are taken against: the engine's, or the trainer's"
+        default="behaviour", description="whose logprobs the ratios compare with: the engine's, or the trainer's"
     )
     correction: Correction = Field(
         default="truncated",
@@ -112,8 +114,8 @@ class LossSettings(Settings):
     importance_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
     mask: Mask = Field(
         default="none",
-        description="which samples are left out: those whose mean importance weight is outside of mask_low and "
-        "mask_high, or those that are bad and further than mask_divergence off policy",
+        description="which samples are left out: with a mean importance weight outside of mask_low and mask_high, or "
+        "bad ones further than mask_divergence off policy",
     )
     mask_low: float = Field(default=0.999, ge=0, description="smallest geometric mean of a sample's importance weights")
     mask_high: float = Field(default=1.002, gt=0, description="largest geometric mean of a sample's importance weights")
@@ -130,11 +132,11 @@ class LossSettings(Settings):
         "`rollq train` leaves them out and counts them), or with the logprobs of the trainer",
     )
     sft: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default={}, description="tasks whose samples are imitated at any reward, with the weight of each"
+        default={}, description="tasks whose samples are imitated regardless of their reward, with the weight of each"
     )
     distillation: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={},
-        description="tasks that follow a teacher on what they sampled, at any reward, with the weight of each",
+        description="tasks that follow a teacher on their samples, regardless of reward, with the weight of each",
     )
     distilled_tokens: Literal["sampled", "top_k"] = Field(
         default="sampled", description="on which tokens of a position: the one that was sampled, or the teacher's top_k"
@@ -215,7 +217,7 @@ class LossSettings(Settings):
                 'which needs old_logprobs = "recomputed"; leave it out, or choose another preset'
             )
         if both := sorted(self.sft.keys() & self.distillation.keys()):
-            raise ValueError(f"sft and distillation both name task {both[0]!r}: a task has one of them")
+            raise ValueError(f"sft and distillation both name task {both[0]!r}: choose one of them")
         for name in given:
             if name in type(self).model_fields and name not in self.used:
                 raise ValueError(self._unused(name, given[name]))
@@ -237,4 +239,4 @@ def _unknown(name: object, *, is_text: bool) -> str:
     close = get_close_matches(str(name), PRESETS, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ";"
     key = "" if is_text else f"preset = {name!r}: "
-    return f"{key}there is no such loss{hint} rollq has {', '.join(PRESETS)}"
+    return f"{key}unknown loss{hint} rollq has {', '.join(PRESETS)}"

@@ -165,7 +165,7 @@ def _without(micro: MicroBatch, samples: Collection[int]) -> tuple[MicroBatch, C
 
 ABSENT_REMEDY = (
     'set absent_logprobs = "current" in [trainer.loss] for ratios of 1, name the task in sft there to imitate it, or '
-    "insert samples that have some"
+    "insert samples with logprobs"
 )
 
 
@@ -189,7 +189,7 @@ def _check_whole(micro: MicroBatch, samples: torch.Tensor) -> None:
     expected = micro.sample_loss_tokens[micro.loss_mask]
     if len(samples) and (sample_sums(torch.ones_like(expected), samples) != expected).any():
         raise ConfigError(
-            "the loss compares whole samples, and segments of some are in other micro-batches: make these with "
+            "the loss compares whole samples, but some samples have segments in other micro-batches: use "
             "Batch.micro_batches(..., whole_samples=True)"
         )
 

@@ -88,8 +88,8 @@ def _of(sequence: TokenSequence) -> Float32Array:
     response = len(sequence.ids) - sequence.prompt_tokens
     if logprobs.shape != (response,) or not np.isfinite(logprobs).all():
         raise InvalidGroup(
-            f"{_name(sequence)} has an array {TEACHER_LOGPROBS!r} of shape {list(logprobs.shape)}; finite numbers of "
-            f"shape [{response}] are needed, one for each response token"
+            f"{_name(sequence)} has an array {TEACHER_LOGPROBS!r} of shape {list(logprobs.shape)}; expected finite "
+            f"numbers of shape [{response}], one for each response token"
         )
     return np.concatenate([np.zeros(sequence.prompt_tokens, np.float32), logprobs])
 
@@ -103,21 +103,21 @@ def _top_of(sequence: TokenSequence, vocabulary: int | None) -> tuple[npt.NDArra
     if ids.shape != logprobs.shape or ids.shape[:-1] != (response,) or not are_tokens:
         raise InvalidGroup(
             f"{_name(sequence)} has arrays {TEACHER_TOP_IDS!r} and {TEACHER_TOP_LOGPROBS!r} of shapes "
-            f"{list(ids.shape)} and {list(logprobs.shape)}; ids and logprobs of shape [{response}, k] are needed, a "
-            "row for each response token"
+            f"{list(ids.shape)} and {list(logprobs.shape)}; expected ids and logprobs of shape [{response}, k], a row "
+            "for each response token"
         )
     if not np.isfinite(logprobs).all():
         raise InvalidGroup(f"{_name(sequence)} has logprobs in {TEACHER_TOP_LOGPROBS!r} that are not finite")
     if vocabulary is not None and ids.max(initial=0) >= vocabulary:
         raise InvalidGroup(
-            f"{_name(sequence)} has token {ids.max()} of the teacher in {TEACHER_TOP_IDS!r}, and the model has "
+            f"{_name(sequence)} has token {ids.max()} of the teacher in {TEACHER_TOP_IDS!r}, but the model has "
             f"{vocabulary} tokens: both need the same tokenizer"
         )
     is_counted = sequence.loss_mask[sequence.prompt_tokens :]
     return ids.astype(np.int64)[is_counted], logprobs[is_counted]
 
 
-_TOP_K = ', with top_k as many as the loss may look at: distilled_tokens = "top_k" needs it'
+_TOP_K = ', with top_k set to how many tokens the loss may use: distilled_tokens = "top_k" needs it'
 
 
 def _array(sequence: TokenSequence, name: str, more: str = "") -> npt.NDArray[Any]:

@@ -80,7 +80,7 @@ def check_chunks(model: Any) -> None:
         whole = model(input_ids=ids, use_cache=False).logits
     if not torch.allclose(chunked.float(), whole.float(), rtol=1e-2, atol=1e-2):
         raise ConfigError(
-            f"logprob_chunk: the logits of {type(model).__name__} are not those that its head makes of its last hidden "
+            f"logprob_chunk: the logits of {type(model).__name__} are more than its head applied to its last hidden "
             "states, so they cannot be computed in chunks: set logprob_chunk = 0 in [trainer]"
         )
 

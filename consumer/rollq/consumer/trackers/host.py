@@ -38,7 +38,7 @@ class TrackerHost:
             return
         self.dropped += 1
         self._log_once.warning(
-            "drop", "tracker %s does not keep up: step %d is dropped, and so may others be", self.name, entry.step
+            "drop", "tracker %s does not keep up: step %d is dropped, and others may be", self.name, entry.step
         )
 
     def end(self) -> None:
@@ -50,7 +50,7 @@ class TrackerHost:
         self._thread.join(within_s)
         if self._thread.is_alive():
             waiting = self._queue.qsize() - 1  # the last one is the request to end
-            log.warning("tracker %s does not end; %d entries wait, and are lost", self.name, max(0, waiting))
+            log.warning("tracker %s does not stop; %d waiting entries are lost", self.name, max(0, waiting))
 
     def _run(self) -> None:
         tracker = self._started()

@@ -33,8 +33,8 @@ class BatchWarnings(Observer):
         for task in set(idle) - set(self._settings.loss.components):
             self._log_once.warning(
                 f"idle {task}",
-                "step %d: the inserted groups of task %r have equal rewards each, so all their advantages are 0, and "
-                "nothing is learned from them: insert responses of different rewards, or name the task in sft of "
+                "step %d: within each inserted group of task %r, all rewards are equal, so all advantages are 0, and "
+                "nothing is learned: insert responses with different rewards, or name the task in sft of "
                 "[trainer.loss] to imitate it",
                 batch.step,
                 task,
@@ -54,11 +54,11 @@ class BatchWarnings(Observer):
         cause = (
             f"updates of about learning_rate = {learning_rate:g} are rounded away: raise it in [trainer]"
             if gradient_norm
-            else "the gradient is 0: all advantages are, or no token is trained on"
+            else "the gradient is 0: all advantages are 0, or no token is trained"
         )
         self._log_once.warning(
             f"changed {not gradient_norm}",
-            "step %d has changed only %.2g %% of the numbers that are trained (changed in the metrics); %s",
+            "step %d changed only %.2g %% of the trained numbers (changed in the metrics); %s",
             step,
             100 * share,
             cause,
@@ -69,8 +69,8 @@ class BatchWarnings(Observer):
         for task, number in sorted(tokens.items()):
             self._log_once.warning(
                 f"without logprobs {task}",
-                "step %d: samples of task %r were inserted without logprobs, with which the loss compares; these %d "
-                "tokens are left out of it, as such samples of later steps are (without_logprobs in the metrics): %s",
+                "step %d: samples of task %r were inserted without logprobs, which the loss needs; it leaves out "
+                "these %d tokens, and such samples of later steps (without_logprobs in the metrics): %s",
                 step,
                 task,
                 number,

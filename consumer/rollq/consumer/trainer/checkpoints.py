@@ -110,7 +110,7 @@ def recorded_checkpoint(folder: Path) -> Checkpoint | None:
         state = orjson.loads(path.read_bytes())
         return Checkpoint(int(state["step"]), folder, state.get("lineage"), state.get("initial"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{str(path)!r} says no step of the weights beside it: {error!r}") from error
+        raise ConfigError(f"{str(path)!r} does not give the step of the weights beside it: {error!r}") from error
 
 
 def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> Checkpoint:
@@ -158,8 +158,8 @@ def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.
             parameter = parameters.get(name)
             if parameter is None or (tensor.ndim and tensor.shape != parameter.shape):
                 raise WeightsError(
-                    f"checkpoint {str(folder)!r} is of another model: it has optimizer state for {name!r} of shape "
-                    f"{tuple(tensor.shape)}"
+                    f"checkpoint {str(folder)!r} belongs to another model: it has optimizer state for {name!r} of "
+                    f"shape {tuple(tensor.shape)}"
                 )
             # scalars (the count of updates) stay on the CPU, where the optimizer keeps them
             moment = like(tensor.to(parameter.dtype), parameter) if tensor.ndim else tensor

@@ -73,7 +73,7 @@ def _route(forward: Any, recorded: torch.Tensor, *inputs: torch.Tensor, **option
         output = forward(*inputs, **options)
     if chosen.calls != 1:
         raise ConfigError(
-            f"a router called torch.topk {chosen.calls} times where one call is known: set [trainer] "
+            f"a router called torch.topk {chosen.calls} times, and only one call is supported: set [trainer] "
             "replay_experts = false"
         )
     return output

@@ -28,8 +28,8 @@ def initial_digest(folder: Path, ranks: Ranks) -> str | None:
     first: str | None = ranks.gather(own)[0]
     if ranks.local_rank == 0 and own != first:
         raise ConfigError(
-            f"[trainer] model = {str(folder)!r}: rank {ranks.rank} finds other weights there than rank 0: copy the "
-            "model to this machine again"
+            f"[trainer] model = {str(folder)!r}: rank {ranks.rank} finds different weights there than rank 0: copy "
+            "the model to this machine again"
         )
     return first
 
@@ -38,8 +38,8 @@ def check_kind(checkpoint: Checkpoint, settings: TrainerSettings) -> None:
     """Raise `WeightsError` if a checkpoint has only an adapter, and the settings train none."""
     if settings.lora is None and (checkpoint.folder / ADAPTER_FILE).exists():
         raise WeightsError(
-            f"checkpoint {str(checkpoint.folder)!r} has an adapter and no model: it was saved with [trainer.lora]; set "
-            "that as it was, or name another output folder"
+            f"checkpoint {str(checkpoint.folder)!r} has an adapter but no model: it was saved with [trainer.lora]; "
+            "restore that table, or name another output folder"
         )
 
 
@@ -50,7 +50,7 @@ def check_initial(checkpoint: Checkpoint, found: str | None, settings: TrainerSe
     if checkpoint.initial is None or found == checkpoint.initial:
         return
     where = f"[trainer] model = {str(settings.model)!r}: checkpoint {str(checkpoint.folder)!r} was trained from other"
-    remedy = "name the model that training began with, or another output folder"
+    remedy = "name the model that training started from, or another output folder"
     if settings.lora is not None:
         raise ConfigError(f"{where} weights, and has only an adapter on them: {remedy}")
     if settings.loss.kl_coefficient > 0:

@@ -250,8 +250,8 @@ def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[C
     everywhere = ranks.gather(None if newest is None else [newest.step, newest.lineage])
     if everywhere[ranks.rank] != everywhere[0]:
         raise ConfigError(
-            f"[trainer] output = {str(settings.output)!r}: rank {ranks.rank} finds another newest checkpoint there "
-            "than rank 0: all machines must share this folder"
+            f"[trainer] output = {str(settings.output)!r}: rank {ranks.rank} finds a different newest checkpoint "
+            "there than rank 0: all machines must share this folder"
         )
     initial = initial_digest(settings.model, ranks)
     if newest is not None:

@@ -105,8 +105,8 @@ def load_adapter(folder: Path, model: Any) -> None:
     expected = {name: tuple(parameter.shape) for name, parameter in own.items()}
     if shapes != expected or alpha != model.rollq_adapter.lora_alpha:
         raise WeightsError(
-            f"checkpoint {str(folder)!r} has an adapter with other targets, another rank or another alpha than "
-            "[trainer.lora]: set these as they were, or name another output folder"
+            f"checkpoint {str(folder)!r} has an adapter whose targets, rank or alpha differ from [trainer.lora]: "
+            "restore these settings, or name another output folder"
         )
     with torch.no_grad():
         for name, parameter in own.items():

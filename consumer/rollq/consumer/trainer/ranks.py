@@ -112,8 +112,8 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     if device == "cuda":
         if ranks.local_rank >= torch.cuda.device_count():
             raise ConfigError(
-                f"rank {ranks.rank} needs GPU {ranks.local_rank}, and this machine has {torch.cuda.device_count()}: "
-                "start as many ranks as there are GPUs"
+                f"rank {ranks.rank} needs GPU {ranks.local_rank}, but this machine has {torch.cuda.device_count()}: "
+                "start one rank per GPU"
             )
         torch.cuda.set_device(ranks.local_rank)
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
@@ -131,7 +131,7 @@ def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
         value = everywhere[ranks.rank].get(name)
         if value != first:
             raise ConfigError(
-                f"rank {ranks.rank} has [trainer] {name} = {value!r}, and rank 0 has {first!r}: start all ranks with "
+                f"rank {ranks.rank} has [trainer] {name} = {value!r}, but rank 0 has {first!r}: start all ranks with "
                 "the same settings"
             )
 

@@ -80,7 +80,7 @@ class RecordedRun(BatchSource):
         if trained := self._batch(resume_from):
             self._epochs[resume_from] = trained[0].trainer_epoch
         if not resume_from and self._step > 1:
-            log.warning("%s begins with step %d: it is trained from the initial weights", archive.url, self._step)
+            log.warning("%s starts with step %d: it is trained from the initial weights", archive.url, self._step)
 
     @property
     def lineage(self) -> str:
@@ -104,7 +104,7 @@ class RecordedRun(BatchSource):
         if not groups:  # a hole in the archive is an error, its end is not
             if later := next((step for step in self._files if step > self._step and self._batch(step)), None):
                 raise ArchiveError(
-                    f"{self._archive.url}: step {self._step} is not in the archive, and step {later} is: the trainer "
+                    f"{self._archive.url}: step {self._step} is not in the archive, but step {later} is: the trainer "
                     "skipped it, or its file was removed"
                 )
             raise StopIteration
@@ -153,7 +153,7 @@ class RecordedRun(BatchSource):
 
     def release(self, batch: Batch, mode: ReleaseMode) -> None:
         """Raises `InvalidGroup`: the step has no other batch."""
-        raise InvalidGroup(f"step {batch.step}: its batch cannot be trained, and a recorded run has no other one")
+        raise InvalidGroup(f"step {batch.step}: its batch cannot be trained, and a recorded run has no replacement")
 
     def take_production(self) -> dict[str, Production]:
         """Nothing is produced."""

@@ -64,7 +64,7 @@ def likely_causes(on_policy_error: float) -> str:
 
     `on_policy_error`: the largest difference of a token of the live weights, in nats; 0 without one.
     """
-    causes = ["the engines serve other weights than they say", "the learning rate is far too high"]
+    causes = ["the engines serve weights other than those they report", "the learning rate is far too high"]
     return ", or ".join(causes[::-1] if 0 < on_policy_error < SMALL_ERROR else causes)
 
 

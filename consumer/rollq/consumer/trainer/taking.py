@@ -175,6 +175,6 @@ class BatchTaker:
             self.ended = error
             return "end"
         except CorruptGroup as error:
-            log.warning("step %d gets another batch, and drops the gradients so far: %s", self._consumer.step, error)
+            log.warning("step %d gets a new batch, and drops the gradients so far: %s", self._consumer.step, error)
             return "again"
         return "train"

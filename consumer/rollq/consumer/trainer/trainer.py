@@ -297,7 +297,7 @@ class Trainer:
         norm = self._learner.update(batch.step) if is_finite else None
         if norm is None:
             if norms:
-                log.error("step %d: update %d is not finite, and left out", batch.step, len(norms) + 1)
+                log.error("step %d: update %d is not finite, and is skipped", batch.step, len(norms) + 1)
             return False
         norms.append(norm)
         return True
@@ -323,7 +323,7 @@ class Trainer:
                 "the batch stays claimed"
             )
         groups = ", ".join(f"{task}:{group_id}" for task, group_id in batch.group_ids)
-        log.error("%s; its groups are quarantined, and the step gets another batch: %s", where, groups)
+        log.error("%s; its groups are quarantined, and the step gets a new batch: %s", where, groups)
         self._consumer.release(batch, "quarantine")
 
     def _checkpoint(self) -> None:

@@ -53,7 +53,7 @@ async def _untouched(runner: AnyRunner, task: HarborTask) -> tuple[Level, str]:
 async def _solved(runner: AnyRunner, task: HarborTask) -> list[tuple[Level, str]]:
     """The faults of a solution."""
     if not (task.path / SOLUTION / SOLVE).exists():
-        return [(Level.WARNING, f"there is no {SOLUTION}/{SOLVE}, so nothing shows that its tests can be passed")]
+        return [(Level.WARNING, f"there is no {SOLUTION}/{SOLVE}, so nothing shows that its tests can pass")]
     folder = await runner.make(task)
     try:
         ended = await runner.solve(task, folder)

@@ -45,7 +45,7 @@ class _Copy:
     def folder(self, opened: int, to: str, depth: int) -> None:
         """Copy what is in an open folder."""
         if depth > MOST_FOLDERS_DEEP:
-            raise TooLarge(f"the workspace has more than {MOST_FOLDERS_DEEP} folders in each other")
+            raise TooLarge(f"the workspace has folders nested more than {MOST_FOLDERS_DEEP} deep")
         for name in os.listdir(opened):
             self.entries += 1
             if self.entries > MOST_ENTRIES:

@@ -43,4 +43,4 @@ def _make(program: str, image: str, task: HarborTask) -> None:
         else:
             call(program, "build", "--network=host", "--tag", image, str(task.path / FILES), timeout_s=BUILD_S)
     except ContainerError as error:
-        raise ConfigError(f"{task.path}: its image cannot be made: {error}") from error
+        raise ConfigError(f"{task.path}: its image cannot be built: {error}") from error

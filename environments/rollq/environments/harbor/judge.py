@@ -54,7 +54,7 @@ class TestsJudge:
         row: Any = prompt.metadata.get(ENV)
         task = self._tasks.get(str(row.get(TASK))) if isinstance(row, dict) else None
         if task is None:
-            raise SampleFailed(FailureKind.PROMPT, f"the row's {ENV} is {row!r:.80}, which names no task of the folder")
+            raise SampleFailed(FailureKind.PROMPT, f"the row's {ENV} is {row!r:.80}, which is not a task of the folder")
         workspace = sample.extra.get("harness", {}).get("workspace")
         if workspace is None:
             raise SampleFailed(
@@ -73,8 +73,8 @@ def require_enclosure(env: str) -> None:
         folder.remove()
     if found:
         raise ConfigError(
-            f'env = "{env}" needs namespaces of Linux, which keep tests and solutions from commands, and this system '
-            f"gives none ({found}); see Agents on the page Security of the guide"
+            f'env = "{env}" needs Linux namespaces, which hide tests and solutions from commands, but this system '
+            f"has none ({found}); see Agents on the guide's page Security"
         )
 
 

@@ -74,7 +74,7 @@ class HarborTask:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path / INSTRUCTION} cannot be read: {error}") from error
         if not text:
-            raise ConfigError(f"{self.path / INSTRUCTION} is empty: write what the model should do")
+            raise ConfigError(f"{self.path / INSTRUCTION} is empty: write the task for the model")
         return text
 
     def settings(self) -> TaskSettings:
@@ -87,13 +87,13 @@ class HarborTask:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
         if given.steps:
-            raise ConfigError(f"{path}: steps: tasks of several steps are not supported; make a task of each")
+            raise ConfigError(f"{path}: steps: tasks with several steps are not supported; make each step a task")
         for table in ("verifier", "solution"):
             for name, value in getattr(given, table).env.items():
                 if _HOST_VARIABLE.search(value):
                     raise ConfigError(
-                        f"{path}: {table}.env.{name} = {value!r:.80}: tests get no variable of this machine; write "
-                        "the value"
+                        f"{path}: {table}.env.{name} = {value!r:.80}: tests get no environment variables of this "
+                        "machine; write the value"
                     )
         return given
 

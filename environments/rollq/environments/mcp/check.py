@@ -38,7 +38,7 @@ def check_server(name: str, settings: ToolSettings) -> Iterator[Finding]:
         yield from thread.submit(asyncio.run, _sessions(server)).result()
     for what, now in (("processes", lambda: _children() - processes), ("connections", lambda: _sockets() - sockets)):
         if left := _after_a_while(now):
-            yield Finding(Level.ERROR, f"{len(left)} {what} are left after the sessions were closed")
+            yield Finding(Level.ERROR, f"{len(left)} {what} remain after the sessions were closed")
 
 
 async def _sessions(server: McpServer) -> list[Finding]:
@@ -57,7 +57,7 @@ async def _sessions(server: McpServer) -> list[Finding]:
     findings = [Finding(Level.NOTE, f"{AT_ONCE} sessions opened in {took_s:.1f} s")] if not problems else []
     if problems:
         reason = str(problems[0]) or f"they took longer than {LONGEST_S:g} s"
-        findings.append(Finding(Level.ERROR, f"{len(problems)} of {AT_ONCE} sessions at once failed: {reason}"))
+        findings.append(Finding(Level.ERROR, f"{len(problems)} of {AT_ONCE} concurrent sessions failed: {reason}"))
     if late_ones:
         findings.append(Finding(Level.ERROR, f"{len(late_ones)} sessions did not close within {LONGEST_S:g} s"))
     return findings

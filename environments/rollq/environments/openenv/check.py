@@ -35,7 +35,7 @@ def check(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) 
 async def _schemas(url: str, options: OpenEnvOptions) -> list[Finding]:
     schema = await server_at(url).action_schema()
     if options.tools != calls_tools(schema):
-        wrong = "actions are not calls of MCP tools" if options.tools else "actions are calls of MCP tools: set tools"
+        wrong = "actions are not MCP tool calls" if options.tools else "actions are MCP tool calls: set tools"
         return [Finding(Level.WARNING, wrong)]
     if not fields_of(schema):
         return [Finding(Level.WARNING, "the schema of actions has no fields")]
@@ -51,13 +51,11 @@ async def _invalid_action(url: str, options: OpenEnvOptions, rows: Sequence[Mapp
         step = await episode.act(NO_ACTION)
         await episode.act(NO_ACTION)
     except Exception as error:  # noqa: BLE001 - a server may fail in any way
-        return [Finding(Level.WARNING, f"an action that does not exist ends the episode: {error}")]
+        return [Finding(Level.WARNING, f"an invalid action ends the episode: {error}")]
     finally:
         await episode.teardown()
     accepted = getattr(step, "invalid", 0) == 0
-    return (
-        [Finding(Level.WARNING, f"the server accepts an action that does not exist: {NO_ACTION}")] if accepted else []
-    )
+    return [Finding(Level.WARNING, f"the server accepts an invalid action: {NO_ACTION}")] if accepted else []
 
 
 async def _places(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -67,7 +65,7 @@ async def _places(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str,
         async with asyncio.timeout(PLACES_S):
             await episode.open(rows[0][ENV])
     except TimeoutError:
-        return [Finding(Level.ERROR, f"no episode is open, and the server has no place: {episode.waits_for}")]
+        return [Finding(Level.ERROR, f"no episode is open, but the server has no free place: {episode.waits_for}")]
     except (Refused, Unreadable):
         return []  # the trial of the row has said it
     finally:

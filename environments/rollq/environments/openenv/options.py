@@ -14,14 +14,14 @@ PLACE: Final = frozenset({"seed", "split", "index"})
 class EpisodeOptions(Settings):
     """How an episode is opened, and how the model takes part in it."""
 
-    observation: str = Field(default="", description="observation as text, as in 'Board: {board}'; empty: all of it")
+    observation: str = Field(default="", description="observation as text, such as 'Board: {board}'; empty: all of it")
     action: dict[str, Any] | str | None = Field(
         default=None, description="action with {text}, {answer} or {json} of the model's turn; default: its only field"
     )
     invalid: Literal["reply", "end"] = Field(
-        default="reply", description="an action that the server refuses is answered with a message, or ends with 0"
+        default="reply", description="whether a refused action gets a message as its answer, or ends the episode with 0"
     )
-    reset: dict[str, Any] = Field(default_factory=dict, description="more data of each reset")
+    reset: dict[str, Any] = Field(default_factory=dict, description="extra data for each reset")
 
     @model_validator(mode="after")
     def _reset_has_no_place(self) -> Self:
@@ -53,7 +53,7 @@ class OpenEnvOptions(EpisodeOptions):
     @model_validator(mode="after")
     def _tools_are_the_actions(self) -> Self:
         if self.tools and self.action is not None:
-            raise ValueError("action is for texts, and with tools = true the model calls tools: leave one of them out")
+            raise ValueError("action is for texts, but with tools = true the model calls tools: leave one of them out")
         return self
 
     def for_episodes(self) -> dict[str, Any]:

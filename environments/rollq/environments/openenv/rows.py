@@ -66,7 +66,7 @@ async def list_tasks(server: Server, split: str) -> TaskList:
     except NoRoute:
         splits = [split]
     if split not in splits or not count:
-        raise ConfigError(f"{server.url}: there is no task in split {split!r}; it has {', '.join(splits)}")
+        raise ConfigError(f"{server.url}: no task in split {split!r}; the splits are {', '.join(splits)}")
     return TaskList(name, split, count)
 
 

@@ -25,7 +25,7 @@ def only_field(schema: Mapping[str, Any]) -> Action:
     Raises `NoSuchField` where an action has more of them.
     """
     if calls_tools(schema):
-        raise NoSuchField("actions are calls of MCP tools: set tools = true")
+        raise NoSuchField("actions are MCP tool calls: set tools = true")
     fields = fields_of(schema)
     required = [name for name, must in fields.items() if must]
     name = required[0] if len(required) == 1 else next(iter(fields), "") if len(fields) == 1 else ""

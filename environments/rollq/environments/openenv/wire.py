@@ -50,8 +50,8 @@ def read(text: str) -> Observation:
         if kind == "observation":
             return Observation(dict(data["observation"]), _reward(data.get("reward")), bool(data.get("done", False)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Unreadable(f"a message that OpenEnv does not have ({error!r}): {text[:SHOWN]}") from error
-    raise Unreadable(f"a message that was not asked for: {text[:SHOWN]}")
+        raise Unreadable(f"not an OpenEnv message ({error!r}): {text[:SHOWN]}") from error
+    raise Unreadable(f"an unexpected message: {text[:SHOWN]}")
 
 
 def _reward(value: Any) -> float | None:

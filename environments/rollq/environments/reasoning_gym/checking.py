@@ -63,7 +63,7 @@ async def _own_answers(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> lis
         return []
     index, verdict = low[0]
     worth = verdict if isinstance(verdict, str) else f"{verdict:g}"
-    text = f"the own answers of {len(low)} of {len(rows)} rows do not score 1: {worth}"
+    text = f"the reference answers of {len(low)} of {len(rows)} rows do not score 1: {worth}"
     return [Finding(Level.ERROR, text, index)]
 
 
@@ -83,7 +83,7 @@ async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Fi
     hanging = [text for text, reason in upset.items() if "took longer" in reason]
     raising = {text: reason for text, reason in upset.items() if text not in hanging}
     if hanging:
-        findings.append(Finding(Level.WARNING, f"the grader hangs on {_listed(hanging)}, which is worth 0", 0))
+        findings.append(Finding(Level.WARNING, f"the grader hangs on {_listed(hanging)}, which scores 0", 0))
     if raising:
         first = next(iter(raising.values()))
         findings.append(Finding(Level.WARNING, f"the grader raises on {_listed(list(raising))}: {first}", 0))

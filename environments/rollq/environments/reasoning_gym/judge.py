@@ -41,7 +41,7 @@ class GeneratorOptions(Settings):
     options: dict[str, Any] = Field(default_factory=dict, description="its options")
     trust_graders: bool = Field(
         default=False,
-        description="use a grader that is known to be wrong, or that runs texts as code where nothing seals it",
+        description="use a grader that is known to be wrong, or that runs texts as code without a seal",
     )
 
 
@@ -72,11 +72,11 @@ class Grader:
                 own = self._checked(await self._grade(prompt, None))
             except (JudgeFailed, InvalidReward, TimeoutError) as other:
                 raise SampleFailed(
-                    FailureKind.GRADER, f"the grader fails on the row's own answer too: {other}"
+                    FailureKind.GRADER, f"the grader fails on the row's reference answer too: {other}"
                 ) from error
             if own[SCORE] <= 0:
                 raise SampleFailed(
-                    FailureKind.GRADER, f"the grader fails, and gives the row's own answer 0: {error}"
+                    FailureKind.GRADER, f"the grader fails, and scores the row's reference answer 0: {error}"
                 ) from error
             return {SCORE: 0.0, GRADER_ERRORS: 1.0, "grader_error": str(error)}
 
@@ -94,7 +94,7 @@ class Grader:
     def _checked(answer: Answer) -> dict[str, Any]:
         """The score as the grader gave it. Raises `InvalidReward` if it is none."""
         if not isinstance(answer, Mapping):
-            raise InvalidReward("its process wrote something else than a score")
+            raise InvalidReward("its process wrote something other than a score")
         score: Any = answer.get(SCORE)
         if not (is_real(score) and 0 <= float(score) <= 1):
             raise InvalidReward(f"it gave {score!r:.80}, which is not between 0 and 1")
@@ -115,7 +115,7 @@ def check_trusted(generator: str) -> None:
     if generator in RUN_TEXTS:
         require_sealing(
             f'env = "reasoning-gym:{generator}" runs the model\'s texts as code',
-            "set env_options.trust_graders = true if nothing but your own models answer",
+            "set env_options.trust_graders = true if only your own models answer",
         )
 
 

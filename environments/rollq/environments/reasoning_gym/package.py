@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r'^DATASET_NAME = "(\w+)"', re.MULTILINE)
 WRONG: Final = {
     "boxnet": "gives its own answers 0",
     "complex_arithmetic": 'gives "nan" the full reward',
-    "game_of_life_halting": "gives every text the full reward",
+    "game_of_life_halting": "gives any text the full reward",
     "graph_color": "gives its own answers 0",
     "propositional_logic": "gives its own answers 0",
     "rubiks_cube": "gives its own answers 0",

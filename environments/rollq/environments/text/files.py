@@ -40,7 +40,7 @@ def problem_of(folder: Path, path: str) -> str:
     place = folder.joinpath(*module.split("."))
     file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
     if file is None:
-        return f"there is no module {module} in {folder}"
+        return f"no module {module} in {folder}"
     try:
         names = set(_names(ast.parse(file.read_bytes())))
     except (OSError, SyntaxError, ValueError) as error:

@@ -32,7 +32,7 @@ class TextOptions(Settings):
 
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
     episodes: str = Field(default="", description="file with one JSON object per row, more arguments of the class")
-    python: str = Field(default="", description="Python that has the packages; default: the worker's")
+    python: str = Field(default="", description="Python interpreter that has the packages; default: the worker's")
     seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
 
 
@@ -130,8 +130,8 @@ class TextSource:
         if not (version_of(self.path.partition(".")[0], self.python) or self.has_own_code):
             yield Finding(
                 Level.NOTE,
-                "the class is in no installed package, and not beside rollq.toml: only other openings show that it "
-                "changed",
+                "the class is neither in an installed package nor beside rollq.toml: only different openings reveal "
+                "a change",
             )
 
     def _episode(self) -> TextEpisode:

@@ -22,15 +22,15 @@ JUDGE = "rollq.environments.verifiers.loop.unrewarded"
 class VerifiersOptions(Settings):
     """`env_options`."""
 
-    python: str = Field(default="", description="Python that has verifiers; default: the worker's")
+    python: str = Field(default="", description="Python interpreter that has verifiers; default: the worker's")
     harness: str = Field(
         default="inside",
         description="inside: chat and tools in the runner; or one of verifiers; empty: the set's",
     )
     config: dict[str, Any] = Field(default_factory=dict, description="keys of verifiers' EnvConfig")
     runners: int = Field(default=2, ge=0, description="processes of one worker; 0: you start them")
-    concurrent: int = Field(default=64, gt=0, description="episodes at the same time, in one worker")
-    environment: tuple[str, ...] = Field(default=(), description="variables of the worker that runners get")
+    concurrent: int = Field(default=64, gt=0, description="concurrent episodes in one worker")
+    environment: tuple[str, ...] = Field(default=(), description="environment variables of the worker that runners get")
 
 
 class Verifiers:
@@ -108,7 +108,7 @@ class TaskSet:
         yield from findings(self._written("--try", rows=[dict(row) for row in rows[:TRIED]]))
         if not version_of(self.name, self.options.python):
             yield Finding(
-                Level.NOTE, "the task set is in no installed package: only other rows show that it has changed"
+                Level.NOTE, "the task set is not in an installed package: only different rows reveal a change"
             )
 
     def _written(self, what: str, **asked: Any) -> Iterator[dict[str, Any]]:

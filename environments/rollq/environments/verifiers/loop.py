@@ -20,11 +20,11 @@ from rollq.workers.judging.environment import check_named
 class VerifiersSettings(OutsideSettings):
     """`agent_options`; the environment's are set by `env`."""
 
-    environment: dict[str, Any] = Field(description="what a runner needs to open the environment")
-    python: str = Field(default="", description="Python that has verifiers; default: the worker's")
+    environment: dict[str, Any] = Field(description="data with which a runner opens the environment")
+    python: str = Field(default="", description="Python interpreter that has verifiers; default: the worker's")
     runners: int = Field(default=2, ge=0, description="processes of this worker; 0: you start them")
-    concurrent: int = Field(default=64, gt=0, description="episodes at the same time, in one worker")
-    variables: tuple[str, ...] = Field(default=(), description="variables of the worker that runners get")
+    concurrent: int = Field(default=64, gt=0, description="concurrent episodes in one worker")
+    variables: tuple[str, ...] = Field(default=(), description="environment variables of the worker that runners get")
 
 
 @dataclass(frozen=True, slots=True)

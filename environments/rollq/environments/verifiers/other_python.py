@@ -24,15 +24,15 @@ def require_verifiers(python: str) -> None:
     """Raise `ConfigError` unless this Python exists and has a verifiers that works; empty: the worker's."""
     used = python or sys.executable
     if shutil.which(used) is None:
-        raise ConfigError(f'env_options.python = "{python}": there is no such program')
+        raise ConfigError(f'env_options.python = "{python}": no such program')
     version = version_of("verifiers", python)
     starts, asked = VERSIONS
     if not version.startswith(starts):
         has = f"has verifiers {version}" if version else "has no package verifiers"
         if not python:
             raise ConfigError(
-                f"env_options.python is not set, and the worker's Python {has}: make an environment without torch and "
-                f'vLLM, which may need other versions of its packages, pip install "{asked}" there, and name its python'
+                f"env_options.python is not set, and the worker's Python {has}: create an environment without torch "
+                f'and vLLM, which may need other package versions, pip install "{asked}" there, and name its python'
             )
         raise ConfigError(f'env_options.python = "{python}" {has}: {python} -m pip install "{asked}"')
 

@@ -63,13 +63,13 @@ def _check(micro: MicroBatch, args: "GRPOConfig", step: int) -> None:
     other = found[(found - args.temperature).abs() > 1e-6]
     if len(other):
         raise ConfigError(
-            f"step {step} has samples of temperature {other[0].item():g}, and GRPOConfig temperature = "
+            f"step {step} has samples of temperature {other[0].item():g}, but GRPOConfig temperature = "
             f"{args.temperature!r}: TRL has one for all samples, so set it to the temperature of all tasks"
         )
     if micro.behaviour_logprobs[micro.loss_mask].isnan().any():
         raise InvalidGroup(
             f"step {step} has samples that were inserted without logprobs, and TRL's losses compare with them: insert "
-            "samples that have some, or train with `rollq train`"
+            "samples with logprobs, or train with `rollq train`"
         )
     if micro.lacks_images:
         raise InvalidGroup(f"step {step} has images in its prompts, which rollq.integrations.trl does not pass to TRL")

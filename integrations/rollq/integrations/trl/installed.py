@@ -15,4 +15,4 @@ def check_installed() -> None:
     except PackageNotFoundError:
         raise ConfigError(f"rollq.integrations.trl needs TRL {SUPPORTED}, which is not installed: {REMEDY}") from None
     if not f"{found}.".startswith(f"{SUPPORTED}."):
-        raise ConfigError(f"rollq.integrations.trl works with TRL {SUPPORTED}, and {found} is installed: {REMEDY}")
+        raise ConfigError(f"rollq.integrations.trl works with TRL {SUPPORTED}, but {found} is installed: {REMEDY}")

@@ -183,7 +183,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Raise `ConfigError` for a model that cannot be published, or whose loss depends on micro-batches."""
         plugin = self.args.deepspeed_plugin
         if is_peft_model(self.model):
-            raise ConfigError("rollq.integrations.trl publishes whole models: pass one without an adapter of PEFT")
+            raise ConfigError("rollq.integrations.trl publishes whole models: pass one without a PEFT adapter")
         if plugin is not None and plugin.zero_stage == 3:
             raise ConfigError(
                 "DeepSpeed's ZeRO stage 3 divides the weights, which cannot be published: use stage 1 or 2"

@@ -71,7 +71,9 @@ class Command:
         if status is None:
             os.killpg(process.pid, signal.SIGKILL)  # its children, too
             process.wait()
-            return "was killed, as the watcher ends" if stop.is_set() else f"was killed after {self.longest_s:.0f} s"
+            return (
+                "was killed, because the watcher stops" if stop.is_set() else f"was killed after {self.longest_s:.0f} s"
+            )
         if status < 0:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with exit status {status}" if status else ""

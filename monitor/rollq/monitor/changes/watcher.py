@@ -90,7 +90,7 @@ class ChangeWatcher:
         try:
             self._look_again(now_s)
         except Exception as error:  # noqa: BLE001 - a thread that ended would never call again
-            self._fail(f"on_change: the run cannot be looked at: {type(error).__name__}: {error}")
+            self._fail(f"on_change: the run cannot be read: {type(error).__name__}: {error}")
 
     def _look_again(self, now_s: float) -> None:
         look = self._look()
@@ -111,7 +111,9 @@ class ChangeWatcher:
         try:
             return self._replace(state, if_absent) or before
         except RollqError as error:
-            self._fail(f"on_change: every watcher of the run calls, as the state cannot be noted: {error}")
+            self._fail(
+                f"on_change: every watcher of the run calls the command, because the state cannot be recorded: {error}"
+            )
             return before
 
     def _call(self, look: Look, before: str) -> None:

@@ -41,7 +41,7 @@ def refusal_of(request: Request, token: str | None) -> str:
         return "this dashboard only reads: start it with --token-file, or with ROLLQ_DASHBOARD_TOKEN"
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        return "changes are taken only from the dashboard's own page"
+        return "changes are accepted only from the dashboard's own page"
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
         return "the token is wrong"

@@ -46,7 +46,7 @@ class ArchivedRollouts:
         try:
             return self._thread.call(lambda: self._page(selection, after, limit))
         except NotYet:
-            why = f"the archive does not answer within {self._thread.wait_s:g} s; look again later"
+            why = f"the archive does not answer within {self._thread.wait_s:g} s; try again later"
         except (ConfigError, ArchiveError) as error:
             why = str(error)
         is_over = after.startswith(IN_ARCHIVE)

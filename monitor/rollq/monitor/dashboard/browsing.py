@@ -101,7 +101,7 @@ class Browsing:
         if (number := whole_number(text)) is None:
             raise Missing(f"{text[:40]!r} is not the number of a group")
         if (group := self._rollouts.look(task, number)) is None:
-            raise Missing(f"group {number} of {task} is not here: it was never there, or has left")
+            raise Missing(f"there is no group {number} of {task}: it never existed, or has left")
         return group
 
 

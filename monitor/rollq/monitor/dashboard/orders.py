@@ -51,29 +51,29 @@ def change_of_group(order: GroupOrder, ordered: Ordered) -> str:
 
 
 _EFFECTS: Mapping[GroupOrder, str] = {
-    GroupOrder.REQUEUE: "pending. Its samples are thrown away, and a worker samples its prompt again.",
+    GroupOrder.REQUEUE: "pending. Its samples are discarded, and a worker samples its prompt again.",
     GroupOrder.QUARANTINE: (
-        "failed. No trainer gets it. It is kept to look at as long as other groups that failed: the newest "
-        "audit_groups of its task. Requeue releases it, unless its task is offline."
+        "failed. No trainer gets it. It is kept for inspection like other failed groups: the newest audit_groups of "
+        "its task. Requeue releases it, unless its task is offline."
     ),
     GroupOrder.DROP: "gone. It leaves the buffer with its samples, and is counted as dropped by hand.",
 }
 _REFUSALS: Mapping[Refusal | None, str] = {
-    Refusal.MOVED: "its status has changed since it was looked at",
+    Refusal.MOVED: "its status has changed in the meantime",
     Refusal.BATCH: "its batch or evaluation has not ended, and decides about it",
-    Refusal.UNSAMPLED: "nobody would sample it again, because its task is offline or its evaluation has ended",
+    Refusal.UNSAMPLED: "no worker would sample it again, because its task is offline or its evaluation has ended",
     Refusal.SAVING: "the buffer is being saved, and nothing leaves it until that ends; try again in a minute",
-    Refusal.ORDERED: "somebody else has just moved it; look at it again",
+    Refusal.ORDERED: "someone else has just moved it; check it again",
 }
 _WHY_NOT: Mapping[Status, str] = {
     Status.PENDING: "it has nothing to keep, and a worker samples it anyway",
     Status.RUNNING: "a worker samples it now",
     Status.COMPLETED: "the trainer may take it",
-    Status.GATHERED: "its batch or evaluation has it",
+    Status.GATHERED: "it belongs to its batch or evaluation",
     Status.COOLING: "it is a copy that waits to be trained again",
     Status.ABORTED: "a worker continues it anyway",
     Status.EXPIRED: "a worker samples it again anyway",
-    Status.FILTERED: "no trainer gets it as it is",
+    Status.FILTERED: "no trainer gets it anyway",
     Status.FAILED: "no trainer gets it as it is",
     Status.CLAIMED: "the trainer has it in its batch",
     Status.ARCHIVED: "it was trained, and waits for a checkpoint",

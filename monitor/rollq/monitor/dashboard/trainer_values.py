@@ -56,7 +56,7 @@ class TrainedReader:
         except Exception as error:  # noqa: BLE001  (a file system, a bucket or a damaged file may raise anything)
             return Trained(note=f"The trainer's values of these tokens cannot be read: {error}")
         if not annotations:
-            return Trained(note=f"The archive has nothing that a trainer wrote about this group at step {step}.")
+            return Trained(note=f"The archive has no trainer's values of this group at step {step}.")
         return Trained(annotations)
 
 

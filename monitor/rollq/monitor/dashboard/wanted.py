@@ -62,5 +62,5 @@ def chosen(values: str, known: Sequence[str], what: str) -> list[str]:
     """The comma-separated `values`, in the order of `known`; all for "". Raises `ValueError` for an unknown one."""
     wanted = [value for value in values.split(",") if value]
     if unknown := [value for value in wanted if value not in known]:
-        raise ValueError(f"{what} {unknown[0]!r}: there are {', '.join(known)}")
+        raise ValueError(f"unknown {what} {unknown[0]!r}: must be one of {', '.join(known)}")
     return [value for value in known if value in wanted] if wanted else list(known)

@@ -64,7 +64,8 @@ def check_functions(facts: ServerFacts) -> Finding:
         commands.append(f"rollq doctor {facts.settings} --clean")
     if libraries.unknown:
         parts.append(
-            f"{', '.join(libraries.unknown)}: of releases that name no connections; delete when none of them runs"
+            f"{', '.join(libraries.unknown)}: from releases that do not name their connections; delete them once "
+            "none runs"
         )
         commands += [f"{facts.cli} function delete {name}" for name in libraries.unknown]
     level = Level.NOTE if unused or libraries.unknown else Level.OK
@@ -96,7 +97,9 @@ def check_replication(facts: ServerFacts) -> Finding:
     if facts.config is None:
         return _finding("replication", Level.NOTE, f"{replicas} replicas; min-replicas-to-write could not be read")
     if facts.config.get("min-replicas-to-write") == "0":
-        message = f"{replicas} replicas, but writes do not wait for any: a failover may lose all since a replica hung"
+        message = (
+            f"{replicas} replicas, but writes do not wait for any: a failover may lose everything since a replica hung"
+        )
         return _finding("replication", Level.WARNING, message, *_set(facts, "min-replicas-to-write 1"))
     return _finding("replication", Level.OK, f"{replicas} replicas; writes stop when none follows")
 
@@ -132,7 +135,7 @@ def check_memory(facts: ServerFacts) -> Finding:
         return _finding("memory", Level.WARNING, message, *commands)
     message = f"{in_words(used)} used, {used / limit:.0%} of maxmemory {in_words(limit)}"
     if used >= FULL * limit:
-        message += f": from {FULL:.0%} on producers admit nothing; raise it, or let the trainer checkpoint"
+        message += f": above {FULL:.0%}, producers admit nothing; raise it, or let the trainer checkpoint"
         return _finding("memory", Level.ERROR, message, *_set(facts, f"maxmemory {in_config(2 * used)}"))
     return _finding("memory", Level.OK, message)
 
@@ -185,7 +188,7 @@ def check_disk_writes(facts: ServerFacts) -> Finding:
     """Whether the server manages to write its files, in time."""
     statuses = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
     if failed := [name for name in statuses if facts.info.get(name, "ok") != "ok"]:
-        message = f"the server cannot write its files ({', '.join(failed)}): see its log, and its disk"
+        message = f"the server cannot write its files ({', '.join(failed)}): check its log and its disk"
         return _finding(
             "disk writes", Level.ERROR, message, f"{facts.cli} config get dir", f"{facts.cli} config get logfile"
         )
@@ -194,7 +197,7 @@ def check_disk_writes(facts: ServerFacts) -> Finding:
         message = f"the disk was too slow {delayed} times: writes waited, and a crash may lose more than a second"
         return _finding("disk writes", Level.WARNING, message, f"{facts.cli} config set no-appendfsync-on-rewrite yes",
                         f"{facts.cli} config resetstat")  # fmt: skip
-    return _finding("disk writes", Level.OK, "no write of its files has failed")
+    return _finding("disk writes", Level.OK, "all writes of its files succeeded")
 
 
 def check_disk_space(facts: ServerFacts) -> Finding:
@@ -213,14 +216,16 @@ def check_disk_space(facts: ServerFacts) -> Finding:
 def check_access(facts: ServerFacts) -> Finding:
     """Who may use the server."""
     if facts.open is None:
-        return _finding("access", Level.NOTE, "whether the server asks for a password could not be found out")
+        return _finding("access", Level.NOTE, "whether the server asks for a password could not be read")
     if not facts.open:
         shared = " that every role shares: it may do anything" if facts.user == "default" else ""
         return _finding("access", Level.OK, f"asks for a password; user {facts.user or 'unknown'}{shared}")
     if facts.address.startswith("unix:"):
         return _finding("access", Level.OK, "no password; reached through a socket of this machine")
     if facts.local and facts.config is None:
-        return _finding("access", Level.NOTE, "no password; whether other machines reach the server could not be read")
+        return _finding(
+            "access", Level.NOTE, "no password; whether other machines can reach the server could not be read"
+        )
     if facts.local and facts.config and _refuses_others(facts.config):
         return _finding("access", Level.NOTE, "no password; every user of this machine may do anything")
     message = (
@@ -345,7 +350,7 @@ def check_weights_folder(space: Space, needed_bytes: int) -> Finding:
         return _finding("weights", Level.WARNING, message, f"ls -ld {space.path}")
     message = f"{in_words(space.free_bytes)} free in {space.path}"
     if space.free_bytes < needed_bytes:
-        message += f": the versions that are kept may take {in_words(needed_bytes)}"
+        message += f": the kept versions may take {in_words(needed_bytes)}"
         return _finding("weights", Level.WARNING, message, f"df -h {space.path}")
     return _finding("weights", Level.OK, message)
 
@@ -353,7 +358,9 @@ def check_weights_folder(space: Space, needed_bytes: int) -> Finding:
 def check_weights_in_redis(model_bytes: int, limit_bytes: int) -> Finding:
     """Whether the model is small enough to travel through Redis."""
     if not model_bytes:
-        return _finding("weights", Level.NOTE, "through Redis; the model is not on this machine, to compare its size")
+        return _finding(
+            "weights", Level.NOTE, "through Redis; the model is not on this machine, so its size is unknown"
+        )
     message = f"through Redis: the model has {in_words(model_bytes)}, the limit is {in_words(limit_bytes)}"
     if model_bytes > limit_bytes:
         return _finding("weights", Level.ERROR, f'{message}; set transport = "path" in [trainer]')

@@ -37,7 +37,7 @@ def delete_unused(servers: Servers) -> list[str]:
         if not isinstance(error.__cause__, driver.NoPermissionError):
             raise
         raise ServerRefused(
-            "this user may not see which functions are in use, and delete others: run `rollq doctor --clean` as the "
-            "operator"
+            "this user may neither see which functions are in use nor delete others: run `rollq doctor --clean` as "
+            "the operator"
         ) from error
     return sorted(deleted)

@@ -204,10 +204,10 @@ _NOW: Mapping[Status, str] = {
     Status.GATHERED: "waits for the rest of its batch or evaluation",
     Status.ABORTED: "was interrupted, and waits to be continued",
     Status.EXPIRED: "became too stale, and waits to be sampled again",
-    Status.COOLING: "waits to be trained once more",
-    Status.FILTERED: "was filtered: it is not trained, and is kept to look at",
-    Status.LEAVING: "waits for the archiver, and leaves then",
-    Status.FAILED: "failed: it is not trained, and is kept to look at",
+    Status.COOLING: "waits to be trained again",
+    Status.FILTERED: "was filtered: it is not trained, but kept for inspection",
+    Status.LEAVING: "waits for the archiver, then leaves",
+    Status.FAILED: "failed: it is not trained, but kept for inspection",
 }
 
 

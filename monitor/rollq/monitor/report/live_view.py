@@ -76,7 +76,7 @@ def plain_line(view: LiveView) -> str:
         " ".join(f"s{age} {share:.0%}" for age, share in staleness_shares(view.recent).items()),
         f"{tokens_per_s(view.recent):,.0f} tokens/s",
         " ".join(f"{status} {groups}" for status, groups in depths.items() if groups and status not in AUDITED),
-        f"{kept} kept to look at" if (kept := _kept(depths)) else "",
+        f"{kept} kept for inspection" if (kept := _kept(depths)) else "",
         " ".join(f"{name}@v{report.get('version', '?')}" for name, report in workers),
     ]
     return " | ".join(part for part in parts if part)
@@ -177,7 +177,7 @@ def _depth_table(reading: BufferReading) -> Table:
         if status is Status.LEAVING and not any(depths.get(status.value) for depths in columns.values()):
             continue  # without an archive, no group ever is
         table.add_row(status.value, *(f"{depths.get(status.value, 0):,}" for depths in columns.values()))
-    table.add_row("kept to look at", *(f"{_kept(depths):,}" for depths in columns.values()), style="dim")
+    table.add_row("kept for inspection", *(f"{_kept(depths):,}" for depths in columns.values()), style="dim")
     return table
 
 

@@ -20,7 +20,7 @@ REASONS = {
     "filtered": "left out by a filter, mostly because all rewards were equal",
     "failed": "given up after several tries",
     "expired": "too old to be trained",
-    "reused": "copies of trained groups that were not needed again",
+    "reused": "copies of trained groups that were not used again",
     "released": "given up by the trainer",
     "cancelled": "cancelled with their batch",
     "evaluated": "part of an evaluation",
@@ -99,7 +99,7 @@ def _learned(summary: Mapping[str, Any]) -> str:
         for task in before if task in after
     ]  # fmt: skip
     if not rows:
-        return _note("The line is the mean reward of the batches that were trained. It should rise.")
+        return _note("The line is the mean reward of the trained batches. It should rise.")
     table = _table(("Held-out reward", "before", "after", "change"), rows)
     return table + _note(
         "Held-out prompts were never trained, so a rise is learning and not memory. The demo's judges give 0 for a "
@@ -130,7 +130,7 @@ def _waits(steps: Sequence[StepRecord]) -> str:
     if waits <= HARDLY:
         verdict = "The trainer hardly waited: the workers kept up, and fewer might do."
     else:
-        verdict = f"More or faster workers would shorten the training by {waits:.0%} at most, the time that it waited."
+        verdict = f"More or faster workers would shorten the training by at most {waits:.0%}, the time it waited."
     return _table(("In each step, the trainer", "mean time", "share"), rows) + _note(verdict)
 
 
@@ -146,8 +146,8 @@ def _groups(summary: Mapping[str, Any]) -> str:
         return table + f'<p class="bad">{html.escape(NOT_KEPT)}</p>'
     return table + _note(
         "A group is one prompt with all its samples. Every admitted group is accounted for: none was lost, and none "
-        "was counted twice. The plot shows those that waited or were worked on. A steady height is good; many "
-        "completed ones mean that the trainer is the slower part."
+        "was counted twice. The plot shows waiting and running groups. A steady height is good; many completed "
+        "groups mean that the trainer is the bottleneck."
     )
 
 

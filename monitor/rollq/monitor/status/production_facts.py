@@ -71,8 +71,8 @@ def unrewarded(run: RunStatus) -> list[Fact]:
         Fact(
             f"the judges failed for {share:.0%} of the samples of the last minute, the last one with "
             f"{shortened(error)}",
-            "fix the judge, or what it depends on, and restart every worker: samples that it fails for are left out, "
-            'and the others of their groups trained alone; on_judge_error = "zero" counts them as wrong instead',
+            "fix the judge, or what it depends on, and restart every worker: samples for which it fails are left "
+            'out, and the rest of their groups is trained; on_judge_error = "zero" counts them as wrong instead',
         )
     ]
 
@@ -101,7 +101,7 @@ def empty_tasks(run: RunStatus) -> Iterator[Fact]:
     for task in trained(run):
         if task.offline and trainer.phase is TrainerPhase.WAITING and task.ready < task.batch_groups:
             yield Fact(
-                f"task {task.task} is filled by imports alone",
+                f"only imports fill task {task.task}",
                 f"import more into task {task.task}: `rollq import`; or take it out of this batch: `rollq set "
                 f"{task.task} batch_groups=0 --from-step {trainer.step}`",
             )
@@ -165,7 +165,7 @@ def _capacity(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
     elif len(resting(run)) == len(run.alive_workers):
         yield from _all_resting(run, tasks)
     elif running:
-        yield Fact(f"{count(running, 'group')} in generation on {workers_of(run)}")
+        yield Fact(f"{count(running, 'group')} running on {workers_of(run)}")
         if uneven := imbalance(run):
             yield Fact(
                 uneven,
@@ -182,7 +182,7 @@ def _all_resting(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
     first = next(iter(states))
     who = f"the only worker is {states[first]}" if len(states) == 1 else "all workers are paused or draining"
     name = first if len(states) == 1 else "NAME"
-    yield Fact(who, f"if this is no longer wanted: `rollq resume --worker {name}`")
+    yield Fact(who, f"continue with `rollq resume --worker {name}`")
     yield from map(Fact, _pending(tasks))
 
 

@@ -262,7 +262,7 @@ def _task_statuses(buffer: MonitorBuffer) -> Iterator[TaskStatus]:
         except StoreLost as error:
             if task not in buffer.tasks():
                 continue
-            _left_out.warning((buffer.run, task), "left out task %r, which has a name and no clock: %s", task, error)
+            _left_out.warning((buffer.run, task), "left out task %r, which has a name but no clock: %s", task, error)
 
 
 def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:

@@ -246,7 +246,7 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
     if task.failed_samples:
         lines.append(f"failed samples: {', '.join(f'{n:,} {kind}' for kind, n in task.failed_samples.items())}")
     if kept := [f"{task.groups(status):,} {status}" for status in AUDITED if task.groups(status)]:
-        lines.append(f"kept to look at: {', '.join(kept)}")
+        lines.append(f"kept for inspection: {', '.join(kept)}")
     if task.bytes or fullness.is_full:
         lines.append(_samples_line(task))
     return [f"{task.task}: {line}" for line in (*lines, *_state_lines(task))]
@@ -255,7 +255,7 @@ def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
 def _state_lines(task: TaskStatus) -> Iterator[str]:
     """Orders that hold the task back, and its last error."""
     if task.is_retired:
-        yield f"retired: no batch takes groups of it; `rollq set {task.task} batch_groups=N` brings it back"
+        yield f"retired: no batch takes its groups; `rollq set {task.task} batch_groups=N` brings it back"
     if task.control != "run":
         yield f"set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else "")
     if task.last_error:

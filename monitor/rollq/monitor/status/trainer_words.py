@@ -83,5 +83,5 @@ def _lacks(trainer: TrainerState) -> list[str]:
         return [f"{count(unarchived, 'group')} must be in the archive before"]
     lacks = [f"task {task} has {trainer.ready[task]} of {count(n, 'group')}" for task, n in trainer.wanted.items()]
     if late := sum(trainer.stragglers.values()):
-        lacks.append(f"{count(late, 'group')} in generation would be too old at the next step")
+        lacks.append(f"{count(late, 'running group')} would be too old at the next step")
     return lacks

@@ -84,7 +84,9 @@ class Environments:
         """Play the episode of a session, in the environment that it names."""
         spec = session.get("environment")
         if not isinstance(spec, dict):
-            return failure("program", 'this session is not one of verifiers: give --tasks with env = "verifiers:..."')
+            return failure(
+                "program", 'this session does not belong to verifiers: give --tasks with env = "verifiers:..."'
+            )
         key = json.dumps(spec, sort_keys=True)
         if key not in self._started:
             self._started[key] = asyncio.create_task(Serving.start(spec, self._stack))

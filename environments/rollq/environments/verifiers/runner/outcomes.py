@@ -39,7 +39,7 @@ def outcome_of(episode: Episode[Any, Any, Any], seat: str) -> Outcome:
     if not episode.ok:
         return _failed(episode)
     if len(traces) != 1:
-        return failure("program", f"the episode played the seat {seat} {len(traces)} times, and a sample trains one")
+        return failure("program", f"the episode played the seat {seat} {len(traces)} times, but a sample trains one")
     return _rewarded(traces[0])
 
 

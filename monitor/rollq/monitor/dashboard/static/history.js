@@ -123,7 +123,7 @@ export class BufferHistory {
       axis: clockAxis(xs[0], xs.at(-1)),
       bound: task.kind === "train" ? { name: "untrained, at most", value: task.limit - task.trained } : null,
       aside: KEPT.filter((name) => task.statuses[name]).map((name) => ({
-        name: `${name}, kept to look at`,
+        name: `${name}, kept for inspection`,
         value: task.statuses[name],
       })),
     });
