@@ -1,4 +1,4 @@
-"""`rollq acl`."""
+"""`rollq runs acl`."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_acl_makes_a_password_per_user_and_prints_none(config: Path, tmp_path: P
     folder = tmp_path / "passwords"
     folder.mkdir()
     (folder / "worker").write_text("chosen\n")
-    status, printed, said = rollq("acl", config, "--passwords", folder)
+    status, printed, said = rollq("runs", "acl", config, "--passwords", folder)
     assert status == 0
     assert sorted(path.name for path in folder.iterdir()) == sorted(USERS)
     made = {path.name: path.read_text().strip() for path in folder.iterdir()}
@@ -35,20 +35,20 @@ def test_acl_makes_a_password_per_user_and_prints_none(config: Path, tmp_path: P
     assert {oct((folder / name).stat().st_mode & 0o777) for name in set(made) - {"worker"}} == {"0o600"}
     assert all(f"user r-{name} reset on #{password_digest(password)} " in printed for name, password in made.items())
     assert not [password for password in made.values() if password in printed + said]
-    assert rollq("acl", config, "--passwords", folder)[1] == printed
+    assert rollq("runs", "acl", config, "--passwords", folder)[1] == printed
     (folder / "monitor").write_text("\n")
-    status, printed, said = rollq("acl", config, "--passwords", folder)
+    status, printed, said = rollq("runs", "acl", config, "--passwords", folder)
     assert (status, printed) == (2, "")
     assert "is empty" in said
 
 
 def test_acl_keeps_the_passwords_of_an_older_rollq_and_adds_those_it_lacked(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "passwords"
-    rollq("acl", config, "--passwords", folder)
+    rollq("runs", "acl", config, "--passwords", folder)
     older = {role: (folder / role).read_text() for role in Role}
     for name in ("admin", "replica"):
         (folder / name).unlink()
-    status, printed, said = rollq("acl", config, "--passwords", folder)
+    status, printed, said = rollq("runs", "acl", config, "--passwords", folder)
     assert status == 0
     assert {role: (folder / role).read_text() for role in Role} == older
     admin, replica = (password_digest((folder / name).read_text().strip()) for name in ("admin", "replica"))
@@ -62,16 +62,16 @@ def test_acl_keeps_the_passwords_of_an_older_rollq_and_adds_those_it_lacked(conf
 def test_acl_also_allows_the_functions_of_other_releases(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "passwords"
     also = ("--also", "0123456789ab", "--also", "ba9876543210")
-    status, printed, _ = rollq("acl", config, "--passwords", folder, *also)
+    status, printed, _ = rollq("runs", "acl", config, "--passwords", folder, *also)
     assert status == 0
     for release in (digest(), "0123456789ab", "ba9876543210"):
         assert f"+fcall|{function_name('put', release)} " in printed
-    assert "0123456789ab" not in rollq("acl", config, "--passwords", folder)[1]
+    assert "0123456789ab" not in rollq("runs", "acl", config, "--passwords", folder)[1]
 
 
 @pytest.mark.parametrize("release", ["rollq_5", "0123456789AB", "0123456789abc"])
 def test_acl_refuses_what_is_no_digest(config: Path, tmp_path: Path, release: str) -> None:
-    status, printed, said = rollq("acl", config, "--passwords", tmp_path / "passwords", "--also", release)
+    status, printed, said = rollq("runs", "acl", config, "--passwords", tmp_path / "passwords", "--also", release)
     assert (status, printed) == (2, "")
     assert f"--also {release!r}: must be the 12 hexadecimal digits that `rollq doctor` prints" in said
     assert not (tmp_path / "passwords").exists()

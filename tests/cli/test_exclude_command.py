@@ -1,4 +1,4 @@
-"""`rollq exclude`: rows of a task are taken out, listed and taken in again."""
+"""`rollq groups exclude`: rows of a task are taken out, listed and taken in again."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,9 @@ def rollq(server_url: str, run_name: str, buffer: Buffer) -> Rollq:
         buffer.register_task(task, TaskRules(batch_groups=2))
         buffer.record_prompts(task, "digest", 100, "", "p.jsonl")
         buffer.account_rows(task, "a", rows=100, passed=3, unusable=[])
-    return lambda *words: CliRunner().invoke(main, ["exclude", *words, "--url", server_url, "--run", run_name])
+    return lambda *words: CliRunner().invoke(
+        main, ["groups", "exclude", *words, "--url", server_url, "--run", run_name]
+    )
 
 
 def test_rows_go_to_the_shards_that_have_them(rollq: Rollq, buffer: Buffer) -> None:

@@ -168,5 +168,5 @@ def test_a_checkpoint_without_the_state_of_the_optimizer_is_refused(
 ) -> None:
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / "step-00000001" / "optimizer.safetensors").unlink()
-    with pytest.raises(WeightsError, match=r"has no optimizer\.safetensors: .* `rollq recover --weights`"):
+    with pytest.raises(WeightsError, match=r"has no optimizer\.safetensors: .* `rollq runs recover --weights`"):
         start_learner(TrainerSettings(model=model_folder, output=tmp_path, steps=3), 0, Ranks())

@@ -365,7 +365,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
     file = settings_file(tmp_path, server_url, run_name, chosen)
 
     def recover(*arguments: object) -> Result:
-        return CliRunner().invoke(main, ["recover", str(file), *map(str, arguments)])
+        return CliRunner().invoke(main, ["runs", "recover", str(file), *map(str, arguments)])
 
     with working(server_url, run_name, tmp_path) as buffer:
         assert train(Connection(server_url, run_name), chosen) == 3
@@ -376,7 +376,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
         assert refused.exit_code == 2
         assert "is a checkpoint of step 3: `rollq train` resumes from it" in refused.output
         shutil.rmtree(chosen.output / "checkpoints")
-        with pytest.raises(HistoryGone, match="if its checkpoint is lost, `rollq recover` makes one from weights"):
+        with pytest.raises(HistoryGone, match="if its checkpoint is lost, `rollq runs recover` makes one from weights"):
             train(Connection(server_url, run_name), settings(steps=5))
 
         wrong = recover("--weights", weights, "--step", 9, "--relabel")
@@ -405,7 +405,7 @@ def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
     file = settings_file(tmp_path, server_url, run_name, chosen)
 
     def recover(*arguments: object) -> str:
-        return CliRunner().invoke(main, ["recover", str(file), "--dry-run", *map(str, arguments)]).output
+        return CliRunner().invoke(main, ["runs", "recover", str(file), "--dry-run", *map(str, arguments)]).output
 
     backup, unknown = tmp_path / "backup", tmp_path / "unknown"
     with working(server_url, run_name, tmp_path) as buffer:

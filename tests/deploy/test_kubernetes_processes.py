@@ -48,7 +48,7 @@ def rollq(*words: str | Path) -> str:
 
 def make_secrets(folder: Path, settings: Path) -> dict[str, Path]:
     """The Secrets that docs/guide/kubernetes.md makes, by name."""
-    acl = rollq("acl", settings, "--passwords", folder / "passwords")
+    acl = rollq("runs", "acl", settings, "--passwords", folder / "passwords")
     make_certificates(folder / "certificates", "rollq-store")
     found = {}
     for user in {*USERS.values(), "server"}:

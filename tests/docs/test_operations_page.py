@@ -66,7 +66,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rollq.toml").write_text(
         'run = "sums"\n[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\ngroup_size = 2\nlimits.max_tries = 1\n'
     )
-    Desk(folder, 6379).run(command("rollq acl"))
+    Desk(folder, 6379).run(command("rollq runs acl"))
     return folder
 
 
@@ -192,7 +192,7 @@ def test_roles_are_upgraded_one_by_one(binary: Path, users: Path, tmp_path: Path
     settings, acl, url = desk.folder / "rollq.toml", desk.folder / "rollq.acl", f"redis://127.0.0.1:{desk.port}"
     config = files(SETUP)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("/etc/redis/rollq.acl", str(acl))
     (desk.folder / "server.conf").write_text(config.replace("8gb", "100mb"))
-    acl.write_text(old.rollq("acl", settings, "--passwords", desk.folder / "passwords"))
+    acl.write_text(old.rollq("runs", "acl", settings, "--passwords", desk.folder / "passwords"))
 
     def password(role: Role) -> str:
         return (desk.folder / "passwords" / role).read_text().strip()

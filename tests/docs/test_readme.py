@@ -43,7 +43,7 @@ def test_the_roles_run_one_by_one_and_continue_after_a_kill(desk: Desk, sums: Pa
         assert "\nrun demo: version " in desk.run(code_with(README, "rollq status"))
         watch(desk)
         commands = [line for page in CONCEPTS for block in blocks(page) for line in block.code.splitlines()]
-        (recover,) = (line for line in commands if "rollq recover" in line)
+        (recover,) = (line for line in commands if "rollq runs recover" in line)
         for line in commands:
             if "rollq show" in line:
                 desk.wait_until(partial(shows_a_group, desk, line))

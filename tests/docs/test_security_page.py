@@ -115,7 +115,7 @@ def test_refusals_are_those_of_the_administrators_log(fresh_server: EmbeddedServ
 def test_a_replica_follows_with_tls(tmp_path: Path, sums: Path, redis_binary: Path, openssl: Path) -> None:
     rollq = CliRunner().invoke
     acl, certificates, passwords = (tmp_path / name for name in ("rollq.acl", "certificates", "passwords"))
-    acl.write_text(rollq(main, ["acl", str(sums / "rollq.toml"), "--passwords", str(passwords)]).stdout)
+    acl.write_text(rollq(main, ["runs", "acl", str(sums / "rollq.toml"), "--passwords", str(passwords)]).stdout)
     make_certificates(certificates)
 
     def admin(server: EmbeddedServer) -> redis.Redis:

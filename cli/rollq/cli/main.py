@@ -34,20 +34,17 @@ GROUPS = {
         "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups, or drain them."),
         "resume": ("rollq.cli.commands.pause", "Resume production."),
         "set": ("rollq.cli.commands.set", "Change rules of a task while the run is alive."),
-        "exclude": ("rollq.cli.commands.exclude", "Take rows out of a task's prompts for good."),
-        "groups": ("rollq.cli.commands.groups", "Have groups sampled again, quarantine them, or drop them."),
+        "groups": ("rollq.cli.commands.groups", "Sample groups again or drop them; exclude rows of prompts."),
     },
     "Data": {
         "import": ("rollq.cli.commands.import_", "Put finished samples of a file into an offline task."),
         "export": ("rollq.cli.commands.archive", "Write groups of the buffer or of an archive to a file."),
         "archive": ("rollq.cli.commands.archive", "Keep what is trained or dropped as Parquet files."),
         "snapshot": ("rollq.cli.commands.snapshots", "Save a run's buffer to a folder, and load it."),
-        "recover": ("rollq.cli.commands.recover", "Let a run continue from given weights, without its checkpoint."),
     },
     "Server": {
         "doctor": ("rollq.cli.commands.doctor", "Check a run for current and future problems."),
-        "acl": ("rollq.cli.commands.access", "Print an ACL file with one user per role."),
-        "runs": ("rollq.cli.commands.runs", "List and delete the runs of a server."),
+        "runs": ("rollq.cli.commands.runs", "List, delete or recover runs; print a run's ACL file."),
     },
 }
 """Group of commands -> name of a command -> module that defines it, and one line about it."""

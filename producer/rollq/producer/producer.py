@@ -189,8 +189,8 @@ class Producer:
             log.info("task %s: %d rows of its prompts are excluded by hand", feed.task, len(found.rows))
             if found.of_another_file:
                 log.warning(
-                    "task %s: %d rows were excluded from other prompts than these, and are used; `rollq exclude %s` "
-                    "lists the others",
+                    "task %s: %d rows were excluded from other prompts than these, and are used; `rollq groups "
+                    "exclude %s` lists the others",
                     feed.task,
                     found.of_another_file,
                     task_of(feed.task),
@@ -211,7 +211,8 @@ class Producer:
             feed.sampler.rows.check_some_are_left()
             return self._admit(feed, counts, plan, recycled)
         except AllExcluded as error:
-            undo, resume = f"`rollq exclude {task_of(feed.task)} ROW --undo`", f"`rollq resume --task {feed.task}`"
+            undo = f"`rollq groups exclude {task_of(feed.task)} ROW --undo`"
+            resume = f"`rollq resume --task {feed.task}`"
             reason = f"{error}; take a row in again: {undo}, then {resume}"
             log.error("task %s: production pauses: %s", feed.task, reason)
             self._buffer.set_control(feed.task, Control.PAUSE, reason, only_from=Control.RUN)

@@ -465,7 +465,7 @@ def test_a_user_of_an_older_acl_file_is_refused_with_the_remedy(users: Users) ->
     """It may not name its connections."""
     rules = acl_lines(RUN, {Role.WORKER: ""})[1].partition(" on # ")[2].replace("+client|setname ", "")
     users.client(ServerUser.ADMIN).execute_command("ACL", "SETUSER", "old", "on", ">old", *calls_of(rules))
-    with pytest.raises(ServerRefused, match="after an upgrade, make the ACL file again with `rollq acl`"):
+    with pytest.raises(ServerRefused, match="after an upgrade, make the ACL file again with `rollq runs acl`"):
         Buffer.connect(users.server.url.replace("://", "://old:old@"), RUN)
 
 
@@ -497,7 +497,7 @@ def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users
     admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", "+@connection", "+info", *calls_of(calls))
     with (
         Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer,
-        pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq acl`"),
+        pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq runs acl`"),
     ):
         buffer.call(
             "register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0, "{}", "", ""
@@ -513,7 +513,7 @@ def test_a_right_that_is_missing_inside_a_call_with_payloads_is_said_with_the_re
     admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", *calls_of(rules))
     with Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer:
         for lease in leases:  # a small result, and a large one
-            with pytest.raises(ServerRefused, match=r"again with `rollq acl`"):
+            with pytest.raises(ServerRefused, match=r"again with `rollq runs acl`"):
                 World(buffer).put([lease])
     assert world.buffer.counts("math")
 

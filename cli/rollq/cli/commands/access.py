@@ -1,4 +1,4 @@
-"""`rollq acl`: restricts who may do what."""
+"""`rollq runs acl`: restricts who may do what."""
 
 import os
 import secrets
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rollq.buffer.store.users import User
 
 
-@click.command()
+@click.command(short_help="Print an ACL file with one user per role.")
 @settings_file
 @click.option(
     "--passwords",
@@ -41,7 +41,7 @@ def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
 
     \b
     Example:
-      rollq acl rollq.toml --passwords passwords > rollq.acl
+      rollq runs acl rollq.toml --passwords passwords > rollq.acl
       rollq redis --acl rollq.acl
       ROLLQ_REDIS_USER=sums-worker ROLLQ_REDIS_PASSWORD_FILE=passwords/worker rollq work rollq.toml
     """

@@ -1,4 +1,4 @@
-"""`rollq exclude`: takes rows out of a task's prompts."""
+"""`rollq groups exclude`: takes rows out of a task's prompts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
 
 
-@click.command()
+@click.command(short_help="Take rows out of a task's prompts for good.")
 @file_and(task="TASK", rows="[ROW]...")
 @connection_options
 @click.option("--undo", is_flag=True, help="Take the rows in again.")
@@ -31,16 +31,16 @@ def exclude(
 
     \b
     Example:
-      rollq exclude rollq.toml math 17 203
-      rollq exclude math 17 --undo
-      rollq exclude math
+      rollq groups exclude rollq.toml math 17 203
+      rollq groups exclude math 17 --undo
+      rollq groups exclude math
     """
     from rollq.cli.run_location import find_run
     from rollq.cli.steering import shards_of
 
     numbers = [_number(row) for row in dict.fromkeys(rows)]
     if undo and not rows:
-        raise ConfigError("--undo: name the rows, as `rollq exclude TASK` lists them")
+        raise ConfigError("--undo: name the rows, as `rollq groups exclude TASK` lists them")
     with find_run(file, url, run_name).without_payloads() as buffer:
         shards = shards_of(buffer, buffer.tasks(), task)
         if not rows:

@@ -1,4 +1,4 @@
-"""`rollq groups`: move single groups, or all that a query finds."""
+"""`rollq groups`: move single groups, or all that a query finds; `rollq groups exclude`."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rollq.buffer.errors import ConfigError
+from rollq.cli.commands.exclude import exclude
 from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
@@ -28,12 +29,13 @@ Example:
 
 @click.group()
 def groups() -> None:
-    """Move single groups, or all that a query finds: sample them again, keep them from the trainer, or drop them.
+    """Sample groups again, keep them from the trainer, or drop them; exclude rows from which groups are made.
 
     \b
     Example:
       rollq groups requeue rollq.toml math/12
       rollq groups drop --query '{"status": "failed"}' --dry-run
+      rollq groups exclude rollq.toml math 17
     """
 
 
@@ -84,6 +86,7 @@ _add(
     "Keep running or completed groups from the trainer: they fail, and stay for inspection.",
 )
 _add("drop", "Remove groups.", "Remove groups with their samples, unless a batch has them.")
+groups.add_command(exclude)
 
 
 def _order(buffer: "Buffer", order: "GroupOrder", found: "Found", *, dry_run: bool, yes: bool) -> bool:

@@ -1,4 +1,4 @@
-"""`rollq recover`: a run whose trainer has lost its checkpoint continues from weights that are given."""
+"""`rollq runs recover`: a run whose trainer has lost its checkpoint continues from weights that are given."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
 
 
-@click.command()
+@click.command(short_help="Let a run continue from weights, without its checkpoint.")
 @settings_file
 @click.option(
     "--weights",
@@ -40,9 +40,9 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
 
     \b
     Example:
-      rollq recover rollq.toml --weights backups/step-30
-      rollq recover rollq.toml --weights trainer/weights/weights-sums-0f6c5a1d2b3e4f50
-      rollq recover rollq.toml --weights model-of-last-week --step 41
+      rollq runs recover rollq.toml --weights backups/step-30
+      rollq runs recover rollq.toml --weights trainer/weights/weights-sums-0f6c5a1d2b3e4f50
+      rollq runs recover rollq.toml --weights model-of-last-week --step 41
     """
     from rollq.cli.run_location import RunLocation, fingerprints
     from rollq.cli.settings.file import load_settings

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
     "--bind", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback needs a password."
 )
 @click.option("--password-env", metavar="NAME", help="Environment variable that holds the server's password.")
-@click.option("--acl", type=click.Path(path_type=Path), help="File with the server's users, made by `rollq acl`.")
+@click.option("--acl", type=click.Path(path_type=Path), help="File with the server's users, made by `rollq runs acl`.")
 @click.option(
     "--certificates",
     type=click.Path(path_type=Path),

@@ -1,4 +1,4 @@
-"""Commands on whole runs: `rollq runs list` and `rollq runs delete`."""
+"""Commands on whole runs: `rollq runs list`, `delete`, `recover` and `acl`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rollq.buffer.errors import ConfigError
+from rollq.cli.commands.access import acl
+from rollq.cli.commands.recover import recover
 from rollq.cli.options import DEFAULT_FILE, file_and, file_argument, url_option
 
 if TYPE_CHECKING:
@@ -21,13 +23,19 @@ QUIET_S = 1.0
 
 @click.group()
 def runs() -> None:
-    """List and delete runs.
+    """List, delete and recover runs, and restrict who may do what in one.
 
     \b
     Example:
       rollq runs list rollq.toml
       rollq runs delete rollq.toml old-run --yes
+      rollq runs recover rollq.toml --weights backups/step-30
+      rollq runs acl rollq.toml --passwords passwords > rollq.acl
     """
+
+
+runs.add_command(recover)
+runs.add_command(acl)
 
 
 @runs.command("list", short_help="List the runs of a server.")

@@ -149,7 +149,7 @@ def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.
     if not path.exists():
         raise WeightsError(
             f"checkpoint {str(folder)!r} has no {OPTIMIZER_FILE}: move it elsewhere, and make a checkpoint of its "
-            "weights with `rollq recover --weights`"
+            "weights with `rollq runs recover --weights`"
         )
     with safe_open(path, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118 - not a mapping

@@ -238,7 +238,7 @@ def check_access(facts: ServerFacts) -> Finding:
 
 def _make_users(facts: ServerFacts) -> Iterator[str]:
     """The commands that make users and, where the server has a configuration file, name them there and end it."""
-    yield f"rollq acl {facts.settings} --passwords passwords > rollq.acl"
+    yield f"rollq runs acl {facts.settings} --passwords passwords > rollq.acl"
     if file := facts.info.get("config_file"):
         yield f'echo "aclfile $PWD/rollq.acl" >> {quote(file)}'
         yield f"{facts.cli} shutdown"
