@@ -11,7 +11,8 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.batches import MAX_FILL
-from rollq.buffer.calls.evaluations import EvaluatedGroup, EvaluationState, evaluation_metrics
+from rollq.buffer.calls.evaluation_metrics import evaluation_metrics
+from rollq.buffer.calls.evaluations import EvaluatedGroup, EvaluationState
 from rollq.buffer.calls.replies.tasks import Control, Counts
 from rollq.buffer.errors import (
     BatchOver,
@@ -266,6 +267,10 @@ def test_xm01_an_evaluation_of_the_live_version_is_returned_and_leaves_nothing_b
                 "eval/held_out/reward_min": 0.0,
                 "eval/held_out/reward_max": 1.0,
                 "eval/held_out/reward_std": pytest.approx(0.408248),
+                "eval/held_out/pass@1": pytest.approx(2 / 3),
+                "eval/held_out/pass@2": pytest.approx(2 / 3),
+                "eval/held_out/best@2": 0.5,
+                "eval/held_out/worst@2": 0.5,
             }
     assert statuses(buffer, "held_out") == {}
     assert buffer.evaluation("held_out") == EvaluationState(False, 3, 3, 0, version=0, reward=0.5)

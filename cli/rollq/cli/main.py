@@ -21,6 +21,7 @@ GROUPS = {
         "produce": ("rollq.cli.commands.roles", "Schedule prompts."),
         "work": ("rollq.cli.commands.roles", "Generate and judge groups."),
         "train": ("rollq.cli.commands.roles", "Train on batches of groups and publish weights."),
+        "evaluate": ("rollq.cli.commands.evaluate", "Evaluate saved weights, without training."),
     },
     "Watch": {
         "status": ("rollq.cli.commands.status", "Show the progress of a run; with --steps, its curves."),

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.evaluation_metrics import MetricFunction
 from rollq.buffer.calls.evaluations import rewards_of
 from rollq.buffer.calls.replies.tasks import Production
 from rollq.buffer.calls.replies.trainer import TrainerEpoch
@@ -372,7 +373,12 @@ class Consumer(Iterator[Batch]):
             self._annotator.annotate(batch, values, sequences)
 
     def evaluate(
-        self, names: Sequence[str] | None = None, *, timeout_s: float | None = None, detailed: bool = False
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        detailed: bool = False,
+        function: MetricFunction | None = None,
     ) -> dict[str, float]:
         """Run evaluations (default: all) with the live weights, and return their metrics as `eval/<name>/...`.
 
@@ -380,7 +386,8 @@ class Consumer(Iterator[Batch]):
         step, and none of it is ever trained. Do not publish weights during an evaluation: every token must be of the
         live version.
         After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}, and rank 0 too
-        when the trainer is stopped before. `evaluation_metrics` defines the metrics. Rewards are kept by train step, as
+        when the trainer is stopped before. `rollq.buffer.calls.evaluation_metrics` defines the
+        metrics, and `function` adds others. Rewards are kept by train step, as
         of the last one that was committed. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
         another trainer has taken over, since the live weights are then no longer this trainer's.
         """
@@ -392,6 +399,7 @@ class Consumer(Iterator[Batch]):
                 names,
                 timeout_s=timeout_s,
                 detailed=detailed,
+                function=function,
                 events=self._events,
                 stop=self._stop,
                 meanwhile=self._publisher.serve_late,

@@ -195,6 +195,13 @@ class TrainerSettings(ClientSettings):
         default=KEPT_CHECKPOINTS, gt=0, description="how many of the newest checkpoints to keep"
     )
     evaluate_every: int = Field(default=0, ge=0, description="train steps between two evaluations; 0: never")
+    evaluate_at_start: bool = Field(
+        default=True, description="evaluate the initial weights too, if evaluate_every is set"
+    )
+    evaluation_metrics: str | None = Field(
+        default=None,
+        description="dotted path of a function of an evaluation's name and its results, for further metrics",
+    )
     evaluation_timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one evaluation, in seconds; default: no limit"
     )

@@ -18,7 +18,8 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.calls.batches import MAX_FILL
-from rollq.buffer.calls.evaluations import BatchType, evaluation_metrics
+from rollq.buffer.calls.evaluation_metrics import evaluation_metrics
+from rollq.buffer.calls.evaluations import BatchType
 from rollq.buffer.calls.replies.batches import BatchState, Finalizing
 from rollq.buffer.common.user_functions import OPERATOR, check_function
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, StoreLost, UnknownBatch

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import orjson
 
 from rollq.buffer.calls.batches import Batches
@@ -14,11 +13,14 @@ from rollq.buffer.calls.replies.batches import BatchState
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.curves import as_number
 from rollq.buffer.values.rollouts import SampleStatus
-from rollq.buffer.values.sample_numbers import Numbers, means, together
+from rollq.buffer.values.sample_numbers import Numbers
+from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.sample_rows import SampleRows
 
 BatchType = Literal["train", "eval"]
 GROUPS_PER_TRIP = 500
+SOURCE_FIELD = "data_source"
+"""The column of a row, in its metadata, that names the data set which it comes from."""
 
 
 class EvaluatedGroup(NamedTuple):
@@ -26,7 +28,8 @@ class EvaluatedGroup(NamedTuple):
 
     `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`. `samples`
     counts the samples that completed, and `tokens` their response tokens. `numbers`: numbers of single samples, see
-    `rollq.buffer.values.sample_numbers`.
+    `rollq.buffer.values.sample_numbers`. `rewards`: of the judged samples. `source`: the `data_source` of the prompt's
+    metadata, None without one.
     """
 
     reward: float | None
@@ -34,6 +37,8 @@ class EvaluatedGroup(NamedTuple):
     samples: int
     failed: bool
     numbers: Numbers = MappingProxyType({})
+    rewards: tuple[float, ...] = ()
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Evaluations(Batches):
         groups: list[EvaluatedGroup] = []
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             commands = [
-                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows")
+                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows", "prompt")
                 for group_id in ids[start : start + GROUPS_PER_TRIP]
             ]
             groups += [_evaluated(*fields) for fields in self.send_all(commands)]
@@ -92,39 +97,31 @@ class Evaluations(Batches):
 
 
 def _evaluated(
-    status: bytes | None, reward: bytes | None, tokens: bytes | None, letters: bytes | None, rows: bytes | None
+    status: bytes | None,
+    reward: bytes | None,
+    tokens: bytes | None,
+    letters: bytes | None,
+    rows: bytes | None,
+    prompt: bytes | None,
 ) -> EvaluatedGroup:
+    source = _source(prompt) if prompt else None
     if status != b"gathered":
-        return EvaluatedGroup(None, 0, 0, failed=status not in (b"pending", b"running"))
-    numbers = SampleRows.decode(rows).numbers if rows else {}
-    completed = (letters or b"").count(SampleStatus.COMPLETED.value.encode())
-    return EvaluatedGroup(float(reward or 0), int(tokens or 0), completed, failed=False, numbers=numbers)
+        return EvaluatedGroup(None, 0, 0, failed=status not in (b"pending", b"running"), source=source)
+    decoded = SampleRows.decode(rows) if rows else None
+    return EvaluatedGroup(
+        float(reward or 0),
+        int(tokens or 0),
+        (letters or b"").count(SampleStatus.COMPLETED.value.encode()),
+        failed=False,
+        numbers=decoded.numbers if decoded else {},
+        rewards=tuple([reward for reward in decoded.rewards if reward is not None]) if decoded else (),
+        source=source,
+    )
 
 
-def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed: bool = False) -> dict[str, float]:
-    """Metrics `eval/<name>/...` over the prompts of an evaluation.
-
-    `count`: prompts that are finished and judged; `failed`: groups without tries left; `unfinished`: all others.
-    `reward`: mean over prompts of the mean over their samples; `tokens`: response tokens per completed sample.
-    `detailed` adds reward_min, reward_max, reward_std (of the population). `parts/<name>`: means of the reward parts,
-    and of other numbers, over the samples that have them. Without a finished prompt there are only the counts.
-    """
-    done = [group for group in groups if group.reward is not None]
-    failed = sum(group.failed for group in groups)
-    totals = {"count": len(done), "failed": failed, "unfinished": len(groups) - len(done) - failed}
-    metrics: dict[str, float] = dict(totals)
-    if done:
-        rewards = np.array([group.reward for group in done], dtype=np.float64)
-        metrics["reward"] = float(rewards.mean())
-        metrics["tokens"] = sum(group.tokens for group in done) / sum(group.samples for group in done)
-        metrics |= {f"parts/{part}": value for part, value in means(together(group.numbers for group in done)).items()}
-        if detailed:
-            metrics |= {
-                "reward_min": float(rewards.min()),
-                "reward_max": float(rewards.max()),
-                "reward_std": float(rewards.std()),
-            }
-    return {f"eval/{name}/{key}": value for key, value in metrics.items()}
+def _source(prompt: bytes) -> str | None:
+    source = decode_prompt(prompt).metadata.get(SOURCE_FIELD)
+    return source if isinstance(source, str) and source else None
 
 
 def rewards_of(metrics: Mapping[str, Any]) -> dict[str, float]:

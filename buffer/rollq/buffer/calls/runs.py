@@ -128,17 +128,18 @@ class Deletion(BufferCore):
         for client in self.servers.primaries():  # before anything is written
             self.servers.patiently(partial(client.scan, 0, "rollq:{*", 1), self._patience)
 
-    def delete_run(self, queue: Queue, report: Report = lambda done: None) -> None:
+    def delete_run(self, queue: Queue, report: Report = lambda done: None, *, force: bool = False) -> None:
         """Delete the run: its keys, its payloads outside the servers, its tickets. Safe to repeat; if it is
         interrupted, no role can use the run until it is repeated.
 
-        Raises `ConfigError` if there is no such run, if a role still uses it, or if the folder or bucket of its
-        payloads is not configured.
+        Raises `ConfigError` if there is no such run, if a role still uses it (unless `force` is set: the role then ends
+        with `StoreLost`), or if the folder or bucket of its payloads is not configured.
         """
         summary = summarize(self)
         if summary.state == GONE:
             raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs list` shows the runs that are")
-        self.check_idle(summary)
+        if not force:
+            self.check_idle(summary)
         incarnation, payloads = self.send("HMGET", self.keys.info, "incarnation", "payloads")
         outside = self.payloads.outside if payloads else None
         if payloads and not outside:

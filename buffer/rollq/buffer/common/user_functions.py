@@ -111,6 +111,9 @@ SHOULD_CONTINUE: Final = Contract("should_continue", (Function("should_continue"
 OPERATOR: Final = Contract(
     "pipeline", (Function("operator", ("groups",), "list[ScoredGroup], alone or with dict[str, float]", How.PLAIN),)
 )
+EVALUATION_METRICS: Final = Contract(
+    "evaluation_metrics", (Function("evaluation_metrics", ("name", "groups"), "dict[str, float]", How.PLAIN),)
+)
 PRIORITIES: Final = Contract("priorities", (Function("priorities", ("batch",), "list of float", How.PLAIN),))
 
 CONTRACTS: Final[Mapping[str, Contract]] = {
@@ -129,6 +132,7 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
     "hook": SHOULD_CONTINUE,
     "pipeline operator": OPERATOR,
     "priorities": PRIORITIES,
+    "metrics of evaluations": EVALUATION_METRICS,
 }
 """Description of user code -> its contract. Tools have none: a model calls them, with any arguments."""
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 
-from rollq.buffer.calls.evaluations import Evaluations, evaluation_metrics
+from rollq.buffer.calls.evaluation_metrics import MetricFunction, evaluation_metrics
+from rollq.buffer.calls.evaluations import Evaluations
 from rollq.buffer.calls.replies.batches import BatchState
 from rollq.buffer.common.counting import count
 from rollq.buffer.errors import ConfigError
@@ -25,6 +26,7 @@ def evaluate(
     *,
     timeout_s: float | None,
     detailed: bool,
+    function: MetricFunction | None,
     events: WakeUps,
     stop: threading.Event,
     meanwhile: Callable[[], None],
@@ -49,7 +51,11 @@ def evaluate(
             log.info("the trainer stops, and drops its evaluation: %s", left)
             return {}
         for task, state in opened.items():
-            metrics[task] = evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
+            groups = buffer.evaluated(task, state.handle)
+            pass_reward = buffer.rules(task).pass_reward
+            metrics[task] = evaluation_metrics(
+                task, groups, detailed=detailed, pass_reward=pass_reward, function=function
+            )
             _warn_of_failures(task, metrics[task])
     finally:
         for task, state in opened.items():

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.archive.rows import TrainedGroup
 from rollq.buffer.calls.claiming import ReleaseMode
+from rollq.buffer.calls.evaluation_metrics import MetricFunction
 from rollq.buffer.calls.replies.tasks import Production
 from rollq.buffer.errors import ArchiveError, InvalidGroup
 from rollq.buffer.weights.probe import Probe
@@ -43,7 +44,12 @@ class BatchSource(Iterator[Batch], Protocol):
     def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> None: ...
     def report(self, facts: Mapping[str, Any]) -> None: ...
     def evaluate(
-        self, names: Sequence[str] | None = None, *, timeout_s: float | None = None, detailed: bool = False
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        detailed: bool = False,
+        function: MetricFunction | None = None,
     ) -> dict[str, float]: ...
 
 
@@ -166,7 +172,12 @@ class RecordedRun(BatchSource):
         """Nobody watches."""
 
     def evaluate(
-        self, names: Sequence[str] | None = None, *, timeout_s: float | None = None, detailed: bool = False
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        timeout_s: float | None = None,
+        detailed: bool = False,
+        function: MetricFunction | None = None,
     ) -> dict[str, float]:
         """No worker could sample the prompts."""
         return {}

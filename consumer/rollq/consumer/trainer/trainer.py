@@ -34,12 +34,12 @@ from rollq.consumer.trainer.learner import Learner, start_learner
 from rollq.consumer.trainer.metrics_files import cut
 from rollq.consumer.trainer.observers import Observer, Update
 from rollq.consumer.trainer.output_lock import locked
-from rollq.consumer.trainer.priorities import Priorities, Prioritizer, load_priorities
 from rollq.consumer.trainer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.trainer.recorded_run import BatchSource
 from rollq.consumer.trainer.reports import reporting
 from rollq.consumer.trainer.step_metrics import StepMetrics, describe_batch, likely_causes
 from rollq.consumer.trainer.taking import BatchTaker, Taken
+from rollq.consumer.trainer.user_functions import Priorities, Prioritizer, load_metric_function, load_priorities
 from rollq.consumer.weights.probe import probe_of
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ def train(
     stop = stop or threading.Event()
     check_packages(settings)
     priorities = load_priorities(settings.priorities)
+    load_metric_function(settings.evaluation_metrics)  # before the model is loaded, which takes long
     with join_ranks(settings.device) as ranks:
         check_same(ranks, {**settings.model_dump(mode="json"), "run": connection.run, "seed": seed})
         with locked(settings.output) if ranks.is_first else nullcontext():
@@ -125,6 +126,7 @@ class Trainer:
         self._settings = settings
         self._stop = stop
         self._observers = observers
+        self._metric_function = load_metric_function(settings.evaluation_metrics)
         self._bad_batches = 0
         self._trained = self._saved = self._published = consumer.step - 1
         self._taker = BatchTaker(
@@ -136,7 +138,7 @@ class Trainer:
         if self._saved:
             self._consumer.checkpoint(self._saved)  # a crash may have come between saving it and reporting it
         self._announce_weights(self._saved)
-        if self._trained == 0:
+        if self._trained == 0 and self._settings.evaluate_at_start:
             self._evaluate(0)
         while self._trained < self._settings.steps:
             taken = self._take()
@@ -190,7 +192,9 @@ class Trainer:
         settings = self._settings
         if not settings.evaluate_every or step % settings.evaluate_every:
             return
-        metrics = self._consumer.evaluate(timeout_s=settings.evaluation_timeout_s, detailed=True)
+        metrics = self._consumer.evaluate(
+            timeout_s=settings.evaluation_timeout_s, detailed=True, function=self._metric_function
+        )
         if metrics:
             line = {"step": step, "version": self._published, "time_s": time.time(), **metrics}
             for observer in self._observers:

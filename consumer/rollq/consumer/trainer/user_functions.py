@@ -1,4 +1,4 @@
-"""Gives the groups of each trained batch their priorities for later draws, by a function of the user's."""
+"""Functions of the user's that the trainer calls: priorities of trained groups, and further metrics of evaluations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy.typing as npt
 
+from rollq.buffer.calls.evaluation_metrics import MetricFunction
 from rollq.buffer.common.plugins import load_plugin
-from rollq.buffer.common.user_functions import PRIORITIES, check_function
+from rollq.buffer.common.user_functions import EVALUATION_METRICS, PRIORITIES, Contract, check_function
 from rollq.buffer.errors import ConfigError
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.trainer.observers import Observer, Update
@@ -33,11 +34,18 @@ class Priorities:
 
 def load_priorities(path: str | None) -> Priorities | None:
     """The function that `path` leads to; None without one. Raises `ConfigError` for one that cannot be called so."""
-    if path is None:
-        return None
-    function: Callable[[Batch], Any] = load_plugin("priorities", path, {})
-    check_function(function, PRIORITIES, path)
-    return Priorities(function, path)
+    return None if path is None else Priorities(_load(path, PRIORITIES), path)
+
+
+def load_metric_function(path: str | None) -> MetricFunction | None:
+    """The function that `path` leads to; None without one. Raises `ConfigError` for one that cannot be called so."""
+    return None if path is None else _load(path, EVALUATION_METRICS)
+
+
+def _load(path: str, contract: Contract) -> Callable[..., Any]:
+    function: Callable[..., Any] = load_plugin(contract.setting, path, {})
+    check_function(function, contract, path)
+    return function
 
 
 class Prioritizer(Observer):

@@ -1,0 +1,109 @@
+"""The metrics of an evaluation, from the results of its prompts. Pure."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rollq.buffer.calls.evaluations import EvaluatedGroup
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rewards.at_k import best_at_k, pass_at_k, sizes, worst_at_k
+from rollq.buffer.values.sample_numbers import means, together
+
+log = logging.getLogger(__name__)
+
+MetricFunction = Callable[[str, Sequence[EvaluatedGroup]], Mapping[str, float]]
+"""A function of the user's: the name of an evaluation and the results of its prompts -> further metrics by name."""
+
+MOST_SOURCES = 32
+"""With more data sources, there are only metrics of all prompts."""
+
+
+def evaluation_metrics(
+    name: str,
+    groups: Sequence[EvaluatedGroup],
+    *,
+    detailed: bool = False,
+    pass_reward: float = 0.5,
+    function: MetricFunction | None = None,
+) -> dict[str, float]:
+    """Metrics `eval/<name>/...` over the prompts of an evaluation.
+
+    `count`: prompts that are finished and judged; `failed`: groups without tries left; `unfinished`: all others.
+    `reward`: mean over prompts of the mean over their samples (avg@n); `tokens`: response tokens per
+    completed sample. `parts/<name>`: means of the reward parts, and of other numbers, over the samples that have them.
+    Without a finished prompt there are only the counts.
+
+    `detailed` adds reward_min, reward_max, reward_std (of the population) of the prompts; for each k of
+    `rollq.buffer.rewards.at_k.sizes`, `pass@k`, `best@k` and `worst@k`: means over the prompts with at least k judged
+    samples, where a sample passes with `pass_reward`; and `source/<data source>/...`: the same for the prompts of each
+    data source, if there are several. `function` adds what it returns for all prompts. Raises `ConfigError` if it
+    returns anything but numbers by name.
+    """
+    metrics = _metrics_of(groups, pass_reward, detailed=detailed)
+    if detailed:
+        for source, of_source in _by_source(name, groups).items():
+            measured = _metrics_of(of_source, pass_reward, detailed=True)
+            metrics |= {f"source/{source}/{key}": value for key, value in measured.items()}
+    if function is not None:
+        metrics |= _further(function, name, groups)
+    return {f"eval/{name}/{key}": value for key, value in metrics.items()}
+
+
+def _metrics_of(groups: Sequence[EvaluatedGroup], pass_reward: float, *, detailed: bool) -> dict[str, float]:
+    done = [group for group in groups if group.reward is not None]
+    failed = sum(group.failed for group in groups)
+    metrics: dict[str, float] = {"count": len(done), "failed": failed, "unfinished": len(groups) - len(done) - failed}
+    if not done:
+        return metrics
+    rewards = np.array([group.reward for group in done], dtype=np.float64)
+    metrics["reward"] = float(rewards.mean())
+    metrics["tokens"] = sum(group.tokens for group in done) / sum(group.samples for group in done)
+    metrics |= {f"parts/{part}": value for part, value in means(together(group.numbers for group in done)).items()}
+    if detailed:
+        metrics |= {
+            "reward_min": float(rewards.min()),
+            "reward_max": float(rewards.max()),
+            "reward_std": float(rewards.std()),
+            **dict(_at_k(done, pass_reward)),
+        }
+    return metrics
+
+
+def _at_k(groups: Sequence[EvaluatedGroup], pass_reward: float) -> Iterator[tuple[str, float]]:
+    most = max(len(group.rewards) for group in groups)
+    able = {k: [group.rewards for group in groups if len(group.rewards) >= k] for k in sizes(most) if most > 1}
+    for k, prompts in able.items():
+        passed = [sum(reward >= pass_reward for reward in rewards) for rewards in prompts]
+        yield f"pass@{k}", _mean([pass_at_k(len(r), count, k) for r, count in zip(prompts, passed, strict=True)])
+    for k, prompts in able.items():
+        if k > 1:
+            yield f"best@{k}", _mean([best_at_k(rewards, k) for rewards in prompts])
+    for k, prompts in able.items():
+        if k > 1:
+            yield f"worst@{k}", _mean([worst_at_k(rewards, k) for rewards in prompts])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _by_source(name: str, groups: Sequence[EvaluatedGroup]) -> dict[str, list[EvaluatedGroup]]:
+    """The prompts of each data source, if there are two to `MOST_SOURCES`."""
+    sources: dict[str, list[EvaluatedGroup]] = {}
+    for group in groups:
+        if group.source is not None:
+            sources.setdefault(group.source, []).append(group)
+    if len(sources) > MOST_SOURCES:
+        log.warning("evaluation %s: %d data sources, so their metrics are left out", name, len(sources))
+    return dict(sorted(sources.items())) if 1 < len(sources) <= MOST_SOURCES else {}
+
+
+def _further(function: MetricFunction, name: str, groups: Sequence[EvaluatedGroup]) -> dict[str, float]:
+    metrics = function(name, groups)
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"evaluation_metrics returned {metrics!r:.80}; needed is a dict of numbers by name")
+    for key, value in metrics.items():
+        if not isinstance(key, str) or isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise ConfigError(f"evaluation_metrics returned {key!r:.40}: {value!r:.40}; needed are numbers by name")
+    return {key: float(value) for key, value in metrics.items()}

@@ -1,0 +1,72 @@
+"""`rollq evaluate`: the evaluations of a settings file, with saved weights."""
+
+from pathlib import Path
+
+import click
+
+from rollq.cli.options import file_and
+
+
+@click.command()
+@file_and(needs_file=True, more="[FOLDER]...")
+@click.option(
+    "--weights",
+    "first",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER...",
+    help="Folders of weights: checkpoints of the trainer, or models of Hugging Face.",
+)
+@click.option("--workers", type=click.IntRange(0, 64), default=1, show_default=True, help="Number of worker processes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path), help="Draw the results over the weights, as PNG.")
+def evaluate(
+    file: Path, first: Path, more: tuple[str, ...], workers: int, as_json: bool, plot_file: Path | None
+) -> None:
+    """Run the evaluations of FILE with saved weights, without training.
+
+    A producer and workers run on this machine, in a run with another name that is deleted at the end; the training run
+    may continue. If no server answers at the URL in FILE, the command also runs one. Logs are in the folder evaluation
+    beside the output of [trainer].
+
+    \b
+    Example:
+      rollq evaluate rollq.toml --weights out/step-000010 out/step-000020
+      rollq evaluate rollq.toml --weights out/step-* --workers 4 --json
+    """
+    import sys
+
+    import orjson
+
+    from rollq.buffer.errors import ConfigError
+    from rollq.cli.run_location import RunLocation
+    from rollq.cli.settings.file import load_settings
+    from rollq.cli.signals import interrupt_once
+    from rollq.cli.up.evaluation import Evaluation, check_weights, plot, tables
+    from rollq.cli.up.roles import check_roles
+    from rollq.cli.up.run import alone_in, grace_s, run_folder
+    from rollq.cli.up.server import server_at
+
+    settings = load_settings(file)
+    if not settings.evaluations:
+        raise ConfigError(f"{file}: there is nothing to evaluate: add a table [evaluations.NAME]")
+    folders = [first, *map(Path, more)]
+    check_weights(folders)
+    sys.path.append(str(file.absolute().parent))
+    folder = run_folder(settings, file) / "evaluation"
+    results = []
+    with interrupt_once(grace_s(settings) + 10, again_kills=True):
+        try:
+            check_roles(settings, file)
+            with server_at(RunLocation.from_settings(settings), folder / "server"), alone_in(folder):
+                for result in Evaluation(settings, file, workers, folder).run(folders):
+                    results.append(result)
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            raise SystemExit(130) from None
+    if plot_file:
+        plot(results, list(settings.evaluations), plot_file)
+    if as_json:
+        click.echo(orjson.dumps([{"weights": str(one.folder), "metrics": one.metrics} for one in results]))
+    else:
+        click.echo("\n".join(tables(results, list(settings.evaluations))))

@@ -1,0 +1,203 @@
+"""Evaluates saved weights: a run with its own name, in which nothing is trained, tries one folder after the other."""
+
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from tqdm import tqdm
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies.tasks import Control
+from rollq.buffer.errors import ConfigError
+from rollq.cli.run_location import RunLocation, open_run
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.up.roles import RoleCommand, role_commands
+from rollq.cli.up.run import grace_s
+from rollq.cli.up.supervisor import Supervisor
+from rollq.consumer.consumer import Consumer
+from rollq.consumer.settings import ConsumerSettings
+from rollq.consumer.trainer.user_functions import load_metric_function
+from rollq.monitor.text.tables import aligned
+
+LOOK_S = 0.5
+_STEP = re.compile(r"step-(\d+)")
+_LEADING = ("reward", "count", "failed", "unfinished", "tokens")
+
+
+class Evaluated(NamedTuple):
+    """The metrics of a folder's weights, named as in `rollq.buffer.calls.evaluation_metrics`."""
+
+    folder: Path
+    metrics: dict[str, float]
+
+    @property
+    def step(self) -> int | None:
+        """The train step of a checkpoint, by the name of its folder."""
+        found = _STEP.fullmatch(self.folder.name)
+        return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`."""
+
+    settings: RollqSettings
+    file: Path
+    workers: int
+    folder: Path
+
+    def run(self, weights: Sequence[Path]) -> Iterator[Evaluated]:
+        """The metrics of each folder of weights, one after the other.
+
+        Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
+        """
+        settings = self.settings.model_copy(update={"run": f"{self.settings.run[:40]}-eval-{secrets.token_hex(4)}"})
+        location = RunLocation.from_settings(settings)
+        environment = {**os.environ, "ROLLQ_RUN": settings.run}
+        with (
+            _opened(settings, location),
+            Supervisor(self.folder / "logs", environment, grace_s=grace_s(settings)) as roles,
+        ):
+            for role in self._commands(settings):
+                roles.start(role.name, role.command)
+            if not self.workers:
+                click.echo(f"waiting for workers: ROLLQ_RUN={settings.run} rollq work {self.file}")
+            for number, folder in enumerate(weights, 1):
+                yield Evaluated(folder, self._evaluate(location, folder, roles, f"{number} of {len(weights)}"))
+
+    def _commands(self, settings: RollqSettings) -> Iterator[RoleCommand]:
+        for role in role_commands(settings, self.file, self.workers):
+            if role.name == "producer" or role.name.startswith("worker"):
+                yield role
+
+    def _evaluate(self, location: RunLocation, weights: Path, roles: Supervisor, title: str) -> dict[str, float]:
+        stop, trainer = threading.Event(), self.settings.trainer
+        function = load_metric_function(trainer.evaluation_metrics if trainer else None)
+        with (
+            Consumer.connect(
+                location.buffer_url,
+                run=location.run,
+                weights=weights,
+                settings=self._consumer_settings(),
+                stop=stop,
+            ) as consumer,
+            ThreadPoolExecutor(1) as pool,
+            closing(location.without_payloads()) as buffer,
+        ):
+            measuring = pool.submit(consumer.evaluate, detailed=True, function=function)
+            try:
+                self._watch(measuring, roles, buffer, f"{weights.name} ({title})")
+            except BaseException:
+                stop.set()
+                raise
+            return measuring.result()
+
+    def _watch(self, measuring: "Future[dict[str, float]]", roles: Supervisor, buffer: Buffer, title: str) -> None:
+        names = list(self.settings.evaluations)
+        with tqdm(desc=title, unit=" prompts", leave=False, disable=None) as bar:
+            while not wait_for([measuring], LOOK_S).done:
+                for note in roles.restart_dead():
+                    tqdm.write(note)
+                states = [state for name in names if (state := buffer.evaluation(name)) and state.is_running]
+                bar.total, bar.n = sum(state.prompts for state in states), sum(state.finished for state in states)
+                bar.refresh()
+
+    def _consumer_settings(self) -> ConsumerSettings:
+        trainer = self.settings.trainer
+        base = trainer.consumer() if trainer else ConsumerSettings(transport="path")
+        transport = "path" if base.transport == "nccl" else base.transport
+        changed = {"transport": transport, "weights_dir": self.folder / "weights", "colocated": False, "takeover": True}
+        return base.model_copy(update={**changed, "mode": "regenerate"})  # no batch is ever replayed
+
+
+@contextmanager
+def _opened(settings: RollqSettings, location: RunLocation) -> Iterator[None]:
+    """The run, with its tasks paused, for as long as the context is open; then it is deleted."""
+    stop = threading.Event()
+    with open_run(settings, stop) as buffer:
+        for task in settings.train_tasks():
+            buffer.set_control(task, Control.PAUSE, "this run only evaluates")
+        try:
+            yield
+        finally:
+            queue = location.queue()
+            with closing(queue.connection):
+                buffer.delete_run(queue, force=True)  # its roles were stopped a moment ago
+
+
+def check_weights(folders: Sequence[Path]) -> None:
+    """Raise `ConfigError` for a folder without weights."""
+    for folder in folders:
+        if not any(folder.glob("*.safetensors")):
+            raise ConfigError(f"--weights {str(folder)!r}: there is no folder with *.safetensors")
+
+
+def tables(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator[str]:
+    """A table for each evaluation: a row for each folder of weights. Data sources have tables too."""
+    for name in evaluations:
+        prefix = f"eval/{name}/"
+        by_folder = [
+            {key.removeprefix(prefix): value for key, value in result.metrics.items() if key.startswith(prefix)}
+            for result in results
+        ]
+        parts = sorted({key.split("/")[1] for metrics in by_folder for key in metrics if key.startswith("source/")})
+        yield name
+        yield from _table(results, by_folder, "")
+        for source in parts:
+            yield f"{name}, {source}"
+            yield from _table(results, by_folder, f"source/{source}/")
+
+
+def _table(results: Sequence[Evaluated], by_folder: Sequence[dict[str, float]], prefix: str) -> Iterator[str]:
+    rows = [
+        {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+        for metrics in by_folder
+    ]
+    found = {key: None for row in rows for key in row if not key.startswith(("source/", "reward_"))}
+    columns = [key for key in _LEADING if key in found] + [key for key in found if key not in _LEADING]
+    cells = [["weights", *columns]]
+    for result, row in zip(results, rows, strict=True):
+        cells.append([result.folder.name, *(_cell(row.get(column)) for column in columns)])
+    yield from ("  " + line for line in aligned(cells))
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else str(int(value)) if float(value).is_integer() and abs(value) > 1 else f"{value:.3g}"
+
+
+def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -> None:
+    """Draw the mean reward, and pass@k for the largest k, of each evaluation over the folders of weights.
+
+    Raises `ConfigError` without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError("--plot needs matplotlib: pip install 'rollq[demo]'") from error
+    figure = Figure(figsize=(9.0, 4.5), layout="constrained")
+    axes = figure.subplots()
+    steps = [result.step for result in results]
+    by_step = None not in steps and len(set(steps)) == len(steps)
+    places = [step or 0 for step in steps] if by_step else list(range(len(results)))
+    order = sorted(range(len(results)), key=places.__getitem__)
+    for name in evaluations:
+        passes = [key for result in results for key in result.metrics if key.startswith(f"eval/{name}/pass@")]
+        keys = [f"eval/{name}/reward", *sorted(set(passes), key=lambda key: int(key.rpartition("@")[2]))[-1:]]
+        for key in keys:
+            values = [results[index].metrics.get(key, float("nan")) for index in order]
+            axes.plot([places[index] for index in order], values, marker="o", label=key.removeprefix("eval/"))
+    if not by_step:
+        axes.set_xticks(range(len(results)), [result.folder.name for result in results], rotation=30, ha="right")
+    axes.set_xlabel("train step" if by_step else "weights")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,107 @@
+"""`rollq evaluate`, with real roles and servers: saved weights are measured, and nothing is left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.calls.runs import find_runs
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.store.servers import connect_servers
+from rollq.cli.up.evaluation import Evaluated, plot, tables
+
+HELD_OUT = """
+[evaluations.held_out]
+prompts = "held_out.jsonl"
+rows = { prompt_field = "prompt", answer_field = "answer", chat = false }
+judge = "exact_match"
+group_size = 2
+max_tokens = 8
+"""
+
+Evaluate = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def evaluate(prepared_demo: Path, tmp_path: Path, fresh_server: EmbeddedServer) -> Evaluate:
+    """Runs the command on the files of a demo, with two folders of weights."""
+    folder = tmp_path / "run"
+    shutil.copytree(prepared_demo, folder)
+    rows = (folder / "prompts" / "sum.jsonl").read_text().splitlines()[:6]
+    (folder / "held_out.jsonl").write_text("\n".join(rows))
+    with (folder / "rollq.toml").open("a") as file:
+        file.write(HELD_OUT)
+    for name in ("step-00000001", "step-00000002"):
+        shutil.copytree(folder / "model", folder / name)
+
+    def run(*options: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "rollq.cli.main", "evaluate", "rollq.toml", *options]
+        environment = {"ROLLQ_REDIS_URL": fresh_server.url}
+        return subprocess.run(
+            command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def test_saved_weights_are_evaluated_in_a_run_that_is_deleted(
+    evaluate: Evaluate, tmp_path: Path, fresh_server: EmbeddedServer
+) -> None:
+    done = evaluate("--weights", "step-00000001", "step-00000002", "--json", "--plot", "plot.png")
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    assert [one["weights"] for one in (first, second)] == ["step-00000001", "step-00000002"]
+    assert [one["metrics"]["eval/held_out/count"] for one in (first, second)] == [6, 6]
+    assert "eval/held_out/pass@2" in first["metrics"]
+    assert (tmp_path / "run" / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert find_runs(connect_servers(fresh_server.url, None), Patience()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "Missing option '--weights'"),
+        (("--weights", "nowhere"), "--weights 'nowhere': there is no folder with *.safetensors"),
+        (("--weights", "step-00000001", "server"), "--weights 'server': there is no folder with"),
+    ],
+)
+def test_folders_without_weights_are_refused(evaluate: Evaluate, options: tuple[str, ...], message: str) -> None:
+    done = evaluate(*options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def result(step: int, **metrics: float) -> Evaluated:
+    return Evaluated(Path(f"out/step-{step:08}"), {f"eval/held_out/{key}": value for key, value in metrics.items()})
+
+
+def test_a_table_has_a_row_for_each_folder_and_one_table_for_each_source() -> None:
+    results = [
+        result(1, reward=0.25, count=10.0, **{"pass@1": 0.5, "source/math/reward": 0.125}),
+        result(2, reward=1.0, count=10.0, reward_std=0.1, **{"pass@1": 0.75, "source/math/reward": 0.5}),
+    ]
+    assert list(tables(results, ["held_out"])) == [
+        "held_out",
+        "  weights        reward  count  pass@1",
+        "  step-00000001    0.25     10     0.5",
+        "  step-00000002       1     10    0.75",
+        "held_out, math",
+        "  weights        reward",
+        "  step-00000001   0.125",
+        "  step-00000002     0.5",
+    ]
+
+
+def test_checkpoints_are_drawn_by_their_steps(tmp_path: Path) -> None:
+    plot(
+        [result(20, reward=0.5, **{"pass@1": 0.5, "pass@4": 0.9}), result(10, reward=0.2)],
+        ["held_out"],
+        tmp_path / "a.png",
+    )
+    assert (tmp_path / "a.png").stat().st_size > 1000
