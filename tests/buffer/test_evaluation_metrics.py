@@ -97,8 +97,8 @@ def test_a_function_adds_metrics() -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, "returned None; needed is a dict"),
-        ({"a": "b"}, "returned 'a': 'b'; needed are numbers"),
+        (None, "returned None; expected a dict"),
+        ({"a": "b"}, "returned 'a': 'b'; expected numbers"),
         ({1: 2}, "1: 2"),
     ],
 )

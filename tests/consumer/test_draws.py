@@ -71,7 +71,7 @@ def test_priorities_are_refused_where_nothing_is_drawn_by_them(
     with connect() as consumer:
         worker.produce(2)
         batch = next(consumer)
-        with pytest.raises(ConfigError, match="task 'math': order = 'uniform' has no priorities; needed is order = 'p"):
+        with pytest.raises(ConfigError, match="task 'math': order = 'uniform' has no priorities; expected order = 'p"):
             consumer.prioritize(batch.group_ids, [1.0, 1.0])
 
 
@@ -134,7 +134,7 @@ def test_the_reference_trainer_asks_the_users_function_for_priorities(
     ("path", "message"),
     [
         ("nowhere.by_reward", "priorities 'nowhere.by_reward': cannot import 'nowhere'"),
-        (f"{__name__}.trainer_settings", "needed is def priorities"),
+        (f"{__name__}.trainer_settings", "expected def priorities"),
     ],
 )
 def test_a_function_that_gives_no_priorities_is_refused_at_the_start(

@@ -295,7 +295,7 @@ class Consumer(Iterator[Batch]):
         for (task, group_id), priority in zip(groups, np.asarray(priorities, np.float64).tolist(), strict=True):
             if self._sizes.rules[task].order != "priority":
                 raise ConfigError(
-                    f"task {task!r}: order = {self._sizes.rules[task].order!r} has no priorities; needed is "
+                    f"task {task!r}: order = {self._sizes.rules[task].order!r} has no priorities; expected "
                     "order = 'priority'"
                 )
             by_task.setdefault(task, {})[group_id] = priority

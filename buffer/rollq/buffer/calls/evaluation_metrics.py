@@ -102,8 +102,8 @@ def _by_source(name: str, groups: Sequence[EvaluatedGroup]) -> dict[str, list[Ev
 def _further(function: MetricFunction, name: str, groups: Sequence[EvaluatedGroup]) -> dict[str, float]:
     metrics = function(name, groups)
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"evaluation_metrics returned {metrics!r:.80}; needed is a dict of numbers by name")
+        raise ConfigError(f"evaluation_metrics returned {metrics!r:.80}; expected a dict of numbers by name")
     for key, value in metrics.items():
         if not isinstance(key, str) or isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise ConfigError(f"evaluation_metrics returned {key!r:.40}: {value!r:.40}; needed are numbers by name")
+            raise ConfigError(f"evaluation_metrics returned {key!r:.40}: {value!r:.40}; expected numbers by name")
     return {key: float(value) for key, value in metrics.items()}
