@@ -225,4 +225,4 @@ def admitted_length(buffer: Buffer, group_id: int, lengths: Sequence[int]) -> in
     """Length of the answer to an admitted prompt. Trained groups are still there, since nothing is checkpointed."""
     stored = buffer.client.hget(task_keys(buffer.run, TASK).group(group_id), "prompt")
     assert isinstance(stored, bytes)
-    return length_of(np.array(decode_prompt(stored).ids, np.int32), lengths, 0)
+    return length_of(np.array(decode_prompt(stored).ids, np.int32), lengths)

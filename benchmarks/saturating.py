@@ -128,7 +128,7 @@ def row_of(ids: Sequence[int]) -> int:
 
 def sample_length(group_id: int, index: int, lengths: Sequence[int]) -> int:
     """The element of `lengths` that a sample draws."""
-    return int(simulated.length_of(np.array([group_id, index], np.int32), lengths, 0))
+    return int(simulated.length_of(np.array([group_id, index], np.int32), lengths))
 
 
 def judge(prompt: object, sample: object) -> float:

@@ -1,4 +1,5 @@
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import Field, SecretStr, ValidationError
@@ -16,6 +17,7 @@ class Inner(Settings):
 
 class Worker(Settings):
     samples_in_flight: int | None = None
+    REMOVED: ClassVar[Mapping[str, str]] = {"pace": "it is 1; leave it out"}
 
 
 class Outer(Settings):
@@ -40,6 +42,7 @@ def lines(data: dict[str, Any], **origins: str) -> list[str]:
         ({"run": "r", "inner": {"stratgy": "sync"}}, "inner.stratgy: unknown key; did you mean 'strategy'?"),
         ({"run": "r", "many": {"a": {"sharee": 1}}}, "many.a.sharee: unknown key; did you mean 'share'?"),
         ({"run": "r", "maybe": {"zzz": 1}}, "maybe.zzz: unknown key; allowed here: strategy, share, url, password"),
+        ({"run": "r", "worker": {"pace": 2}}, "worker.pace: no longer a setting: it is 1; leave it out"),
         ({"run": "r", "inner": {"strategy": "best"}}, "inner.strategy = 'best': must be 'sync' or 'async'"),
         ({"run": "r", "inner": {"share": -1}}, "inner.share = -1: must be greater than or equal to 0"),
         ({"run": "r", "inner": {"share": "x"}}, "inner.share = 'x': must be a number"),

@@ -212,6 +212,7 @@ def test_groups_of_one_can_be_compared_with_the_batch(tmp_path: Path) -> None:
         ),
         ("micro_batch_tokens = 5000", "trainer.micro_batch_tokens = 5000: must hold one sample of tasks.math"),
         ("evaluate_every = 5", "trainer.evaluate_every = 5: there is nothing to evaluate"),
+        ("evaluation_timeout_s = 9.0", "trainer.evaluation_timeout_s: no longer a setting: an evaluation may take any"),
         ("learning_rat = 1.0", "trainer.learning_rat: unknown key; did you mean 'learning_rate'?"),
         ("clip_high = 0.2", "trainer.clip_high: unknown key; did you mean trainer.loss.clip_high?"),
         ("[trainer.loss]\nclip_lo = 1", "trainer.loss.clip_lo: unknown key; did you mean 'clip_low'?"),

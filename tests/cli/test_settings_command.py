@@ -4,6 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from rollq.cli.main import main
+from rollq.cli.settings.reference import engine_reference, reference
 
 
 def asked(*words: str) -> str:
@@ -40,8 +41,16 @@ def test_without_a_key_the_advanced_ones_are_left_out() -> None:
     [
         ("gorup_size", "did you mean 'group_size'?"),
         ("keep_window", "no longer a setting: the keep rate is measured over 256 groups"),
+        ("trainer.wandb.name", "no longer a setting: a tracker's run has the name of rollq's run"),
+        ("worker.options.seed", "no longer a setting: the lengths are taken in the same random order"),
+        ("worker.repeat_s", "no key or table is called 'worker.repeat_s'"),
         ("zzz", "`rollq settings` shows the keys that most runs set"),
     ],
 )
 def test_a_key_that_there_is_not_is_an_error_with_a_hint(key: str, hint: str) -> None:
     assert hint in asked(key)
+
+
+def test_a_table_has_no_key_that_it_calls_removed() -> None:
+    for table in [*reference(), *engine_reference()]:
+        assert not table.removed.keys() & {setting.key for setting in table.settings}

@@ -84,7 +84,7 @@ def write_settings(
     """The settings and prompts of a run. `poisoned`: rows of task `math` that kill their worker."""
     payloads = payloads_in(folder)
     tables = [f'run = "{run}"', "[payloads]", f'url = "{payloads.url}"', f"min_bytes = {payloads.min_bytes}"]
-    tables += ["[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
+    tables += ["[worker]", 'engine = "faults.engine.ChaosEngine"']
     tables += [f"samples_in_flight = {load.samples_in_flight}", "grace_s = 1.0", "judge_processes = 1"]
     tables += [f"options = {{ lengths = {list(load.lengths)}, tokens_per_s = {load.tokens_per_s} }}"]
     for task, groups in load.offline_batch.items():

@@ -90,7 +90,7 @@ def producer(
         feed = TaskFeed(
             TASK, sampler, task.max_prompt_tokens, task.min_keep_rate, should_continue, task.stop_after_failures
         )
-        yield Producer(buffer, open_queue(url, run), ProducerSettings(tick_s=0.2, **changes), [feed])
+        yield Producer(buffer, open_queue(url, run), ProducerSettings(**changes), [feed])
 
 
 def order(task: ProducerTask, n: int) -> list[str]:

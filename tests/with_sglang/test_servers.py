@@ -22,6 +22,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.engine_contract import *  # noqa: F403 - its tests run here
 from support.engine_contract import World
 from support.model_families import VOCABULARY
+from support.pauses import set_pauses
 from support.sglang_server import PYTHON, SglangServer
 from support.vllm_run import TOLERANCE, check, free_port, make_qwen3, random_prompt, version
 from support.vllm_server import until_it_answers, until_they_are
@@ -37,6 +38,11 @@ MIXED = (
     Sampling(max_tokens=15, temperature=0.8, top_k=VOCABULARY, top_p=0.6),
     Sampling(max_tokens=9, temperature=0.7, top_k=1),
 )
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.1, longest_s=1)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +81,7 @@ def pushing(
 
     async def run() -> None:
         urls = tuple(server.url for server in servers[:used])
-        engine = SglangEngine(
-            SglangSettings(urls=urls, push_model=models[0], retry_first_s=0.1, retry_longest_s=1, start_timeout_s=120)
-        )
+        engine = SglangEngine(SglangSettings(urls=urls, push_model=models[0], start_timeout_s=120))
         await engine.start()
         try:
             await engine.swap(models[0], version(0), SwapMode.WAIT)

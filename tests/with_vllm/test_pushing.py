@@ -20,12 +20,18 @@ from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMo
 from rollq.workers.engines.weights_check import WeightsRejected
 from support.engine_contract import *  # noqa: F403 - its tests run here
 from support.engine_contract import World
+from support.pauses import set_pauses
 from support.vllm_run import TOLERANCE, check, make_qwen3, random_prompt, version
 from support.vllm_server import VllmServer, until_it_answers, until_they_are
 
 pytest_plugins = "support.vllm_fixtures"
 
 Pair = tuple[VllmServer, VllmServer, VllmServer]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.1, longest_s=1)
 
 
 def pushing(
@@ -35,7 +41,7 @@ def pushing(
 
     async def run() -> None:
         urls = tuple(server.url for server in servers[:used])
-        settings = OpenAISettings(urls=urls, push_model=models[0], retry_first_s=0.1, retry_longest_s=1)
+        settings = OpenAISettings(urls=urls, push_model=models[0])
         engine = OpenAIEngine(settings)
         await engine.start()
         try:
@@ -168,7 +174,7 @@ def test_weights_with_an_old_layer_are_rejected_before_a_group_is_leased_and_the
 
     async def run() -> list[Completion]:
         urls = tuple(server.url for server in servers[:2])
-        settings = OpenAISettings(urls=urls, push_model=models[0], retry_first_s=0.1, retry_longest_s=1)
+        settings = OpenAISettings(urls=urls, push_model=models[0])
         engine = OpenAIEngine(settings)
         host = EngineHost(lambda: engine, restarts=0)
         await host.start()

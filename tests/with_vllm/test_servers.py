@@ -17,10 +17,16 @@ from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.http.pools import ModelPool, PoolSettings
 from support.engine_contract import *  # noqa: F403 - its tests run here
 from support.engine_contract import World
+from support.pauses import set_pauses
 from support.vllm_run import MIXED, TOLERANCE, check, forward_logprobs, random_prompt
 from support.vllm_server import VllmServer, until_it_answers, until_they_are
 
 pytest_plugins = "support.vllm_fixtures"
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.1, longest_s=1)
 
 
 @pytest.fixture
@@ -101,7 +107,7 @@ def test_a_server_that_is_killed_under_load_loses_nothing_and_comes_back(
     requests = [Request(random_prompt(rng, 20), Sampling(max_tokens=900, seed=seed)) for seed in range(40)]
 
     async def scene() -> list[Completion]:
-        settings = OpenAISettings(urls=(one.url, other.url), retry_first_s=0.1, retry_longest_s=1)
+        settings = OpenAISettings(urls=(one.url, other.url))
         engine = OpenAIEngine(settings)
         await engine.start()
         await until_they_are(engine, [False, False])

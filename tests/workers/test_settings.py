@@ -42,7 +42,10 @@ def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Pa
 
 
 def test_an_option_that_an_engine_does_not_know_is_refused_with_those_that_it_knows() -> None:
-    settings = WorkerSettings(engine="simulated", options={"speed": 1, "seed": "x"})
-    message = "'simulated': seed = 'x': must be a whole number; speed: unknown key; did you mean 'seed'?"
+    settings = WorkerSettings(engine="simulated", options={"tokens_pr_s": 1, "max_sequences": "x", "seed": 1})
+    message = (
+        "'simulated': max_sequences = 'x': must be a whole number; tokens_pr_s: unknown key; did you mean "
+        "'tokens_per_s'?; seed: no longer a setting: the lengths are taken in the same random order in each run"
+    )
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_engine(settings)

@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rollq.buffer.rules.settings import Settings
 from rollq.buffer.store.redis_url import mask_url
 
 MAX_VALUE_CHARS = 80
@@ -91,7 +92,7 @@ def _line(
     path = _dotted(place(details["loc"]))
     kind = details["type"]
     if kind == "extra_forbidden":
-        return f"{path}: unknown key{_hint(details, model)}"
+        return f"{path}: {_unknown(details, model)}"
     if kind == "missing":
         return f"{path}: is required, but missing"
     allowed = _allowed(details)
@@ -113,14 +114,21 @@ def _shown(path: str, value: Any) -> str:
     return f" = {text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 3] + '...'}"
 
 
-def _hint(details: ErrorDetails, model: type[BaseModel] | None) -> str:
+def _unknown(details: ErrorDetails, model: type[BaseModel] | None) -> str:
+    """The problem of a key that its table does not have, with what to write instead where that is known."""
     *section, key = details["loc"]
     owner = None if model is None else _section_model(model, section)
     if owner is None:
-        return ""
-    if places := list(_tables_with(str(key), model, ())):
+        return "unknown key"
+    if issubclass(owner, Settings) and key in owner.REMOVED:
+        return f"no longer a setting: {owner.REMOVED[str(key)]}"
+    return f"unknown key{_hint(str(key), model, owner)}"
+
+
+def _hint(key: str, model: type[BaseModel] | None, owner: type[BaseModel]) -> str:
+    if places := list(_tables_with(key, model, ())):
         return f"; did you mean {_dotted(places[0])}?"
-    close = difflib.get_close_matches(str(key), owner.model_fields, n=1)
+    close = difflib.get_close_matches(key, owner.model_fields, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; allowed here: {', '.join(owner.model_fields) or 'none'}"
 
 

@@ -1,7 +1,8 @@
 """Settings of the consumer and of the reference trainer: section `[trainer]` of `rollq.toml`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -202,9 +203,6 @@ class TrainerSettings(ClientSettings):
         default=None,
         description="dotted path of a function of an evaluation's name and its results, for further metrics",
     )
-    evaluation_timeout_s: float | None = Field(
-        default=None, gt=0, description="longest wait for one evaluation, in seconds; default: no limit"
-    )
     priorities: str | None = Field(
         default=None,
         description="dotted path of a function of a trained batch that gives each of its groups a priority for later "
@@ -229,6 +227,10 @@ class TrainerSettings(ClientSettings):
     )
     wandb: WandbSettings = Field(default=WandbSettings(), description="settings of tracker wandb")
     mlflow: MlflowSettings = Field(default=MlflowSettings(), description="settings of tracker mlflow")
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "evaluation_timeout_s": "an evaluation may take any time, and `rollq status` shows it; leave it out"
+    }
 
     @model_validator(mode="after")
     def _nccl_needs_gpus(self) -> Self:

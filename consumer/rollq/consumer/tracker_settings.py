@@ -1,13 +1,15 @@
 """Settings of the experiment trackers that the reference trainer reports to: tables of `[trainer]`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
 from rollq.buffer.rules.settings import Settings
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+_NAMED: Final = {"name": "a tracker's run has the name of rollq's run; leave it out"}
 
 
 class TensorBoardSettings(Settings):
@@ -21,10 +23,11 @@ class WandbSettings(Settings):
 
     project: str = Field(default="rollq", description="project of the run")
     entity: str | None = Field(default=None, description="user or team; default: the account's")
-    name: str | None = Field(default=None, description="name of the run; default: the name of rollq's run")
     mode: Literal["online", "offline"] = Field(
         default="online", description="offline: only write to output, for `wandb sync`"
     )
+
+    REMOVED: ClassVar[Mapping[str, str]] = _NAMED
 
 
 class MlflowSettings(Settings):
@@ -34,4 +37,5 @@ class MlflowSettings(Settings):
         default=None, description="server or database of runs; default: MLFLOW_TRACKING_URI, or MLflow's default"
     )
     experiment: str = Field(default="rollq", description="experiment of the run; created if missing")
-    name: str | None = Field(default=None, description="name of the run; default: the name of rollq's run")
+
+    REMOVED: ClassVar[Mapping[str, str]] = _NAMED

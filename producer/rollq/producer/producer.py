@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 PROMPTS_PER_CALL = 64
 MIN_PAUSE_S = 0.02  # wake-ups that arrive faster are handled together
+LONGEST_PAUSE_S = 1.0  # after 3 s without a reap, the buffer assumes an outage and declares no worker dead
 RETRY_S = 1.0
 WAKE_UPS = frozenset(EventKind) - {EventKind.COMPLETED, EventKind.WORKER}
 """Wake-ups after which groups may be scheduled or swept. A put of completed groups alone is not among them."""
@@ -117,7 +118,7 @@ class Producer:
                     log.info("the server is available again, production continues")
                 waiting = False
                 stop.wait(MIN_PAUSE_S)
-                events.wait(self._settings.tick_s)
+                events.wait(LONGEST_PAUSE_S)
 
     def _is_temporary(self, error: ServerError) -> bool:
         """Whether waiting helps: a full server drains by itself, one that refuses for another reason does not."""

@@ -1,7 +1,8 @@
 """Settings of the producer: section `[producer]` of `rollq.toml`, and the producer's part of a task."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,8 +22,8 @@ class ProducerSettings(Settings):
         default=False, description="async only: schedule more when many groups are filtered or fail, up to 3 batches"
     )
     groups_per_job: int = Field(default=1, gt=0, le=1000, description="groups that one RQ ticket may take")
-    # after 3 s without a reap, the buffer assumes an outage and declares no worker dead
-    tick_s: float = Field(default=1.0, gt=0, le=2, description="longest pause between two reads of the buffer, seconds")
+
+    REMOVED: ClassVar[Mapping[str, str]] = {"tick_s": "the buffer is read once a second at least; leave it out"}
 
     @model_validator(mode="after")
     def _sync_has_no_surplus(self) -> Self:

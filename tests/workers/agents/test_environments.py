@@ -311,12 +311,13 @@ def test_a_teardown_that_fails_costs_nothing(
 
 
 def test_a_teardown_that_hangs_is_left_to_itself(
-    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture
+    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rollq.workers.agents.environments.TEARDOWN_S", 0.01)
     seen.hang, seen.stubborn = "teardown", True
 
     async def scene() -> Sample:
-        sample = await guessing(teardown_timeout_s=0.01).run(rollout(Model(tokenizer, ["5"]), Prompt("x")))
+        sample = await guessing().run(rollout(Model(tokenizer, ["5"]), Prompt("x")))
         assert seen.let_go is not None
         seen.let_go.set()
         return sample

@@ -565,7 +565,7 @@ def test_xp14_a_tool_that_fails_costs_its_sample_and_not_the_others_nor_the_work
     [
         ({}, "tools: is required, but missing"),
         ({"tools": {}}, "tools: must have at least 1 item"),
-        ({"tools": {"calculator": {}}, "turns": 3}, "turns: unknown key"),
+        ({"tools": {"calculator": {}}, "turns": 3}, "turns: unknown key; did you mean 'max_turns'?"),
         ({"tools": {"weather": {}}}, "tool 'weather': use calculator, lookup, or a dotted path"),
         ({"tools": {"calculator": {"options": {"digits": 3}}}}, "tool 'calculator' is a function and takes no options"),
         ({"tools": {"lookup": {"options": {"tabel": {}}}}}, "tool 'lookup' cannot be made with options"),

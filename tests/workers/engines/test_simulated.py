@@ -15,6 +15,11 @@ from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
 FIRST, SECOND = WeightsVersion(1, 0, "a"), WeightsVersion(1, 1, "b")
 
 
+@pytest.fixture(autouse=True)
+def _long_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollq.workers.engines.simulated.CONTEXT_TOKENS", 10_000_000)
+
+
 class Clock:
     """An engine, its requests in the order of their start, and the time."""
 
@@ -46,7 +51,7 @@ class Clock:
 
 def with_clock(scenario: Callable[[Clock], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
-        engine = SimulatedEngine(SimulatedSettings(lengths=(1_000_000,), context_tokens=10_000_000, **options))
+        engine = SimulatedEngine(SimulatedSettings(lengths=(1_000_000,), **options))
         await engine.start()
         await engine.swap(Path(), FIRST, SwapMode.WAIT)
         clock = Clock(engine)

@@ -26,15 +26,21 @@ from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 from support.openai_server import CompletionsServer
+from support.pauses import set_pauses
 from support.waiting import PATIENCE_S
 from support.worker_run import Script, ScriptedEngine, WorkerWorld
 
 ONE_MAY_FAIL = {"min_valid_samples": 1}
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.001, longest_s=0.002)
+
+
 def served_engine(**options: Any) -> Engine:
     """A custom engine by dotted path: the built-in one over HTTP, which tries twice with short timeouts."""
-    return make_engine("openai", {"retries": 1, "retry_first_s": 0.001, **options})
+    return make_engine("openai", {"retries": 1, **options})
 
 
 class Moody:

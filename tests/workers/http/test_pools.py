@@ -24,9 +24,20 @@ from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.settings import WorkerSettings
+from support.pauses import set_pauses
 from support.serving import serving
 
-QUICK: dict[str, Any] = {"served_model": "teacher", "retries": 2, "retry_first_s": 0.01}
+QUICK: dict[str, Any] = {"served_model": "teacher", "retries": 2}
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.01, longest_s=10)
+
+
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=1000, longest_s=1000)
 
 
 def segment(prompt: list[int], response: list[int]) -> Segment:
@@ -198,17 +209,16 @@ def test_requests_go_to_the_server_with_the_least_to_do() -> None:
     assert counts_of_two([tell_all_at_once] * 2, scene) == [5, 5]
 
 
-LONG = {"retry_first_s": 1000, "retry_longest_s": 1000}
-
-
+@pytest.mark.usefixtures("long_pauses")
 def test_a_server_that_fails_is_left_out_and_what_it_failed_is_asked_of_another_at_once() -> None:
     async def scene(pool: ModelPool, asked: Any) -> None:
         for _ in range(10):
             await ask(pool)
 
-    assert counts_of_two([fail, tell], scene, retries=1, **LONG) == [1, 10]
+    assert counts_of_two([fail, tell], scene, retries=1) == [1, 10]
 
 
+@pytest.mark.usefixtures("long_pauses")
 def test_requests_that_fail_together_leave_a_server_out_as_long_as_one_does() -> None:
     all_are_here = asyncio.Barrier(10)
 
@@ -220,7 +230,7 @@ def test_requests_that_fail_together_leave_a_server_out_as_long_as_one_does() ->
         await asyncio.gather(*(ask(pool) for _ in range(10)), return_exceptions=True)
         assert all(server.failures == 1 for server in pool._caller.servers)
 
-    counts_of_two([fail_all_at_once] * 2, scene, retries=0, **LONG)
+    counts_of_two([fail_all_at_once] * 2, scene, retries=0)
 
 
 def test_a_server_that_failed_is_asked_again_later() -> None:
@@ -236,6 +246,7 @@ def test_a_server_that_failed_is_asked_again_later() -> None:
     counts_of_two([recover, tell], scene)
 
 
+@pytest.mark.usefixtures("long_pauses")
 def test_all_requests_leave_a_silent_server_with_the_first_that_it_does_not_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -250,7 +261,7 @@ def test_all_requests_leave_a_silent_server_with_the_first_that_it_does_not_answ
             await asyncio.gather(*(ask(pool) for _ in range(16)))
         ended.set()
 
-    assert counts_of_two([hang, tell], scene, concurrent=1, request_timeout_s=1, **LONG) == [1, 16]
+    assert counts_of_two([hang, tell], scene, concurrent=1, request_timeout_s=1) == [1, 16]
     failures = [record.message for record in caplog.records if record.message.startswith("try ")]
     assert sum("it does not answer other requests" in failure for failure in failures) == len(failures) - 1
 

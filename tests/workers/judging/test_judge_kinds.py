@@ -14,6 +14,7 @@ from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.judge_doubles import made, question, sample, verdicts
+from support.pauses import set_pauses
 from support.serving import serving
 
 GSM8K = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n#### 72"
@@ -136,12 +137,15 @@ async def server(answers: list[web.Response], asked: list[Any]) -> AsyncIterator
         ([web.json_response({"reward": None})], "a number, or a mapping"),
     ],
 )
-def test_a_judge_behind_http(answers: list[web.Response], expected: Verdict | str) -> None:
+def test_a_judge_behind_http(
+    answers: list[web.Response], expected: Verdict | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_pauses(monkeypatch, first_s=0.01, longest_s=10)
     asked: list[Any] = []
 
     async def scene() -> Verdict:
         async with server(list(answers), asked) as url:
-            options = {"url": url, "retries": 3, "retry_first_s": 0.01}
+            options = {"url": url, "retries": 3}
             async with made("http", options) as judge:
                 return await judge.judge(question(), sample("41"))
 

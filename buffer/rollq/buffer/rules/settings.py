@@ -6,7 +6,7 @@ Unknown keys are errors everywhere.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -21,6 +21,8 @@ class Settings(BaseModel):
     """Base class of all settings: frozen, with unknown keys refused and defaults validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    REMOVED: ClassVar[Mapping[str, str]] = {}
+    """Key that is a constant now -> its value in words, for the error that refuses it."""
 
 
 class RedisSettings(Settings):

@@ -31,7 +31,6 @@ def settings(key: str | None, everything: bool) -> None:
       rollq settings trainer.loss
     """
     from rollq.cli.settings.reference import engine_reference, reference
-    from rollq.cli.settings.task_tables import REMOVED
 
     tables = reference()
     if key is None:
@@ -40,8 +39,8 @@ def settings(key: str | None, everything: bool) -> None:
         return
     shown = _named(key, tables) or _named(key, tables := [*tables, *engine_reference()])
     if not shown:
-        if key in REMOVED:
-            raise ConfigError(f"{key}: no longer a setting: {REMOVED[key]}")
+        if (reason := _removed(key, tables)) is not None:
+            raise ConfigError(f"{key}: no longer a setting: {reason}")
         keys = {setting.key for table in tables for setting in table.settings}
         close = difflib.get_close_matches(key.rpartition(".")[2], keys, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`rollq settings` shows the keys that most runs set"
@@ -60,6 +59,13 @@ def _named(name: str, tables: "Sequence[SettingsTable]") -> "list[SettingsTable]
         if not path or _is_called(table.name, path)
     ]
     return whole or [table for table in parts if table.settings]
+
+
+def _removed(name: str, tables: "Sequence[SettingsTable]") -> str | None:
+    """The value in words of a constant that was a key of one of the tables."""
+    path, _, key = name.strip("[]").rpartition(".")
+    called = (table for table in tables if not path or _is_called(table.name, path))
+    return next((table.removed[key] for table in called if key in table.removed), None)
 
 
 def _is_called(table: str, name: str) -> bool:

@@ -5,7 +5,7 @@ import json
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import getdoc
 from pathlib import Path
@@ -17,10 +17,10 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from rollq.buffer.rewards.advantages import AdvantageSettings
-from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings
+from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings, Settings
 from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings.shared_batch import BatchSettings, BatchStep
-from rollq.cli.settings.task_tables import MAIN, SUBTABLES, field_of
+from rollq.cli.settings.task_tables import MAIN, REMOVED, SUBTABLES, field_of
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.settings import LoraSettings, NcclSettings, TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
@@ -142,11 +142,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTable:
-    """A table of `rollq.toml`, what it is about, and its keys."""
+    """A table of `rollq.toml`, what it is about, its keys, and why it no longer has others."""
 
     name: str
     about: str
     settings: tuple[Setting, ...]
+    removed: Mapping[str, str] = field(default_factory=dict)
 
 
 def reference() -> list[SettingsTable]:
@@ -160,19 +161,24 @@ def reference() -> list[SettingsTable]:
             tables.append(SettingsTable(name, _about_evaluations(), ()))
         else:
             fields = {key: field for key, field in model.model_fields.items() if field.annotation not in _MODELS}
-            tables.append(SettingsTable(name, getdoc(model) or "", tuple(_settings(name, fields))))
+            tables.append(SettingsTable(name, getdoc(model) or "", tuple(_settings(name, fields)), _removed(model)))
     return tables
 
 
 def engine_reference() -> list[SettingsTable]:
     """The options of each engine whose package is installed."""
     tables = []
-    for engine, (module, _, settings, _) in ENGINES.items():
+    for engine, (module, _, class_name, _) in ENGINES.items():
         name = f"[worker.options], engine {engine}"
         with suppress(ModuleNotFoundError):
-            model = VllmSettings if engine == "vllm" else getattr(import_module(module), settings)
-            tables.append(SettingsTable(name, getdoc(model) or "", tuple(_settings(name, model.model_fields))))
+            model = VllmSettings if engine == "vllm" else getattr(import_module(module), class_name)
+            settings = tuple(_settings(name, model.model_fields))
+            tables.append(SettingsTable(name, getdoc(model) or "", settings, _removed(model)))
     return tables
+
+
+def _removed(model: type[BaseModel]) -> Mapping[str, str]:
+    return model.REMOVED if issubclass(model, Settings) else {}
 
 
 def rows_of(model: type[BaseModel]) -> Iterator[Setting]:
@@ -196,7 +202,7 @@ def _task_tables() -> Iterator[SettingsTable]:
     fields = TaskSettings.model_fields
     main = {key: fields[key] for key in MAIN}
     about = f"{getdoc(TaskSettings)} Its other keys are in tables by subject, as in `sampling.top_p = 0.9`."
-    yield SettingsTable(TASK, about, tuple(_settings(TASK, main)))
+    yield SettingsTable(TASK, about, tuple(_settings(TASK, main)), REMOVED)
     for table, keys in SUBTABLES.items():
         name = f"[tasks.NAME.{table}]"
         yield SettingsTable(
@@ -218,11 +224,11 @@ def _about_evaluations() -> str:
 def _settings(table: str, fields: Mapping[str, FieldInfo]) -> Iterator[Setting]:
     common = fields.keys() - RARE_OF_TASKS if table == TASK else COMMON.get(table, "").split()
     experimental = EXPERIMENTAL[table].split() or list(fields) if table in EXPERIMENTAL else []
-    for key, field in fields.items():
+    for key, given in fields.items():
         unit = next((f", {unit}" for end, unit in UNITS.items() if key.endswith(end)), "")
-        kind = f"{_kind(field.annotation)}{_bounds(field.metadata)}{unit}"
-        meaning = f"{'experimental: ' if key in experimental else ''}{field.description or ''}"
-        yield Setting(table, key, kind, _default(field), meaning, key in common)
+        kind = f"{_kind(given.annotation)}{_bounds(given.metadata)}{unit}"
+        meaning = f"{'experimental: ' if key in experimental else ''}{given.description or ''}"
+        yield Setting(table, key, kind, _default(given), meaning, key in common)
 
 
 def _kind(annotation: Any) -> str:

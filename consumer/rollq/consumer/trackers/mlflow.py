@@ -20,7 +20,7 @@ class Mlflow:
         self._client = MlflowClient(settings.tracking_uri)
         existing = self._client.get_experiment_by_name(settings.experiment)
         experiment = existing.experiment_id if existing else self._client.create_experiment(settings.experiment)
-        created = self._client.create_run(experiment, tags={"rollq.run": run}, run_name=settings.name or run)
+        created = self._client.create_run(experiment, tags={"rollq.run": run}, run_name=run)
         self._run_id = created.info.run_id
 
     def log(self, entry: Entry) -> None:

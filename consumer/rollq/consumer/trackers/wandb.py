@@ -21,7 +21,7 @@ class Wandb:
         self._run = wandb.init(
             project=settings.project,
             entity=settings.entity,
-            name=settings.name or run,
+            name=run,
             group=run,
             mode=settings.mode,
             dir=str(folder),

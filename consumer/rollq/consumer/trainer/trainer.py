@@ -192,9 +192,7 @@ class Trainer:
         settings = self._settings
         if not settings.evaluate_every or step % settings.evaluate_every:
             return
-        metrics = self._consumer.evaluate(
-            timeout_s=settings.evaluation_timeout_s, detailed=True, function=self._metric_function
-        )
+        metrics = self._consumer.evaluate(detailed=True, function=self._metric_function)
         if metrics:
             line = {"step": step, "version": self._published, "time_s": time.time(), **metrics}
             for observer in self._observers:

@@ -23,13 +23,19 @@ from rollq.workers.http.retries import RetryPolicy, backoff_s, is_transient, par
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
 from support.openai_server import ANSWER, CompletionsServer
+from support.pauses import set_pauses
 from support.waiting import PATIENCE_S
 
 NO_WEIGHTS = Path("no-weights")
-QUICK = {"retries": 3, "retry_first_s": 0.001, "retry_longest_s": 0.002}
+RETRIES = 3
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, temperature=0.5, top_p=0.9, stop=("\n",), seed=7))
 
 Scenario = Callable[[Engine], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.001, longest_s=0.002)
 
 
 @pytest.fixture
@@ -42,7 +48,7 @@ def with_engine(server: CompletionsServer, scenario: Scenario, **options: Any) -
     """Run `scenario` over a started engine and close it."""
 
     async def run() -> None:
-        engine = make_engine("openai", {"urls": [server.url], **QUICK, **options})
+        engine = make_engine("openai", {"urls": [server.url], "retries": RETRIES, **options})
         await engine.start()
         try:
             await scenario(engine)
@@ -217,7 +223,9 @@ def test_sb06_cancelling_a_request_frees_it_at_the_server(server: CompletionsSer
     with_engine(server, scenario)
 
 
-def test_sb06_cancelling_ends_a_pause_between_tries(server: CompletionsServer) -> None:
+def test_sb06_cancelling_ends_a_pause_between_tries(server: CompletionsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=60, longest_s=60)
+
     async def scenario(engine: Engine) -> None:
         server.plan.extend(["500"])
         waiting = asyncio.create_task(engine.generate(ASK))
@@ -227,7 +235,7 @@ def test_sb06_cancelling_ends_a_pause_between_tries(server: CompletionsServer) -
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
-    with_engine(server, scenario, retry_first_s=60, retry_longest_s=60)
+    with_engine(server, scenario)
     assert len(server.bodies) == 1
 
 

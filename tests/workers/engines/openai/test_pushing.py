@@ -21,6 +21,7 @@ from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
 from support.openai_server import ANSWER, CompletionsServer
+from support.pauses import set_pauses
 from support.waiting import PATIENCE_S
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
@@ -34,7 +35,12 @@ LOADED = [
     f"update_weight_version 1.0.{16 * 'a'}",
 ]
 CHECKED = ["ok", "ok"]  # before and after requests have ended
-QUICK: dict[str, Any] = {"retries": 3, "retry_first_s": 0.01, "retry_longest_s": 0.02}
+RETRIES = 3
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.01, longest_s=0.02)
 
 
 def write_model(folder: Path, rows: int = 2, dtype: type = np.float32) -> Path:
@@ -66,7 +72,7 @@ def with_engine(
 
     async def run() -> None:
         urls = tuple(server.url for server in served)
-        engine = OpenAIEngine(OpenAISettings(urls=urls, push_model=model, **QUICK))
+        engine = OpenAIEngine(OpenAISettings(urls=urls, push_model=model, retries=RETRIES))
         await engine.start()
         try:
             await until_all_are_in(engine)
@@ -413,7 +419,7 @@ def test_all_requests_leave_a_frozen_server_with_the_first_that_it_does_not_answ
 
     async def scene(frozen: "subprocess.Popen[str]", url: str) -> None:
         urls = (url, two[0].url)
-        engine = OpenAIEngine(OpenAISettings(urls=urls, push_model=model, **QUICK, request_timeout_s=1))
+        engine = OpenAIEngine(OpenAISettings(urls=urls, push_model=model, retries=RETRIES, request_timeout_s=1))
         await engine.start()
         try:
             await until_all_are_in(engine)

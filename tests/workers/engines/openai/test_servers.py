@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +12,16 @@ from rollq.buffer.errors import ConfigError
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Engine, EngineDead, Request, Sampling
 from support.openai_server import CompletionsServer
+from support.pauses import set_pauses
 from support.waiting import PATIENCE_S
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
-QUICK: dict[str, Any] = {"retries": 3, "retry_first_s": 0.01, "retry_longest_s": 0.02}
+RETRIES = 3
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.01, longest_s=0.02)
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def two() -> Iterator[tuple[CompletionsServer, CompletionsServer]]:
 
 async def started(*served: CompletionsServer) -> OpenAIEngine:
     """An engine over these servers, all of which are in."""
-    engine = OpenAIEngine(OpenAISettings(urls=tuple(server.url for server in served), **QUICK))
+    engine = OpenAIEngine(OpenAISettings(urls=tuple(server.url for server in served), retries=RETRIES))
     await engine.start()
     await all_in(engine)
     return engine
@@ -161,7 +166,7 @@ def test_nothing_is_lost_when_a_server_goes_away_under_load_and_all_end_with_the
 
 def test_an_engine_starts_with_the_servers_that_are_ready() -> None:
     async def scene(served: CompletionsServer, gone: str) -> None:
-        engine = OpenAIEngine(OpenAISettings(urls=(gone, served.url), **QUICK))
+        engine = OpenAIEngine(OpenAISettings(urls=(gone, served.url), retries=RETRIES))
         await engine.start()
         await ask_many(engine, 4)
         assert outs(engine) == [True, False]

@@ -19,12 +19,18 @@ from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.weights_check import WeightsCheck, WeightsLate, WeightsRejected
 from support.openai_server import CompletionsServer
+from support.pauses import set_pauses
 from support.waiting import PATIENCE_S
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
 FIRST, SECOND, THIRD = (WeightsVersion(1, number, f"digest-{number}") for number in range(3))
-QUICK: dict[str, Any] = {"retries": 3, "retry_first_s": 0.01, "retry_longest_s": 0.02}
+RETRIES = 3
 Two = tuple[CompletionsServer, CompletionsServer]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.01, longest_s=0.02)
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def with_host(
     """Run `scenario` over a host whose servers are all in."""
 
     async def run() -> None:
-        engine = OpenAIEngine(OpenAISettings(urls=tuple(server.url for server in served), **QUICK, **options))
+        engine = OpenAIEngine(OpenAISettings(urls=tuple(server.url for server in served), retries=RETRIES, **options))
         host = EngineHost(lambda: engine, restarts=0)
         await host.start()
         try:

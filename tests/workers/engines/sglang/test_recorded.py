@@ -22,14 +22,20 @@ from rollq.workers.engines.sglang.generate_api import read_context, read_dtype, 
 from rollq.workers.engines.weights_check import WeightsRejected
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
+from support.pauses import set_pauses
 from support.recorded_sglang import EXCHANGES, STREAM, RecordedServer
 from support.waiting import PATIENCE_S
 
-QUICK: dict[str, Any] = {"retries": 3, "retry_first_s": 0.001, "retry_longest_s": 0.002}
+RETRIES = 3
 ASK = Request(np.array([40, 50, 60], np.int32), Sampling(max_tokens=3, seed=7))
 IDS = [event["output_ids"][0] for event in STREAM]
 FIRST, SECOND = WeightsVersion(1, 0, "a" * 64), WeightsVersion(1, 1, "b" * 64)
 Two = tuple[RecordedServer, RecordedServer]
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_pauses(monkeypatch, first_s=0.001, longest_s=0.002)
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def with_engine(scenario: Callable[[SglangEngine], Awaitable[None]], *served: Re
     """Run `scenario` over an engine with these servers. With `push_model` they hold the first weights."""
 
     async def run() -> None:
-        engine = make_engine("sglang", {"urls": [server.url for server in served], **QUICK, **options})
+        engine = make_engine("sglang", {"urls": [server.url for server in served], "retries": RETRIES, **options})
         assert isinstance(engine, SglangEngine)
         await engine.start()
         try:

@@ -1,7 +1,7 @@
 """Environments answer the model in a conversation of several turns. One is made for every sample.
 
 Invariant: an environment whose `setup` has started is torn down whether the sample ends, fails, is aborted or loses its
-lease, and when the worker stops. That takes at most `teardown_s`, and a failure of it is only logged.
+lease, and when the worker stops. That takes at most `TEARDOWN_S`, and a failure of it is only logged.
 """
 
 import asyncio
@@ -98,14 +98,17 @@ class ResumableEnvironment(Protocol):
         ...
 
 
+TEARDOWN_S = 10.0
+"""Seconds that a teardown may take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Turns of the model in one sample, and seconds that each call of an environment may take; None: no limit."""
+    """Turns of the model in one sample, and seconds that setup and step may take; None: no limit."""
 
     max_turns: int
     setup_s: float | None = None
     step_s: float | None = None
-    teardown_s: float = 10.0
 
 
 Unfinished = float | Literal["fail", "judge"]
@@ -131,7 +134,7 @@ class Environments:
         try:
             yield environment
         finally:
-            await tear_down(environment, self.limits.teardown_s)
+            await tear_down(environment, TEARDOWN_S)
 
     def _made(self) -> AnyEnvironment:
         try:

@@ -4,9 +4,9 @@ Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, the model's
 at most `max_prompt_tokens` plus `max_tokens` long, even after a changed prefix has started a new segment.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -51,7 +51,8 @@ class EnvironmentSettings(Settings):
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
     setup_timeout_s: float = Field(default=60.0, gt=0, description="longest setup of an environment")
     step_timeout_s: float = Field(default=60.0, gt=0, description="longest step")
-    teardown_timeout_s: float = Field(default=10.0, gt=0, description="longest teardown")
+
+    REMOVED: ClassVar[Mapping[str, str]] = {"teardown_timeout_s": "a teardown may take 10 s; leave it out"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,7 @@ def environment_loop(**options: Any) -> MultiTurn:
         ) from error
     check_object(made, TURN_ENVIRONMENT if hasattr(made, "respond") else ENVIRONMENT, settings.environment)
     resumable = isinstance(made, ResumableEnvironment)
-    limits = Limits(settings.max_turns, settings.setup_timeout_s, settings.step_timeout_s, settings.teardown_timeout_s)
+    limits = Limits(settings.max_turns, settings.setup_timeout_s, settings.step_timeout_s)
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
     environments = Environments(make, limits, resumable=resumable, unfinished=settings.unfinished)
     return MultiTurn(environments, chat_format, settings.concurrent)

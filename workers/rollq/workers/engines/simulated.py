@@ -6,11 +6,12 @@ Invariant: everything that `Engine` promises about aborts, swaps and version spa
 import asyncio
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -26,6 +27,12 @@ from rollq.workers.tokenizers.byte import EOS_ID
 
 FILLER_ID = 0
 """Id of every token except the last of a finished response."""
+LOGPROB = -1.0
+"""Logprob of every token, in nats."""
+CONTEXT_TOKENS = 131_072
+"""Tokens of prompt and response together."""
+SEED = 0
+"""Decides which length a request gets."""
 
 
 class SimulatedSettings(Settings):
@@ -40,10 +47,13 @@ class SimulatedSettings(Settings):
     max_sequences: PositiveInt | None = Field(
         default=None, description="sequences that run at a time; more wait, by priority and arrival; unset: no limit"
     )
-    seed: int = Field(default=0, description="order in which the lengths are taken")
     by_prompt: bool = Field(default=False, description="the same prompt always gets an answer of the same length")
-    logprob: float = Field(default=-1.0, le=0, description="logprob of every token, nats")
-    context_tokens: int = Field(default=131_072, gt=1, description="tokens of prompt and response together")
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "seed": "the lengths are taken in the same random order in each run; leave it out",
+        "logprob": "every token has the logprob -1; leave it out",
+        "context_tokens": "prompt and response together have at most 131072 tokens; leave it out",
+    }
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +67,8 @@ class _Call(Call):
 
 
 class SimulatedEngine(Gated):
-    """`Engine` over a clock: the i-th request takes the i-th length of the table, shuffled by the seed.
+    """`Engine` over a clock: the i-th request takes the i-th length of the table, in a random order
+    that is the same in each run.
 
     With `by_prompt` the prompt decides, so a sample generated again is as long as before.
     """
@@ -65,7 +76,7 @@ class SimulatedEngine(Gated):
     def __init__(self, settings: SimulatedSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
         self._settings = settings
-        self._lengths = random.Random(settings.seed).sample(settings.lengths, len(settings.lengths))
+        self._lengths = random.Random(SEED).sample(settings.lengths, len(settings.lengths))
         self._arrivals = count()
         self.max_sequences = settings.max_sequences
         self._speed = SharedSpeed(settings.tokens_per_s, settings.most_tokens_per_s)
@@ -134,8 +145,7 @@ class SimulatedEngine(Gated):
 
     def _plan(self, request: Request) -> tuple[int, FinishReason]:
         """Number of new tokens and how they end."""
-        settings = self._settings
-        limit = token_limit(request, settings.context_tokens)
+        limit = token_limit(request, CONTEXT_TOKENS)
         prefix_tokens = 0 if request.prefix_ids is None else len(request.prefix_ids)
         length = max(1, self._length_of(request) - prefix_tokens)
         return (length, FinishReason.STOP) if length <= limit else (limit, FinishReason.LENGTH)
@@ -143,14 +153,14 @@ class SimulatedEngine(Gated):
     def _length_of(self, request: Request) -> int:
         """Length of the whole response, with the prefix."""
         if self._settings.by_prompt:
-            return length_of(request.prompt_ids, self._settings.lengths, self._settings.seed)
+            return length_of(request.prompt_ids, self._settings.lengths)
         return self._lengths[next(self._arrivals) % len(self._lengths)]
 
     def _complete(self, call: _Call, tokens: int, finish_reason: FinishReason) -> Completion:
         ids = np.full(tokens, FILLER_ID, dtype=np.int32)
         if finish_reason is FinishReason.STOP:
             ids[-1] = EOS_ID
-        logprobs = np.full(tokens, self._settings.logprob, dtype=np.float32)
+        logprobs = np.full(tokens, LOGPROB, dtype=np.float32)
         return Completion(ids, logprobs, version_spans(call.swaps, tokens), finish_reason)
 
     def _made(self, call: _Call) -> int:
@@ -160,7 +170,7 @@ class SimulatedEngine(Gated):
         return min(int(self._speed.made(call.sequence)), call.tokens - 1)
 
 
-def length_of(prompt_ids: Int32Array, lengths: Sequence[int], seed: int) -> int:
+def length_of(prompt_ids: Int32Array, lengths: Sequence[int]) -> int:
     """The element of `lengths` that the prompt int32 [P] draws; the same on every machine."""
-    drawn = blake2b(prompt_ids.astype("<i4").tobytes(), digest_size=8, key=str(seed).encode()).digest()
+    drawn = blake2b(prompt_ids.astype("<i4").tobytes(), digest_size=8, key=str(SEED).encode()).digest()
     return lengths[int.from_bytes(drawn) % len(lengths)]

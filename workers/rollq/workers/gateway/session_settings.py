@@ -1,5 +1,8 @@
 """Settings of a session: `agent_options` of the loops over the gateway."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
 from rollq.buffer.rules.settings import Settings
@@ -19,11 +22,12 @@ class SessionSettings(Settings):
     max_calls: int = Field(default=256, gt=0, description="most calls in a session")
     max_made_tokens: int = Field(default=0, ge=0, description="most tokens that a session makes; 0: no limit")
     parallel_calls: int = Field(default=8, gt=0, description="calls of a session at the same time; others wait")
-    repeat_s: float = Field(
-        default=60, ge=0, description="seconds that a call continues whose client has lost its connection"
-    )
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "repeat_s": "a call whose client has lost its connection continues for 60 s; leave it out"
+    }
 
     @property
     def limits(self) -> SessionLimits:
         """The limits of a session."""
-        return SessionLimits(self.max_calls, self.max_made_tokens, self.parallel_calls, self.repeat_s)
+        return SessionLimits(self.max_calls, self.max_made_tokens, self.parallel_calls)

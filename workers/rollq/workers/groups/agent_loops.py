@@ -11,31 +11,34 @@ from pydantic import ValidationError
 from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.user_functions import AGENT_LOOP, check_object
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import Settings
 from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.loops import AgentLoop, SingleTurn
-from rollq.workers.agents.multi_turn import MultiTurn, environment_loop
-from rollq.workers.agents.tool_environment import tools_loop
+from rollq.workers.agents.multi_turn import EnvironmentSettings, MultiTurn, environment_loop
+from rollq.workers.agents.tool_environment import ToolsSettings, tools_loop
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.harnesses.local import Harness, harness_loop
-from rollq.workers.gateway.harnesses.remote import Outside, outside_loop
+from rollq.workers.gateway.harnesses.local import Harness, HarnessSettings, harness_loop
+from rollq.workers.gateway.harnesses.remote import Outside, OutsideSettings, outside_loop
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltInLoop:
-    """A built-in agent loop. `gives_rewards`: its samples earn rewards on the way, for the judge `environment`."""
+    """A built-in agent loop, made with its options. `gives_rewards`: its samples earn rewards on the way, for the judge
+    `environment`."""
 
     make: Callable[..., AgentLoop]
+    options: type[Settings] | None = None
     gives_rewards: bool = False
 
 
 BUILT_IN: Final[Mapping[str, BuiltInLoop]] = {
     "single_turn": BuiltInLoop(SingleTurn),
-    "tools": BuiltInLoop(tools_loop),
-    "environment": BuiltInLoop(environment_loop, gives_rewards=True),
-    "harness": BuiltInLoop(harness_loop),
-    "outside": BuiltInLoop(outside_loop),
+    "tools": BuiltInLoop(tools_loop, ToolsSettings),
+    "environment": BuiltInLoop(environment_loop, EnvironmentSettings, gives_rewards=True),
+    "harness": BuiltInLoop(harness_loop, HarnessSettings),
+    "outside": BuiltInLoop(outside_loop, OutsideSettings),
 }
 
 
@@ -57,7 +60,7 @@ def make_loop(name: str, options: Mapping[str, Any], gateway: Gateway | None = N
     try:
         loop = make(**options)
     except ValidationError as error:
-        problem = explanation(error)
+        problem = explanation(error, BUILT_IN[name].options if name in BUILT_IN else None)
     except TypeError as error:
         problem = f"{error}; given: {', '.join(options)}"
     else:

@@ -1,8 +1,8 @@
 """Settings of everything that sends requests to servers: the engine behind HTTP, judges and auxiliary models."""
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -19,15 +19,19 @@ class RetrySettings(Settings):
 
     request_timeout_s: float = Field(default=60, gt=0, description="longest wait for one answer, in seconds")
     retries: int = Field(default=4, ge=0, description="retries after a 429, a 5xx, a lost connection or a timeout")
-    retry_first_s: float = Field(
-        default=0.5, gt=0, description="pause before the first retry, in seconds; it doubles with each"
-    )
-    retry_longest_s: float = Field(default=10, gt=0, description="longest pause before a retry, in seconds")
+
+    FIRST_PAUSE_S: ClassVar[float] = 0.5
+    """Pause before the first retry; it doubles with each."""
+    LONGEST_PAUSE_S: ClassVar[float] = 10.0
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "retry_first_s": "the pause before the first retry is 0.5 s, and doubles with each; leave it out",
+        "retry_longest_s": "the longest pause before a retry is 10 s, to an engine's server 30 s; leave it out",
+    }
 
     @property
     def retry_policy(self) -> RetryPolicy:
         """When to try again."""
-        return RetryPolicy(self.retries, self.retry_first_s, self.retry_longest_s)
+        return RetryPolicy(self.retries, self.FIRST_PAUSE_S, self.LONGEST_PAUSE_S)
 
 
 class HttpClientSettings(RetrySettings):

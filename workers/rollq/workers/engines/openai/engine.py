@@ -70,7 +70,8 @@ class ServerSettings(RetrySettings):
     request_timeout_s: float = Field(default=600, gt=0, description="longest wait for one answer")
     start_timeout_s: float = Field(default=600, gt=0, description="longest wait for a server that still starts")
     retries: int = Field(default=8, ge=0, description="tries of a request after its first")
-    retry_longest_s: float = Field(default=30, gt=0, description="longest such pause, unless the server asks for more")
+
+    LONGEST_PAUSE_S: ClassVar[float] = 30.0
 
     @model_validator(mode="after")
     def _one_loads(self) -> Self:
