@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rollq.buffer.errors import WeightsError
-from rollq.consumer.weights.tensors import check_whole, is_sharded, on_meta, shapes_of, shared_once
+from rollq.consumer.weights.tensors import Shapes, check_whole, is_sharded, on_meta, shapes_of, shared_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,6 +121,13 @@ def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list
     parts = [Part(model, (name,), {converted: described[name]}, True) for name, converted in plain.items()]
     sources = [name for name in described if name not in plain]
     expected = shapes_of({name: whole[name] for name in whole.keys() - set(plain.values())})
+    return parts + _smallest_parts(model, described, sources, expected)
+
+
+def _smallest_parts(
+    model: "PreTrainedModel", described: Mapping[str, Any], sources: Sequence[str], expected: Shapes
+) -> list[Part]:
+    """Convert the sources in the smallest parts that give tensors of the `expected` names and shapes."""
     # From the smallest parts to the largest: one tensor, a layer's tensors, all. A part that is too small lacks tensors
     # that transformers fuses: that is an error, or gives other shapes than the conversion of the whole model.
     for key in (str, _layer):
@@ -129,8 +136,8 @@ def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list
         except Exception:  # noqa: BLE001 - an operation of transformers that lacks a tensor may raise anything
             continue
         if shapes_of({name: tensor for part in converted for name, tensor in part.described.items()}) == expected:
-            return parts + converted
-    return parts + _converted_parts(model, described, sources, lambda _: "")
+            return converted
+    return _converted_parts(model, described, sources, lambda _: "")
 
 
 def _converted_parts(
