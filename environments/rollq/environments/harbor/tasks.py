@@ -118,6 +118,20 @@ def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
 
     Raises `ConfigError` for a folder that does not exist, is empty, or has an incomplete task.
     """
+    place = _place_of(folder, split)
+    prefix = "" if place == folder else f"{split}/"
+    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    found = [HarborTask(folder, prefix + name) for name in names]
+    tasks = tuple(task for task in found if prefix or _is_task(task.path) or not _has_tasks(task.path))
+    if not tasks:
+        raise ConfigError(f"{place} has no tasks: folders with {', '.join(NEEDED)}")
+    for task in tasks:
+        _check_complete(task)
+    return tasks
+
+
+def _place_of(folder: Path, split: str) -> Path:
+    """The folder with the tasks of a split."""
     if not folder.is_dir():
         raise ConfigError(f'"harbor:{folder}": {folder} is not a folder')
     place = folder / split
@@ -128,15 +142,7 @@ def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
             f'env_split = "{split}": there is no folder {place}; put tasks there, or name another folder of tasks, '
             f'with env_split = "{TRAIN}"'
         )
-    prefix = "" if place == folder else f"{split}/"
-    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    found = [HarborTask(folder, prefix + name) for name in names]
-    tasks = tuple(task for task in found if prefix or _is_task(task.path) or not _has_tasks(task.path))
-    if not tasks:
-        raise ConfigError(f"{place} has no tasks: folders with {', '.join(NEEDED)}")
-    for task in tasks:
-        _check_complete(task)
-    return tasks
+    return place
 
 
 def digest_of(tasks: tuple[HarborTask, ...]) -> str:

@@ -64,8 +64,7 @@ def kind_of(error: str, message: str, *, is_scored: bool = False) -> str:
 def _rewarded(trace: Trace[Any, Any, Any]) -> Outcome:
     missing = [name for name, reward in trace.rewards.items() if reward is None]
     if missing or not trace.rewards:
-        said = f"these rewards were not computed: {', '.join(missing)}" if missing else "the task gave no reward"
-        return failure("grader", said + (f" ({trace.stop_condition})" if trace.stop_condition else ""))
+        return _unrewarded(trace, missing)
     parts = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
     if wrong := [name for name, part in parts.items() if not math.isfinite(part)]:
         return failure("grader", f"these rewards are not finite: {', '.join(wrong)}")
@@ -78,6 +77,11 @@ def _rewarded(trace: Trace[Any, Any, Any]) -> Outcome:
             **({"stop": trace.stop_condition} if trace.stop_condition else {}),
         },
     }
+
+
+def _unrewarded(trace: Trace[Any, Any, Any], missing: list[str]) -> Outcome:
+    said = f"these rewards were not computed: {', '.join(missing)}" if missing else "the task gave no reward"
+    return failure("grader", said + (f" ({trace.stop_condition})" if trace.stop_condition else ""))
 
 
 def is_truncated(trace: Trace[Any, Any, Any]) -> bool:
