@@ -166,7 +166,7 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ("sampling.min_tokens = 2000", "tasks.math: min_tokens = 2000: must not exceed max_tokens = 1024"),
         (
             'sampling.guided_json = {}\nsampling.guided_regex = "a"',
-            "tasks.math: guided_json and guided_regex: only one can guide a sample, leave the other out",
+            "tasks.math: guided_json and guided_regex: only one can guide a sample; leave the other out",
         ),
     ],
 )

@@ -34,6 +34,15 @@ AVOID = {
     r"\bno more\b(?! than)": "no longer, stop",
     r"\b(is|are|was|were) away\b": "unavailable, unreachable, outside",
     r"[.](?!\n\n#) What (?![^?]*\?)": "a noun as the subject",
+    # dictionary words that no native writer picks here
+    r"\b(in vain|in earnest|for want of)\b": "needlessly, in practice, for lack of",
+    r"\bbut for\b(?! (a|the) (day|week|hour|minute|second|moment))": "except",
+    r"\b(something else|otherwise) than\b": "something other than, differently from",
+    r"\b(is|are|was|were) started again\b": "is restarted",
+    r"\bkept to look at\b": "kept for inspection",
+    r"\b(is|are) not to be had\b": "is unavailable",
+    r"; needed (is|are)\b": "expected",
+    r"\bhas gone since\b": "is gone",
 }
 """Pattern, matched in any case with any white space for a space -> what to write instead."""
 

@@ -169,7 +169,7 @@ class _Rank:
         return stream.batch
 
     def _release(self, batch: Batch) -> None:
-        """Give up the batch: return its groups or quarantine them, in turns. The step then gets another one."""
+        """Give up the batch: return its groups or quarantine them, in turns. The step then gets a new one."""
         self._released = batch.step
         mode: ReleaseMode = "return" if batch.step % (2 * self._launch.release_every) else "quarantine"
         if self._rank > 0:  # only moves this rank's step

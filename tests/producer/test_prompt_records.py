@@ -55,7 +55,7 @@ def test_another_file_is_refused_with_both_counts_and_the_remedy(buffer: Buffer,
     with pytest.raises(RunMismatch) as refused:
         start(buffer, path)
     assert str(refused.value) == (
-        f"tasks.math.prompts: {str(path)!r} has other content than {str(path)!r}, which the run had: {rows} rows "
+        f"tasks.math.prompts: {str(path)!r} differs from {str(path)!r}, which the run had: {rows} rows "
         "instead of 5. The order of the prompts, and the place in it, depend on this: change it back, set "
         'tasks.math.rows.on_prompts_changed = "continue" to continue at the same place of the new order, or give '
         "the run another name"

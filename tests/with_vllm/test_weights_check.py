@@ -63,7 +63,7 @@ def test_weights_that_are_loaded_wrongly_are_noticed(folders: list[Path], probes
             for number in range(1, 1 + TIMES):
                 new = load_file(folders[number] / "model.safetensors")
                 save_file(fault(old, new), tmp_path / "model.safetensors")
-                with pytest.raises(WeightsRejected, match=f"other logprobs with weights of version {number} "):
+                with pytest.raises(WeightsRejected, match=f"weights of version {number}: the engine.s logprobs differ"):
                     await host.swap(tmp_path, version(number), SwapMode.ABORT, probes[number])
                 assert not host.ready
 
@@ -107,7 +107,7 @@ def test_a_stale_cache_of_prompts_is_noticed(
         assert host.ready
         monkeypatch.setattr(AsyncLLM, "pause_generation", pause_only)
         for number in range(1, 1 + TIMES):
-            with pytest.raises(WeightsRejected, match=f"cache of prompts is not of weights of version {number}:"):
+            with pytest.raises(WeightsRejected, match=f"weights of version {number}: the engine.s prompt cache"):
                 await host.swap(folders[number], version(number), SwapMode.ABORT, probes[number])
 
     with_host(options(folders[0], enable_prefix_caching=True), scenario)
@@ -166,7 +166,7 @@ def test_an_adapter_on_another_base_is_noticed(folders: list[Path], tmp_path: Pa
             assert host.check.difference < host.check.tolerance / 10
         for number in range(1, 1 + TIMES):
             probe = probe_on(folders[number], adapters[number])
-            with pytest.raises(WeightsRejected, match=f"other logprobs with weights of version {number} "):
+            with pytest.raises(WeightsRejected, match=f"weights of version {number}: the engine.s logprobs differ"):
                 await host.swap(adapters[number], version(number), SwapMode.KEEP, probe)
 
     with_host(options(folders[0], enable_lora=True, max_lora_rank=8), scenario)

@@ -91,7 +91,7 @@ class Annotator:
         self._objects.put(f"{self._folder}/{name}", self._encode(rows, one.values))
 
     def _check_mounted(self) -> None:
-        """Leave a marker once; without it, the folder is not mounted any more."""
+        """Leave a marker once; if it disappears, the folder is no longer mounted."""
         if self._is_marked:
             self._objects.check_mounted(f"{self._folder}/{MARKER}")
         else:

@@ -333,9 +333,9 @@ class Consumer(Iterator[Batch]):
             self._lease.buffer.checkpoint(self._lease.epoch, step)
 
     def release(self, batch: Batch, mode: ReleaseMode) -> None:
-        """Give up a batch: `return` it, `drop` it, or `quarantine` it for audit. The step then gets another one.
+        """Give up a batch: `return` it, `drop` it, or `quarantine` it for audit. The step then gets a new one.
 
-        On other ranks than 0, the next batch is the one that rank 0 gets after its release, without any barrier.
+        On all other ranks, the next batch is the one that rank 0 gets after its release, without a barrier.
         Raises `FencedError`.
         """
         if self._settings.rank == 0:

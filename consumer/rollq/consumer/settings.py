@@ -19,7 +19,7 @@ OnReplayMismatch = Literal["warn", "regenerate", "fail"]
 Transport = Literal["redis", "path", "s3", "nccl"]
 
 MAX_FILE_BYTES = 5 << 30
-"""As large as shards of models usually are."""
+"""The usual size of model shards."""
 KEPT_CHECKPOINTS = 2
 
 
@@ -55,7 +55,7 @@ class ClientSettings(Settings):
     takeover: bool = Field(default=False, description="take the run from a trainer that is still alive")
     accept_new_store: bool = Field(
         default=False,
-        description="train although the store is not the checkpoint's, or does not know its step",
+        description="train even if the checkpoint belongs to another store, or the store does not know its step",
     )
     on_replay_mismatch: OnReplayMismatch = Field(
         default="warn",

@@ -29,7 +29,7 @@ def place_of(prompt: Prompt) -> Mapping[str, Any]:
 
 
 def check_opening(place: Mapping[str, Any], opened: str) -> None:
-    """Raise `SampleFailed` if an episode opened otherwise than its row says."""
+    """Raise `SampleFailed` if an episode did not open as its row says."""
     if (promised := place[OPENING]) != opened:
         raise SampleFailed(
             FailureKind.ENVIRONMENT,

@@ -33,7 +33,7 @@ class TimeLimit:
 
 @contextmanager
 def every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """Call a function again and again, in a thread, until the block ends."""
+    """Call a function repeatedly, in a thread, until the block ends."""
     over = threading.Event()
 
     def run() -> None:

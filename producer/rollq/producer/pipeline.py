@@ -60,8 +60,8 @@ def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tupl
     """Apply the operators in order, and return all groups in order, and the numbers that operators returned; a dropped
     group is not passed to later operators. Of two operators that name the same number, the later one counts.
 
-    Raises `ConfigError` if an operator returns other groups than it was given, changes which samples are valid, or
-    returns numbers that are misshapen or not finite.
+    Raises `ConfigError` if an operator does not return the groups it was given, changes which samples are valid, or
+    returns numbers of a wrong shape or that are not finite.
     """
     scored = [ScoredGroup.from_group(group) for group in groups]
     metrics: dict[str, float] = {}

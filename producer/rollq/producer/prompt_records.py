@@ -43,7 +43,7 @@ def _change(known: PromptRecord, file: PromptFile, seeds: str) -> str:
     """Which of the two has changed."""
     if known.digest != file.fingerprint:
         return (
-            f"{str(file.path)!r} has other content than {known.path!r}, which the run had: {file.rows} rows instead of "
+            f"{str(file.path)!r} differs from {known.path!r}, which the run had: {file.rows} rows instead of "
             f"{known.rows}"
         )
     return f"the run had {known.seeds}, now it is {seeds}"

@@ -146,7 +146,9 @@ def test_a_judge_that_prefers_no_answer_is_doubted_and_named(buffer: Buffer, ser
         await world.until_count(Status.COMPLETED, 6)
         await world.until(lambda: any(report["judge_doubt"] for report in buffer.workers().values()))
         (report,) = buffer.workers().values()
-        assert "gives the own answers of the first rows no better reward than a wrong text" in report["judge_doubt"]
+        assert (
+            "gives the reference answers of the first rows no better reward than a wrong text" in report["judge_doubt"]
+        )
 
     world.play(scene)
 

@@ -123,7 +123,7 @@ def test_last_number_compares_the_last_numbers(text: str, answer: str, reward: f
 
 def test_an_answer_without_a_number_cannot_be_judged() -> None:
     assert verdict("last_number", answer="none").error == (
-        "judge 'last_number': ValueError: the answer 'none' holds no number"
+        "judge 'last_number': ValueError: the answer 'none' has no number"
     )
 
 

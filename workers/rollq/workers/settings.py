@@ -53,7 +53,7 @@ class WorkerSettings(Settings):
     samples_in_flight: int | None = Field(
         default=None,
         gt=0,
-        description="samples generated at the same time; default: as many as the engine, or the agent loop, can take",
+        description="samples generated concurrently; default: as many as the engine, or the agent loop, can take",
     )
     swap: SwapMode = Field(
         default=SwapMode.KEEP,
@@ -64,7 +64,7 @@ class WorkerSettings(Settings):
         default=None, description="folder for downloaded weights; default: a temporary folder"
     )
     verify: Verify = Field(
-        default=Verify.FULL, description="how much of weights in a shared folder is checked: full, fast, sizes"
+        default=Verify.FULL, description="how much of the weights in a shared folder to check: full, fast, sizes"
     )
     attempt_timeout_s: float = Field(default=1800, gt=0, description="longest attempt at a group, in seconds")
     dynamic_timeout: bool = Field(
@@ -90,10 +90,10 @@ class WorkerSettings(Settings):
         default=PauseMode.DRAIN, description="whether running groups of a paused task finish or are interrupted"
     )
     pause_timeout_s: float = Field(
-        default=300, gt=0, description="seconds after a pause at which groups that still run are interrupted"
+        default=300, gt=0, description="seconds after a pause when groups that still run are interrupted"
     )
     grace_s: float = Field(default=30, ge=0, description="seconds that running groups may continue after a stop signal")
-    engine_restarts: int = Field(default=3, ge=0, description="engine deaths survived; 0: exit at the first")
+    engine_restarts: int = Field(default=3, ge=0, description="restarts of a dead engine; 0: exit at the first death")
 
     @model_validator(mode="after")
     def _only_vllm_restarts(self) -> Self:

@@ -11,7 +11,7 @@ POLL_S = 1.0
 REST_S = 0.05
 """Minimum pause between two reactions to wake-ups from Redis."""
 OFFERS_REST_S = 0.1
-"""Likewise, to offers of samples, which wake all workers with nothing to do."""
+"""The same for offers of samples, which wake all idle workers."""
 
 
 class Signal:

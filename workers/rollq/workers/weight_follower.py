@@ -122,7 +122,7 @@ class WeightFollower:
             self._refuse(wanted, error)
             return False
         except TooLate as error:
-            log.info("weights of version %d come later: %s", wanted.version, error)
+            log.info("weights of version %d are delayed: %s", wanted.version, error)
             return False
         except WeightsError as error:
             await self._go_back()

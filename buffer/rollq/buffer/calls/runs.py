@@ -181,7 +181,7 @@ class Deletion(BufferCore):
         return len(keys)
 
 
-GONE = "it has no run any more"
+GONE = "its run is gone"
 """The state of keys that belong to no run."""
 DELETING = "its deletion did not finish"
 """The state of a run that `delete_run` has not completely deleted."""

@@ -73,8 +73,8 @@ from rollq.buffer.values.rollouts import Status
 SCHEMA_VERSION = 10
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same one may work in one run.
 
-Raise it when roles of the last release could not work with what this one stores, or the other way round.
-All releases with one schema give a clock another `revision` when they write it: servers keep the clocks that they read.
+Increase it if roles of the last release could not work with data that this one stores, or the other way round. All
+releases with one schema change the `revision` of a clock when they write it: servers keep the clocks that they read.
 """
 
 
@@ -225,7 +225,7 @@ class TaskKeys:
         return self._key(f"payload:{group_id}:{nonce}")
 
     def payload_away(self, group_id: int, name: str) -> str:
-        """In a slot of the group's."""
+        """In the group's slot."""
         return f"rollq:{{{self.run}:{self.task}:{group_id}}}:payload:{name}"
 
     @property

@@ -85,7 +85,7 @@ class Events:
     def wait(self, timeout_s: float) -> bool:
         """Block until something has happened since the last wait, or for `timeout_s`. True when something has.
 
-        An unreachable server is a wait in vain: it sleeps, and the next wait subscribes again.
+        If the server is unreachable, it sleeps, and the next wait subscribes again.
         """
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:

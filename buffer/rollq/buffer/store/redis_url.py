@@ -20,7 +20,7 @@ def node_urls(url: str) -> list[str]:
 
 
 def node_url(url: str, host: str, port: int) -> str:
-    """The URL of another node of the cluster at `url`: the same but for host and port."""
+    """The URL of another node of the cluster at `url`; only host and port differ."""
     parts = _HOSTS.fullmatch(url)
     assert parts is not None
     return f"{parts['before']}{f'[{host}]' if ':' in host else host}:{port}{parts['after']}"

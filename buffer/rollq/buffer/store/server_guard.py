@@ -1,9 +1,9 @@
 """The small process between an embedded server and the process that started it; run as a program, imports only stdlib.
 
-It is the server's parent. It reads the server's configuration from its standard input (so that a password never shows
-in `ps` or lies in a file), writes the server's pid to its standard output, and from then on the server lives as long
-as that input stays open: when the starting process closes it or dies, however abruptly, the server is shut down
-orderly, and killed if it does not end within the grace period. When this process is killed itself, Linux passes it on.
+It is the server's parent. It reads the server's configuration from standard input, so that a password never appears in
+`ps` or in a file, and writes the server's pid to standard output. From then on, the server lives as long as that input
+stays open. When the starting process closes it or dies, however abruptly, the server is shut down cleanly, and killed
+if it does not exit within the grace period. If this process is killed, Linux passes the signal on.
 
 usage: server_guard GRACE_S CONFIG_BYTES LOCK_FD BINARY
 """
@@ -21,7 +21,7 @@ from rollq.buffer.common.child_processes import die_with_parent
 
 
 def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
-    """Run the server until it ends or the guard's input does; return its exit status."""
+    """Run the server until it exits or the guard's input ends; return its exit status."""
     config = read_config(config_bytes)
     # The lock on the data directory is inherited, so that it is held exactly as long as the server lives.
     # preexec_fn is safe here: this process has one thread.

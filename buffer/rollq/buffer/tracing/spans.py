@@ -1,7 +1,7 @@
 """Spans of a group's life, as plain values. Pure.
 
 A trace is the life of one group. Its id follows from the run's incarnation, the task and the group, and the ids of its
-spans follow from that, so that roles on different machines add to one trace without asking anybody.
+spans follow from that, so that roles on different machines add to one trace without coordination.
 """
 
 from collections.abc import Mapping
@@ -44,11 +44,11 @@ class GroupTrace(NamedTuple):
         return self.id_of("group")
 
     def attempt_id(self, attempt: int) -> int:
-        """The id of the span of an attempt, which workers that borrow samples of it name as a parent."""
+        """The id of the span of an attempt: the parent of spans from workers that borrow its samples."""
         return self.id_of("attempt", attempt)
 
     def id_of(self, *names: str | int) -> int:
-        """The id of the span with these names, which no other one of the trace has; never 0."""
+        """The id of the span with these names, unique in the trace and never 0."""
         return xxhash.xxh3_64_intdigest("/".join(map(str, names)).encode(), seed=self.trace_id & _SEED) or 1
 
     def life(self, admitted_ms: float, end_ms: float, attributes: Attributes) -> Span:
@@ -69,7 +69,7 @@ class GroupTrace(NamedTuple):
         attributes: Attributes,
         error: str = "",
     ) -> Span:
-        """Any span of this trace. It ends no earlier than it starts, though two clocks may say so. `error` is cut."""
+        """Any span of this trace. It never ends before it starts, even if two clocks disagree. `error` is truncated."""
         facts = {**self.facts, **attributes}
         said = error[:MOST_ERROR].encode(errors="replace").decode()
         return Span(name, self.trace_id, span_id, parent_id, start_ms, max(start_ms, end_ms), facts, said)

@@ -63,7 +63,7 @@ SCHEDULED: Final = (
 
 
 AUDITED: Final = (Status.FILTERED, Status.FAILED)
-"""The statuses of groups that are only kept to look at: no depth of a queue."""
+"""The statuses of groups that are only kept for inspection, not queued."""
 
 
 class SampleStatus(StrEnum):

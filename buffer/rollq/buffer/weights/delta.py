@@ -92,8 +92,8 @@ def encode_delta(base: Sequence[Bytes], result: Sequence[Bytes], digests: tuple[
 def apply_delta(weights: Sequence[Path], delta: Path, base: str, result: str) -> None:
     """Turn the safetensors files `weights` of version `base` into version `result`, in place; both are digests.
 
-    The files are in the order in which `encode_delta` was given them. Raises `WeightsError` for a delta between other
-    versions, a damaged one, and other weights than its base; the files are then of no version.
+    The files are in the order in which `encode_delta` was given them. Raises `WeightsError` if the delta is damaged or
+    between other versions, or if the weights are not its base; the files are then of no version.
     """
     changes = np.memmap(delta, np.uint8, "r") if delta.stat().st_size else np.zeros(0, np.uint8)
     index, parts_end = _read_index(changes)
@@ -135,7 +135,7 @@ def _apply_tensor(data: mmap.mmap, span: Span, changed: ChangedTensor, parts: By
         data[start:stop] = new.data
         crc32 = zlib.crc32(new.data, crc32)
     if crc32 != changed.crc32:
-        raise ValueError(f"tensor {span.name!r} results in other values than were published")
+        raise ValueError(f"tensor {span.name!r} does not result in the published values")
 
 
 def _compress(difference: ByteArray, width: int) -> bytes:

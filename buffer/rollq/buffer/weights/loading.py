@@ -153,7 +153,7 @@ class _Rebuild:
         verify_folder(folder, self._manifest, Verify.FULL)
 
     def _fetch_delta(self, link: Link, path: Path) -> None:
-        """Write a delta to a file. Raises `WeightsError` for other bytes than were published."""
+        """Write a delta to a file. Raises `WeightsError` unless it has the published bytes."""
         if link.uri.startswith("s3:"):
             where, _, name = link.uri.rpartition("/")
             _store_at(where).download(name, path, link.bytes)

@@ -167,7 +167,7 @@ def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
             "from a folder that nothing else writes to"
         )
     if _manifest(described).tensors != manifest.tensors:
-        raise WeightsError(f"weights {str(folder)!r} hold other tensors than were published; publish them again")
+        raise WeightsError(f"weights {str(folder)!r} do not hold the published tensors; publish them again")
 
 
 def _compare(path: Path, wanted: FileFacts, found: FileFacts) -> None:

@@ -221,7 +221,7 @@ def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
     chunk: bytes | None = buffer.send("GET", buffer.keys.weights(digest, part))
     if chunk is None:
         raise WeightsError(
-            f"weights {digest[:12]}: chunk {part} is not in Redis (any more); the last versions are kept, for "
+            f"weights {digest[:12]}: chunk {part} is not, or no longer, in Redis; the last versions are kept, for "
             f"{TTL_S // 3600} h after their trainer ended: publish them again, or fetch the live ones"
         )
     return chunk

@@ -49,7 +49,7 @@ def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
 def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
     """Load a referenced array and compare its checksum, dtype and shape; an array is returned as it is.
 
-    Raises `ArrayError` for a file that is missing, or holds something else than what was stored.
+    Raises `ArrayError` if the file is missing or does not hold what was stored.
     """
     if not isinstance(array, ArrayRef):
         return array

@@ -14,7 +14,7 @@ from rollq.monitor.status.read import RunStatus
 
 EVERY_S = 1.0
 HISTORY_ROWS = 360
-"""Rows of history that are shown: an hour."""
+"""Rows of history to show: an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Frame:
 
 
 class Feed:
-    """Keeps `frame` up to date between `with` and its end. A server that hangs holds up only its thread."""
+    """Keeps `frame` up to date inside the `with` block. A hanging server blocks only its thread."""
 
     def __init__(self, reader: RunReader, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is a steady clock in seconds."""
         self.frame = Frame()
         self.task = ""
-        """The task whose history is wanted; empty: the first one."""
+        """The task whose history to show; empty: the first one."""
         self.now = now
         self._reader = reader
         self._history_s = -HISTORY_ROW_MS / 1000

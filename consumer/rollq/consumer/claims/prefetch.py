@@ -53,7 +53,7 @@ class Prefetch:
         world_size: int,
         seed: int = 0,
     ) -> None:
-        """`buffer` gives the buffer, or raises why there is none any more; `sizes` the groups per task of a step."""
+        """`buffer` returns the buffer, or raises why it is gone; `sizes` returns the groups per task of a step."""
         self._buffer = buffer
         self._sizes = sizes
         self._limit_bytes = limit_bytes

@@ -148,7 +148,7 @@ class LossSettings(Settings):
     @model_validator(mode="wrap")
     @classmethod
     def _by_preset(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fill in the values of the preset; refuse what was given in vain."""
+        """Fill in the values of the preset; refuse settings without an effect."""
         if not isinstance(data, str | dict):
             return handler(data)
         given = {} if isinstance(data, str) else data

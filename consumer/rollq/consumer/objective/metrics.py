@@ -67,7 +67,7 @@ class LossMetrics:
         self.left_out = Counter[str]()  # loss tokens by task, of samples without logprobs
 
     def leave_out(self, tokens: Mapping[str, int]) -> None:
-        """Count loss tokens, by task, that were left out for want of logprobs."""
+        """Count loss tokens, by task, that were left out because they have no logprobs."""
         self.left_out.update(tokens)
 
     def add(
@@ -164,9 +164,9 @@ class LossMetrics:
 
         There is no `entropy` where it was not measured, no `kl` without a reference, no `importance`, the weights of a
         correction, where the loss has none, and no `staleness`, a mean, where all tokens were inserted.
-        `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among
-        `tokens`, but not in `mismatch_kl`, nor by staleness; there is no such number where none were inserted.
-        `without_logprobs` are tokens by task that were left out for want of logprobs, and are in no other number.
+        `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among `tokens`, but not
+        in `mismatch_kl`, nor by staleness; there is no such number where none were inserted. `without_logprobs` are
+        tokens by task that were left out because they have no logprobs; no other number includes them.
         """
         by_staleness = sorted((age, sums) for age, sums in self._by_staleness.items() if age != _INSERTED)
         sampled = sum((sums for _, sums in by_staleness), TokenSums())

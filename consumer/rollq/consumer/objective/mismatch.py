@@ -1,7 +1,7 @@
 """How far the trainer's logprobs of a batch are from the engine's: by task, worker and version of the weights.
 
-Without faults only rounding, and the updates since a token's version, set them apart. The tokens of a worker
-that serves other weights than it says are much further apart.
+Without faults only rounding, and the updates since a token's version, set them apart. If a worker serves weights other
+than it reports, its tokens are much further apart.
 """
 
 from collections.abc import Mapping, Sequence

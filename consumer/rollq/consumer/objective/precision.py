@@ -1,4 +1,4 @@
-"""Passes of a model in another dtype than its parameters, which an update at a small learning rate needs.
+"""Passes of a model in a different dtype from its parameters, for updates at a small learning rate.
 
 AdamW moves each number by about the learning rate. Numbers around 0.02 are 1e-4 apart in bfloat16, so updates of 1e-6
 are rounded away: the parameters that are trained are float32, and passes run on rounded copies of them. Needs torch.

@@ -65,7 +65,7 @@ class BatchWarnings(Observer):
         )
 
     def _left_out(self, step: int, tokens: Mapping[str, int]) -> None:
-        """Warn about the loss tokens, by task, that a step left out for want of logprobs."""
+        """Warn about loss tokens, by task, that a step left out because they have no logprobs."""
         for task, number in sorted(tokens.items()):
             self._log_once.warning(
                 f"without logprobs {task}",

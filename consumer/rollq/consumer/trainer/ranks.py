@@ -1,7 +1,7 @@
 """The ranks of a trainer: the processes of one launch, each with a GPU, that train as one.
 
-Rank 0 leads: it waits for batches, talks to the server, and says what all do next. torch is imported only where there
-is more than one rank.
+Rank 0 leads: it waits for batches, talks to the server, and decides what all ranks do next. torch is imported only for
+more than one rank.
 """
 
 import os
@@ -44,14 +44,14 @@ class Ranks:
         return self.world_size > 1
 
     def join(self) -> None:
-        """Open the group in which ranks talk. All ranks call it, once torch's default group exists."""
+        """Open the group over which ranks communicate. All ranks call it, once torch's default group exists."""
         import torch.distributed as dist
 
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.launch_id = self.lead(lambda: secrets.token_hex(8))
 
     def lead(self, decide: Callable[[], T]) -> T:
-        """Return on every rank what `decide` returns on rank 0, where alone it is called. All ranks wait for it."""
+        """Call `decide` on rank 0 only, and return its result on every rank. All ranks wait for it."""
         if not self.are_several:
             return decide()
         answers = self.gather(decide() if self.is_first else None)
@@ -83,7 +83,8 @@ class Ranks:
         return [bytes(buffer[: int(size)].numpy()) for buffer, size in zip(gathered, sizes, strict=True)]
 
     def take_turns(self) -> Iterator[bool]:
-        """Yield whether it is this rank's turn, once for each rank of a machine: so one after the other uses memory."""
+        """Yield whether it is this rank's turn, once for each rank of a machine, so that they use memory one at a
+        time."""
         turns = max(self.gather(self.local_rank)) + 1
         for turn in range(turns):
             yield turn == self.local_rank
@@ -92,10 +93,10 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: str) -> Iterator[Ranks]:
-    """The ranks of this launch: those that `rollq train --ranks` or torchrun has started, or this process alone.
+    """The ranks of this launch: started by `rollq train --ranks` or torchrun, or only this process.
 
-    `device` is the torch device of the model: `cpu`, or `cuda` for the GPU of the local rank. Raises `ConfigError` for
-    a variable of the launcher that is not a number, and for another device.
+    `device` is the torch device of the model: `cpu`, or `cuda` for the GPU of the local rank. Raises `ConfigError` if a
+    variable of the launcher is not a number, and for any other device.
     """
     world_size = _number("WORLD_SIZE", 1)
     if world_size == 1:
@@ -107,7 +108,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     ranks = Ranks(_number("RANK", 0), world_size, _number("LOCAL_RANK", 0))
     if device not in ("cpu", "cuda"):
         raise ConfigError(
-            f"[trainer] device = {device!r}: with several ranks it is 'cpu' or 'cuda', and each rank has its GPU"
+            f"[trainer] device = {device!r}: must be 'cpu' or 'cuda' with several ranks; each rank gets its GPU"
         )
     if device == "cuda":
         if ranks.local_rank >= torch.cuda.device_count():
@@ -125,7 +126,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
 
 
 def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError`, naming the setting, on a rank that was started with other `settings` than rank 0."""
+    """Raise `ConfigError`, naming the setting, on a rank whose `settings` differ from rank 0's."""
     everywhere = ranks.gather(settings)
     for name, first in everywhere[0].items():
         value = everywhere[ranks.rank].get(name)

@@ -17,7 +17,7 @@ from rollq.environments.trials import try_rows
 NO_ACTION: Final = {"rollq_no_such_field": 1}
 """An action that no environment has."""
 PLACES_S: Final = 30.0
-"""How long a server may take to give its places back."""
+"""How long a server may take to release its places."""
 
 
 def check(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ async def _invalid_action(url: str, options: OpenEnvOptions, rows: Sequence[Mapp
 
 
 async def _places(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether the server has given back the places of all episodes before."""
+    """Whether the server has released the places of all earlier episodes."""
     episode = episode_of(url, options)
     try:
         async with asyncio.timeout(PLACES_S):
@@ -67,7 +67,7 @@ async def _places(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str,
     except TimeoutError:
         return [Finding(Level.ERROR, f"no episode is open, but the server has no free place: {episode.waits_for}")]
     except (Refused, Unreadable):
-        return []  # the trial of the row has said it
+        return []  # the trial of the row reported it
     finally:
         await episode.teardown()
     return []

@@ -1,7 +1,7 @@
 """The judge of rows of reasoning-gym: its graders score the bare answer, in processes that are sealed where possible.
 
-Invariant: a text that upsets a grader is worth 0 only if the grader accepts the row's own answer; else the sample
-fails. No text reaches a grader that would run it as code: it is graded as an empty answer.
+Invariant: a text that breaks a grader scores 0 only if the grader accepts the row's reference answer; else the sample
+fails. A text that a grader would run as code never reaches it: it is graded as an empty answer.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ from rollq.workers.user_code.calls import UserFunction
 from rollq.workers.user_code.real_numbers import is_real
 
 GENERATORS: Final = "rollq.environments.reasoning_gym.generators"
-"""Imported by judge processes before they are sealed, since it reads files of its package."""
+"""Judge processes import it before they are sealed, since it reads files of its package."""
 GRADER_ERRORS: Final = "grader_errors"
-"""The name of the fact that a sample has a reward of 0 because its text upset the grader; its mean is a curve."""
+"""Name of the fact that a sample has reward 0 because its text broke the grader; its mean is a curve."""
 REFUSED: Final = "refused_answers"
-"""The name of the fact that a sample was graded as an empty answer, since the grader would have run its words."""
+"""Name of the fact that a sample was graded as an empty answer, since the grader would have run its text."""
 
 
 class GeneratorOptions(Settings):
@@ -92,7 +92,7 @@ class Grader:
 
     @staticmethod
     def _checked(answer: Answer) -> dict[str, Any]:
-        """The score as the grader gave it. Raises `InvalidReward` if it is none."""
+        """The grader's score. Raises `InvalidReward` if it is not one."""
         if not isinstance(answer, Mapping):
             raise InvalidReward("its process wrote something other than a score")
         score: Any = answer.get(SCORE)
@@ -102,7 +102,7 @@ class Grader:
 
 
 def asked(prompt: Prompt) -> str:
-    """The text that asks the row's question: the prompt, or its last message of a user."""
+    """The text of the row's question: the prompt, or its last user message."""
     if isinstance(prompt.content, str):
         return prompt.content
     users = [message for message in prompt.content if message.get("role") == "user"]
@@ -110,7 +110,7 @@ def asked(prompt: Prompt) -> str:
 
 
 def check_trusted(generator: str) -> None:
-    """Raise `ConfigError` for a grader that is known to be wrong, or that runs texts as code which nothing seals."""
+    """Raise `ConfigError` for a grader that is known to be wrong, or that runs texts as code without a seal."""
     check_right(generator)
     if generator in RUN_TEXTS:
         require_sealing(

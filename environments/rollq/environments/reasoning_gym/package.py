@@ -56,7 +56,7 @@ def generators() -> Mapping[str, tuple[Path, str]]:
 
 @cache
 def options_of(name: str) -> frozenset[str]:
-    """The options of a generator, but for those that rollq sets; empty where its source does not say."""
+    """The options of a generator, except those that rollq sets; empty if its source does not list them."""
     path, options = generators()[name]
     classes = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef))
     found = next((node for node in classes if node.name == options and not node.bases), None)

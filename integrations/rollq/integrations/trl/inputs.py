@@ -24,7 +24,7 @@ def grpo_inputs(micro: MicroBatch, args: "GRPOConfig", step: int) -> dict[str, t
     """The inputs of `GRPOTrainer` for a padded micro-batch of B rows, whose columns are split in front of the first
     loss token: prompt [B, P] and completion [B, T - P].
 
-    The old logprobs are the engine's. Raises `ConfigError` for another temperature than TRL's, `InvalidGroup` for
+    The old logprobs are the engine's. Raises `ConfigError` if the temperature differs from TRL's, `InvalidGroup` for
     samples without logprobs and for images.
     """
     _check(micro, args, step)

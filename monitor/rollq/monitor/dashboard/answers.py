@@ -21,7 +21,7 @@ class Unreadable(Exception):
 
 
 def json_endpoint(do: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """An endpoint that answers with what `do` returns, or with why it cannot."""
+    """An endpoint that answers with the result of `do`, or with the reason for a failure."""
 
     def endpoint(request: Request) -> Response:
         try:
@@ -37,7 +37,7 @@ def json_endpoint(do: Callable[[Request], Any]) -> Callable[[Request], Response]
 
 
 def answer(found: Any, status: int = 200) -> Response:
-    """An answer that nobody keeps. `found`: a value, or bytes that are JSON already."""
+    """An answer that must not be cached. `found`: a value, or JSON as bytes."""
     body = found if isinstance(found, bytes) else dumps(found)
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 

@@ -1,7 +1,7 @@
 """Whether some workers are idle while others hold most of the groups, in words. Pure.
 
-At the end of a batch workers are idle because few groups are left, and just after its start because they are about to
-take some. Neither is said: most of a batch must be left, and an idle worker must have been so for a while.
+Workers are idle at the end of a batch because few groups are left, and just after its start because they are about to
+take some. Neither is reported: most of the batch must be left, and a worker must have been idle for a while.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from rollq.monitor.text.units import count
 
 LEAST_IDLE_S = 5.0
 LEAST_PART = 0.5
-"""More of a batch than this must be under way."""
+"""More than this share of a batch must be under way."""
 OVERLOADED = 1.5
-"""A worker that holds this many times an even part of the groups, or more, holds too many."""
+"""A worker with this many times an even share of the groups, or more, holds too many."""
 MOST_NAMED = 2
 
 
 def _awaited(run: RunStatus) -> int:
-    """Groups that wait for a worker or are with one, if they are a large part of the batch that the trainer awaits."""
+    """Groups that are pending or with a worker, if they are a large part of the batch that the trainer waits for."""
     tasks = [task for task in run.tasks if task.is_sampled and task.control == "run"]
     under_way = sum(task.groups(status) for task in tasks for status in (Status.PENDING, Status.RUNNING))
     is_waiting = run.trainer is not None and run.trainer.phase is TrainerPhase.WAITING
@@ -29,7 +29,7 @@ def _awaited(run: RunStatus) -> int:
 
 
 def imbalance(run: RunStatus) -> str:
-    """Say that workers are idle while others hold most groups, if the trainer waits; else nothing."""
+    """A sentence saying that workers are idle while others hold most groups, if the trainer waits; else nothing."""
     under_way = _awaited(run)
     if not under_way:
         return ""

@@ -94,9 +94,9 @@ class TaskStatus:
     rates: Rates | None = None
     offline: bool = False  # filled by insertions alone
     checkpoint: int = 0  # the last step that a checkpoint covers, 0 before the first
-    is_retired: bool = False  # no batch takes groups of it any more
+    is_retired: bool = False  # no batch takes its groups
     reward: float | None = None  # mean of its samples in the last step that was trained
-    response_tokens: float | None = None  # likewise: those that were trained
+    response_tokens: float | None = None  # mean of its trained samples in that step
     evaluation: EvaluationState | None = None  # of an evaluation, once there was one
 
     @property

@@ -114,7 +114,7 @@ class SingleTurn:
         check_length(rollout)
         segment = rollout.previous.segments[-1] if rollout.previous.segments else None
         if segment is not None and not np.array_equal(segment.prompt_ids, rollout.prompt_ids):
-            raise ValueError("the sample cannot be continued: another agent loop, or another prompt, began it")
+            raise ValueError("the sample cannot be continued: a different agent loop or prompt started it")
         prefix = None if segment is None else segment.response_ids
         reason = spent(prefix, sampling.max_tokens, sampling.end_ids(rollout.tokenizer.eos_ids))
         if reason is None:

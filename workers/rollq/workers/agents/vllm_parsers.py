@@ -24,7 +24,7 @@ HERMES: Final = "hermes"
 NOISY: Final = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
 """Loggers that print a traceback for every call that a model gets wrong."""
 UNBOUNDED: Final = {"dots": "takes hours for a call followed by a few thousand spaces"}
-"""Parsers that a model could keep busy without end, and why."""
+"""Parsers that a model could keep busy indefinitely, and why."""
 TOOL: Final[Message] = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
 """A tool for trying a parser."""
 MARKS: Final = ("tool", "<|python_tag|>")
@@ -142,7 +142,7 @@ def _cached(backend: Any) -> Any:
 
 
 def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[Message]) -> tuple[Any, Any, Any]:
-    """Thoughts, content and calls that a parser of vLLM finds."""
+    """Thoughts, content and calls found by vLLM's parser."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     request = ChatCompletionRequest(messages=[], model="", tools=[dict(tool) for tool in tools] or None)
@@ -153,14 +153,14 @@ def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[
 
 
 def _parser(format: VllmFormat, calls_none: bool, *, has_thoughts: bool) -> Any:
-    """The parser for what is left of a text whose thoughts were found, or not; None if nothing is left to parse."""
+    """The parser for the rest of a text, with or without thoughts found; None if nothing is left to parse."""
     if has_thoughts:
         return None if calls_none else format.tools_alone
     return format.thoughts_alone if calls_none else format.both
 
 
 def _parsed_calls(calls: Sequence[Any], text: str) -> list[ToolCall | Malformed]:
-    """The calls that vLLM found in `text`; one whose id is not in it gets an id that depends on the text alone."""
+    """The calls that vLLM found in `text`; a call whose id is not in it gets an id that depends only on the text."""
     return [
         parse_arguments(call.name, call.arguments or "{}", call.id if _is_in(call.id, text) else call_id(text, index))
         for index, call in enumerate(calls)
@@ -190,7 +190,7 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
 
 
 def _is_in(id: str | None, text: str) -> bool:
-    """Whether the model wrote the id of a call; otherwise vLLM has made up a new one."""
+    """Whether the model wrote the id of a call; otherwise vLLM made it up."""
     return bool(id) and str(id) in text
 
 

@@ -1,4 +1,4 @@
-"""Checks of requests that can never work, and the token limit of the others. The same for every engine."""
+"""Refuses requests that can never work, and computes the token limit of the others, for every engine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -26,7 +26,7 @@ UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
 def token_limit(request: Request, context_tokens: int) -> int:
     """Most new tokens that `request` may get in a context of `context_tokens`.
 
-    Raises `ContextFull`, and `ValueError` for an empty prompt and for sampling parameters that make no distribution.
+    Raises `ContextFull`, and `ValueError` for an empty prompt or invalid sampling parameters.
     """
     if len(request.prompt_ids) == 0:
         raise ValueError("prompt_ids is empty: must have at least one token")

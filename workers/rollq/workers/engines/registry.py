@@ -1,5 +1,5 @@
-"""The engines that ship with rollq, by name. A module is imported when asked for: only `transformers` needs torch,
-only `vllm` vLLM, only `openai` and `sglang` aiohttp.
+"""The engines that ship with rollq, by name. A module is imported on demand: only `transformers` needs torch, only
+`vllm` vLLM, only `openai` and `sglang` aiohttp.
 
 A worker's settings name an engine of this table and nothing else; options are checked by the engine's own settings.
 """

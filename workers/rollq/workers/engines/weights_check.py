@@ -79,20 +79,19 @@ async def confirm(engine: Scorer, number: int, probe: Probe | None, check: Weigh
     if not check.passed:
         trainer = engine.dtype if probe is None else probe.dtype
         raise WeightsRejected(
-            f"the engine gives other logprobs with weights of version {number} than the trainer: "
-            f"{check.difference:.2g} nats apart on average, where {check.tolerance:g} are allowed "
-            f"(trainer {trainer}, engine {engine.dtype})"
+            f"weights of version {number}: the engine's logprobs differ from the trainer's by {check.difference:.2g} "
+            f"nats on average, more than {check.tolerance:g} (trainer {trainer}, engine {engine.dtype})"
         )
     if isinstance(engine, Summing) and probe is not None and probe.sums:
         wrong = wrong_tensors(probe.sums, await engine.bit_sums())
         if wrong:
             raise WeightsRejected(
-                f"the engine holds other weights of version {number} than the trainer: {few(wrong)} differ"
+                f"weights of version {number}: the engine's parameters differ from the trainer's: {few(wrong)}"
             )
     if isinstance(engine, CachingEngine):
         apart = await engine.cache_error()
         if apart > tolerance_of(engine.dtype):
             raise WeightsRejected(
-                f"the engine's cache of prompts is not of weights of version {number}: logprobs after a cached "
-                f"prompt are {apart:.2g} nats off on average"
+                f"weights of version {number}: the engine's prompt cache belongs to other weights: logprobs after a "
+                f"cached prompt are {apart:.2g} nats off on average"
             )

@@ -44,9 +44,11 @@ class SamplingSettings(PromptLength):
     repetition_penalty: float = Field(
         default=1.0, gt=0, description="factor against tokens of the prompt and of the answer so far; 1: none"
     )
-    presence_penalty: Penalty = Field(default=0.0, description="taken off the logits of tokens of the answer so far")
+    presence_penalty: Penalty = Field(
+        default=0.0, description="subtracted from the logits of tokens already in the answer"
+    )
     frequency_penalty: Penalty = Field(
-        default=0.0, description="taken off the logit of a token each time that the answer so far has it"
+        default=0.0, description="subtracted from a token's logit for each occurrence in the answer so far"
     )
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] = Field(
         default_factory=dict, description="token ids in quotes, and what is added to their logits"
@@ -64,7 +66,7 @@ class SamplingSettings(PromptLength):
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens = {self.min_tokens}: must not exceed max_tokens = {self.max_tokens}")
         if self.guided_json is not None and self.guided_regex is not None:
-            raise ValueError("guided_json and guided_regex: only one can guide a sample, leave the other out")
+            raise ValueError("guided_json and guided_regex: only one can guide a sample; leave the other out")
         return self
 
     def sampling(self, seed: int | None) -> Sampling:
@@ -88,12 +90,12 @@ class JudgeSettings(Settings):
     isolate_judge: Literal[False, True, "sealed"] = Field(
         default=False,
         description="run a custom judge in a separate process, which may hang or crash, not in a thread; sealed: in "
-        "processes for code of a model, which can only compute",
+        "a process for model-written code, which can only compute",
     )
     answer_text: str | None = Field(
         default=None,
-        description="a right sample's text, with {answer} in it: the first rows' own answers must be accepted in it "
-        "before anything is generated; default: forms that judges often expect",
+        description="a right sample's text, with {answer} in it: before anything is generated, the judge must accept "
+        "the first rows' reference answers in this form; default: forms that judges often expect",
     )
     on_judge_error: Literal["fail", "zero"] = Field(
         default="fail",
@@ -140,20 +142,20 @@ class WorkerTask(TaskRules, RolloutSettings):
 
     group_judge: str | None = Field(
         default=None,
-        description="dotted path of a function that rewards all samples of a group together; judge, if given, is asked "
-        "before",
+        description="dotted path of a function that rewards all samples of a group together; runs after judge, if "
+        "given",
     )
     scorers: tuple[str, ...] = Field(
         default=(), description="names of [worker.pools] whose logprob of every token is added to each sample"
     )
     filters: tuple[str, ...] = Field(
         default=(),
-        description="zero_advantage drops groups whose rewards are equal, overlong leaves samples that were cut off at "
-        "max_tokens out of the loss; a dotted path names a filter written by you",
+        description="zero_advantage drops groups whose rewards are equal, overlong leaves samples that were cut off "
+        "at max_tokens out of the loss; a dotted path names a custom filter",
     )
     spread: Literal["never", "tail"] = Field(
         default="tail",
-        description="whether workers that have less to do make samples of other workers' groups (tail), or never do",
+        description="whether idle workers make samples of other workers' groups (tail), or never do",
     )
     overlong_buffer_tokens: int = Field(
         default=0,
@@ -161,7 +163,7 @@ class WorkerTask(TaskRules, RolloutSettings):
         description="last tokens before max_tokens, over which overlong_penalty grows linearly from 0",
     )
     overlong_penalty: float = Field(
-        default=1.0, ge=0, description="amount taken off the reward of a sample that reaches max_tokens"
+        default=1.0, ge=0, description="amount subtracted from the reward of a sample that reaches max_tokens"
     )
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""The meaning of a row's answer for the judges that compare with it. Pure.
+"""How judges read the answer of a row. Pure.
 
 answer       means
 a list       several accepted answers
@@ -6,7 +6,7 @@ a number     itself, with the digits that the file has
 a text       what a judge reads in it: all of it, or its last number
 the rest     itself, as JSON writes it
 
-Functions that read an answer raise `ValueError` for one that their judge cannot use, which is a mistake in the row.
+Functions that read an answer raise `ValueError` if their judge cannot use it: the row is wrong.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def equals(text: str, answer: Any) -> bool:
 
 
 def equals_as_number(text: str, answer: Any) -> bool:
-    """As `equals`, but answers that are texts of numbers are compared by their value, too."""
+    """As `equals`, but answers that are numbers as text are compared by value too."""
     number = only_number(text)
     for right in accepted(answer):
         expected = only_number(right) if isinstance(right, str) else None
@@ -105,11 +105,9 @@ def _last_number_of(answer: Any) -> Number:
         return number_of(answer)
     number = last_number(answer) if isinstance(answer, str) else None
     if number is None:
-        raise ValueError(f"the answer {answer!r:.{SHOWN}} holds no number")
+        raise ValueError(f"the answer {answer!r:.{SHOWN}} has no number")
     if is_ambiguous(answer):
-        raise ValueError(
-            f"the answer {answer!r:.{SHOWN}} can be read as several numbers; write 1234.5, or 1,234.5 if need be"
-        )
+        raise ValueError(f"the answer {answer!r:.{SHOWN}} is ambiguous as a number; write 1234.5 or 1,234.5")
     return number
 
 

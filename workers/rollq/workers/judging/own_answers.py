@@ -1,8 +1,8 @@
-"""Checks that a judge accepts the answers of the rows that it judges. Judges the first rows before any generation.
+"""Checks that a judge accepts the reference answers of its rows. Judges the first rows before any generation.
 
-A row's answer is written as a text in each form that judges expect, until a form is accepted. A judge that raises on
-all forms would raise on a right sample too, and a row whose forms a built-in judge all rejects is unusable. Other
-judges may expect another form: if `answer_text` names it, they must accept it.
+A row's answer is tried as a text in each form that judges expect, until one is accepted. A judge that raises on all
+forms would raise on a right sample too. If a built-in judge rejects all forms, the row is unusable. Other judges may
+expect a different form: if `answer_text` names it, they must accept it.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ AsSample = Callable[[str], Sample]
 """Makes a sample of a text, as an engine might have made it for the prompt."""
 
 FIRST_ROWS: Final = 4
-"""Rows of a task that each worker looks at."""
+"""Rows of a task that each worker checks."""
 LOOK_S: Final = 10.0
-"""Longest time that the judge of a row may take beforehand."""
+"""Longest time for judging a row in this check."""
 FORMS: Final = (
     PLACEHOLDER,
     rf"\boxed{{{PLACEHOLDER}}}",
@@ -45,11 +45,11 @@ SHOWN: Final = 80
 COMPARING: Final = frozenset({"exact_match", "last_number", "math"})
 """Built-in judges that compare a text with the answer, in a form that is known."""
 UNCHECKED: Final = frozenset({"environment", "http", NONE, "regex", "weighted"})
-"""Built-in judges that ask others, or expect a form that only the task knows."""
+"""Built-in judges that call others, or expect a form that only the task knows."""
 
 
 class Judged(NamedTuple):
-    """The text in which a row's own answer was judged, its verdict, and a wrong text's verdict if it was needed."""
+    """The text of a row's reference answer, its verdict, and a wrong text's verdict if needed."""
 
     text: str
     verdict: Verdict
@@ -57,7 +57,7 @@ class Judged(NamedTuple):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the right text is worth something, or more than the wrong one."""
+        """Whether the right text earns a reward, or a higher one than the wrong text."""
         reward = self.verdict.reward
         if reward is None:
             return False
@@ -65,7 +65,7 @@ class Judged(NamedTuple):
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the judge blocked the worker until a signal ended it: other forms would do the same."""
+        """Whether the judge blocked the worker until a signal ended it: other forms would block it too."""
         return _was_interrupted(self.verdict) or (self.wrong is not None and _was_interrupted(self.wrong))
 
 
@@ -85,7 +85,7 @@ def text_of(answer: Any) -> str | None:
 def sample_of(
     text: str, *, prompt_ids: Int32Array, encode: Callable[[str], list[int]], sampling: Mapping[str, Any]
 ) -> Sample:
-    """A sample of a prompt with a text that no engine has made."""
+    """A sample of a prompt with a text that did not come from an engine."""
     ids = np.array(encode(text), np.int32)
     segment = Segment(
         prompt_ids=prompt_ids,
@@ -147,7 +147,7 @@ class OwnAnswers:
                     return await self._look(prompt, as_sample)
             except TimeoutError:
                 self._left = 0
-                log.info("judge %s is slow, so the first rows are not judged beforehand", self._judge.name)
+                log.info("judge %s is slow, so the first rows are not checked", self._judge.name)
                 return ""
 
     async def _look(self, prompt: Prompt, as_sample: AsSample) -> str:
@@ -168,15 +168,15 @@ class OwnAnswers:
 
     def _doubt(self, judged: Judged) -> None:
         self.doubt = (
-            f"judge {self._judge.name!r} gives the own answers of the first rows no better reward than a wrong text, "
-            f"such as {judged.text!r:.{SHOWN}}: check it with `rollq try`, and set answer_text to the form that it "
-            "expects"
+            f"judge {self._judge.name!r} gives the reference answers of the first rows no better reward than a wrong "
+            f"text, such as {judged.text!r:.{SHOWN}}: check it with `rollq try`, and set answer_text to the form that "
+            "it expects"
         )
         log.warning("%s", self.doubt)
 
 
 def described(name: str, judged: Judged) -> str:
-    """Why a row cannot be used whose judge does not accept its own answer."""
+    """Why a row is unusable: its judge does not accept its reference answer."""
     if judged.verdict.error:
         return (
             f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}: fix "

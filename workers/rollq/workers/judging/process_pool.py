@@ -204,7 +204,7 @@ def _read(answer: bytes) -> Answer:
             return reward
         failure = _error(result)
     except (ValueError, TypeError, KeyError) as error:
-        raise JudgeFailed("its process wrote something else than an answer") from error
+        raise JudgeFailed("its process wrote something other than an answer") from error
     raise failure
 
 

@@ -1,7 +1,7 @@
 """The tools of an MCP server in one worker: what it lists at the start, and a session for each sample.
 
-Invariant: a sample keeps the session that it got at its start. If that is lost, the sample fails; later samples get
-another one, and a command that has ended is started again.
+Invariant: a sample keeps the session that it got at its start. If that is lost, the sample fails; later samples get a
+new one, and a command that has ended is restarted.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ class McpServer:
         return connection
 
     async def _check(self, connection: "Connection") -> None:
-        """Raise `SampleFailed` if the server has other tools than at the start of this worker."""
+        """Raise `SampleFailed` if the server's tools have changed since this worker started."""
         try:
             found = ToolList.of(await connection.list_tools(self.settings.start_timeout_s), self.settings.only)
             changes = self.listed.changes(found)

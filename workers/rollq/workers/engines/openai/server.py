@@ -29,7 +29,7 @@ ASSUMED_DTYPE = "bfloat16"
 
 
 class WrongWeights(TransientError):
-    """A server gives other logprobs than its weights should."""
+    """A server's logprobs do not match its weights."""
 
 
 class ServerState(StrEnum):

@@ -174,7 +174,7 @@ class Servers(ServerPool[Server]):
         await self.send(ask_one, session)
 
     def choose(self, session: str | None, failed: Server | None) -> Server:
-        """The server of this session, else the least loaded; another one than `failed` if possible."""
+        """The server of this session, else the least loaded one; not `failed`, if possible."""
         allowed = self.serving or list(self.servers)
         allowed = [server for server in allowed if server is not failed] or allowed
         chosen = None if session is None else self._sessions.get(session)

@@ -37,7 +37,7 @@ class LoadExtension:
         return str(self.model_config.quantization or self.model_config.dtype).removeprefix("torch.")
 
     def rollq_max_sequences(self) -> int:
-        """How many sequences the server runs at a time."""
+        """How many sequences the server runs concurrently."""
         return int(self.scheduler_config.max_num_seqs)
 
     def rollq_check(self, folder: str) -> None:
@@ -47,14 +47,14 @@ class LoadExtension:
     def rollq_bit_sums(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
         """The sums of this rank's parameters, by the names that transformers has for them; see `BitSums`.
 
-        The order of values does not count, so experts that are packed for a kernel keep their sums. Other parameters
-        that vLLM fuses have other names.
+        The order of values does not matter, so experts packed for a kernel keep their sums. Other parameters that vLLM
+        fuses have different names.
         """
         held = bit_sums(self.get_model(), COMPARABLE)
         return {_in_transformers(name): (summed.shape, summed.sums) for name, summed in held.items()}
 
     def rollq_load(self, folder: str, copies: Mapping[str, str]) -> None:
-        """Load all tensors of `folder`, and those named by the keys of `copies` once more, under the values.
+        """Load all tensors of `folder`, and those named by the keys of `copies` a second time, under the values.
 
         vLLM loads a tied head only under a separate name. Without it, a kernel that packs its weights (on the CPU)
         silently keeps the old ones. Models that have no separate head take none.
@@ -91,7 +91,7 @@ class LoadExtension:
         self.rollq_load(folder, copies)
 
     def rollq_receive(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
-        """Join the trainer in a new process group, and load the weights that it sends by vLLM's weight transfer."""
+        """Join the trainer in a new process group, and load the weights that it sends with vLLM's weight transfer."""
         self.init_weight_transfer_engine(init_info)
         try:
             if getattr(getattr(self.weight_transfer_engine, "model_update_group", None), "disabled", False):
@@ -110,7 +110,7 @@ def _in_transformers(name: str) -> str:
 
 
 def _pack_experts_anew(model: Any) -> None:
-    """Have vLLM pack the weights of experts for the CPU whenever they are loaded; it does so only for a new kernel."""
+    """Make vLLM pack the weights of experts for the CPU on every load; by itself it does so only for a new kernel."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
