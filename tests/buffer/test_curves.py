@@ -117,7 +117,7 @@ def test_a_report_without_a_step_has_no_row(world: World, step: Any) -> None:
 
 @pytest.mark.parametrize(
     ("report", "problem"),
-    [({"step": 1, "x": object()}, "only what JSON has"), ({"step": 1, "x": "x" * (1 << 20)}, "is too large")],
+    [({"step": 1, "x": object()}, "must be valid JSON"), ({"step": 1, "x": "x" * (1 << 20)}, "is too large")],
 )
 def test_a_report_that_is_not_json_or_huge_is_refused(world: World, report: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):

@@ -390,7 +390,7 @@ def test_an_archive_is_served_without_a_server(fresh_server: EmbeddedServer, tmp
         _, group = ask(f"{address}/api/groups/math/7")
         assert group["samples"][1]["text"] == "answer 7"
         assert group["status"] == "archived"
-        assert "nothing that a trainer wrote" in group["annotations"]
+        assert "no trainer's values" in group["annotations"]
         assert ask(f"{address}/api/groups/math/5000")[0] == 404
         assert ask(f"{address}/api/groups", status="running")[0] == 400
         assert ask(f"{address}/api/status")[0] == 404

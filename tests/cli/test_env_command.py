@@ -167,7 +167,7 @@ def test_a_check_of_rows_that_take_for_ever_says_how_far_it_is_and_ends(
         (("check", CHAIN_SUM, "-o", "max_termz=3"), "env_options.max_termz: unknown key; did you mean 'max_terms'?"),
         (("check", CHAIN_SUM, "-o", "rows=3"), "--option rows: use --rows"),
         (("check", CHAIN_SUM, "-o", "max_terms"), "--option 'max_terms': write KEY=VALUE"),
-        (("list", "gym"), "there is no kind 'gym'"),
+        (("list", "gym"), "unknown kind 'gym'"),
     ],
 )
 def test_wrong_arguments_are_one_clear_error(arguments: tuple[str, ...], words: str) -> None:

@@ -138,7 +138,7 @@ def test_a_changed_file_makes_other_rows(folder: Path, changed: str, task: str) 
     ("name", "words"),
     [
         ("own_games.Gues", "own_games.py has no 'Gues'; did you mean 'Guess'?"),
-        ("own_games.deep.Guess", "there is no module own_games.deep in "),
+        ("own_games.deep.Guess", "no module own_games.deep in "),
     ],
 )
 def test_a_class_that_is_not_in_the_code_beside_the_file_is_refused(folder: Path, name: str, words: str) -> None:

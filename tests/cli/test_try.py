@@ -173,4 +173,4 @@ def test_programs_elsewhere_cannot_be_tried(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("ROLLQ_GATEWAY_KEY", "key")
     result = tried(tmp_path, "--sample", more='agent_loop = "outside"')
     assert result.exit_code == 2
-    assert "programs elsewhere would ask a worker for its samples; leave out --sample" in result.output
+    assert "its samples come from programs that connect to a worker; leave out --sample" in result.output

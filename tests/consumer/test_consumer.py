@@ -512,7 +512,7 @@ def test_a_replay_is_announced_and_other_weights_are_noticed_once(
         consumer.commit(next(consumer))
         batch = next(consumer)
         consumer.publish({"w": torch.full((1,), 2.0)}, step=2)
-        assert "were published as version" not in caplog.text, "these are the weights that were recorded"
+        assert "published earlier as version" not in caplog.text, "these are the weights that were recorded"
         consumer.commit(batch)
         consumer.commit(next(consumer))
     caplog.clear()

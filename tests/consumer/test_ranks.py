@@ -131,7 +131,7 @@ def test_ranks_with_other_settings_or_another_checkpoint_are_refused(
     check_same(Told({"steps": 4, "seed": 1}), {"steps": 4, "seed": 1})
     with pytest.raises(ConfigError, match=r"^rank 1 has \[trainer\] steps = 5, but rank 0 has 4: start all ranks with"):
         check_same(Told({"steps": 4}), {"steps": 5})
-    with pytest.raises(ConfigError, match=r"output = '.*': rank 1 finds another newest checkpoint .* share this"):
+    with pytest.raises(ConfigError, match=r"output = '.*': rank 1 finds a different newest checkpoint .* share this"):
         start_learner(settings("out"), 0, Told([7, "lineage"]))
 
 

@@ -183,7 +183,7 @@ def test_an_environment_that_cannot_be_trained_is_refused() -> None:
         (
             "rollq_sums",
             {"config": {"id": "user_sim"}},
-            r"would play 2 seats \(assistant, user\), and a sample trains one",
+            r"would play 2 seats \(assistant, user\), but a sample trains one",
         ),
         ("rollq_sums", {"config": {"taskset": {"task": {"tool": True}}}}, "tool"),
         ("rollq_sums", {"harness": "nul"}, "harness 'nul' not found .* null"),

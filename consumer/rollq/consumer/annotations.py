@@ -1,7 +1,7 @@
 """Values that a trainer adds to the archive, one for each token of a batch, in files beside it.
 
-`<run>+annotations/<incarnation>/step-<step>-<epoch>-<rank>-<call>.parquet` has a row for each sequence. A thread
-writes it. Training never waits for it: what cannot be written is logged and left out.
+`<run>+annotations/<incarnation>/step-<step>-<epoch>-<rank>-<call>.parquet` has a row for each sequence. A thread writes
+it. Training never waits for it: values that cannot be written are logged and dropped.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 4
 """Steps whose annotations may wait to be written; annotations of further steps are dropped."""
 ROWS_PER_READ = 64
-"""Sequences that a reader of one must read: a whole file may be larger than memory has room for."""
+"""Sequences that are read to get one of them: a whole file may not fit into memory."""
 
 
 class _Annotation(NamedTuple):
@@ -38,7 +38,7 @@ class Annotator:
     """Writes the annotations of one rank of a trainer to the archive at `url`."""
 
     def __init__(self, url: str, run: str, incarnation: str, epoch: int, rank: int) -> None:
-        """Raises `ConfigError` for a URL that names neither a folder that exists nor a bucket, and without pyarrow."""
+        """Raises `ConfigError` unless the URL names an existing folder or a bucket, and without pyarrow."""
         parquet()
         self._objects = open_archive(url)
         self._run, self._incarnation, self._epoch, self._rank = run, incarnation, epoch, rank
@@ -127,7 +127,7 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """A row for each sequence that `sequences` names; each value has an item per response token, None if not trained.
 
-    Raises `ValueError` when a sequence has another number of values than of loss tokens.
+    Raises `ValueError` if a sequence does not have one value per loss token.
     """
     first_sample = np.flatnonzero(np.diff(batch.sample_groups, prepend=-1))
     rows = []

@@ -89,7 +89,7 @@ def test_when_all_have_shown_tokens_another_is_refused_and_logged_once(caplog: p
     assert len(caplog.records) == 1
     door.clock.now_s += 61
     door.connections.admit("10.0.0.9")
-    assert "refused since the last such line: 50;" in caplog.records[-1].getMessage()
+    assert "refused since the last such message: 50;" in caplog.records[-1].getMessage()
 
 
 def test_closing_for_room_is_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:

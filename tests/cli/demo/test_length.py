@@ -46,7 +46,7 @@ def test_the_gain_is_that_of_the_mean_over_tasks() -> None:
 
 def test_a_run_whose_model_answers_as_before_fails_and_says_where_to_look(tmp_path: Path) -> None:
     folder = DemoFolder(tmp_path)
-    with pytest.raises(NothingLearned, match=r"changed by \+0\.010.*logs, or try another --seed"):
+    with pytest.raises(NothingLearned, match=r"changed by \+0\.010.*logs, or try a different --seed"):
         check_learned({"before": {"sum": 0.30}, "after": {"sum": 0.31}}, folder)
     check_learned({"before": {"sum": 0.30}, "after": {"sum": 0.50}}, folder)
 

@@ -507,7 +507,7 @@ def test_ten_thousand_archived_groups_are_browsed_without_a_server(
         page.get_by_role("row", name="archived").first.click()
         page.locator(".tokens span").first.click()
         assert (inspected(page)["version"], inspected(page)["loss mask"]) == ("0", "counted")
-        expect(page.locator("#annotations")).to_contain_text("nothing that a trainer wrote")
+        expect(page.locator("#annotations")).to_contain_text("no trainer's values")
         assert page.get_by_role("button", name="Drop").count() == 0
         page.get_by_role("link", name="Rollouts").click()
         rows = page.get_by_role("table", name="Groups").locator("tbody tr")

@@ -1,10 +1,10 @@
-"""How full a buffer is: of the memory of its servers, and of what its groups may take."""
+"""How full a buffer is, compared with its servers' memory and with the limit for its groups."""
 
 import math
 from typing import NamedTuple
 
 FULL = 0.8
-"""Share from which producers admit nothing new: the rest is for results that are on their way."""
+"""Share above which producers admit nothing new: the rest is for results on the way."""
 
 
 class Fullness(NamedTuple):
@@ -29,7 +29,7 @@ class Fullness(NamedTuple):
 
     @classmethod
     def of_groups(cls, expected_bytes: float, mean_bytes: float, limit_bytes: int, limit: str) -> "Fullness":
-        """The fullness by groups of `mean_bytes` each (0: not known) that take `expected_bytes` once all have come."""
+        """The fullness from groups of `mean_bytes` each (0: unknown) that will take `expected_bytes` in all."""
         room = max(0.0, FULL * limit_bytes - expected_bytes) / mean_bytes if mean_bytes else math.inf
         return cls(expected_bytes / limit_bytes, limit, room, round(expected_bytes), limit_bytes)
 
@@ -42,4 +42,4 @@ class Fullness(NamedTuple):
         """For messages."""
         if self.limit == "maxmemory":
             return f"the server's memory is full to {self.share:.0%} of maxmemory"
-        return f"groups take {self.share:.0%} of {self.limit}, with those that are on their way"
+        return f"groups take {self.share:.0%} of {self.limit}, with groups on the way"

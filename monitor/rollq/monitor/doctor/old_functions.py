@@ -27,7 +27,7 @@ def delete_unused(servers: Servers) -> list[str]:
                 try:
                     client.function_delete(name)
                 except driver.ResponseError as error:
-                    if "Library not found" not in reply_text(error):  # another doctor was quicker
+                    if "Library not found" not in reply_text(error):  # another doctor deleted it first
                         raise
                 deleted.add(name)
 

@@ -1,9 +1,9 @@
 """Filters: whether a finished group is worth training.
 
-A filter is a function of (prompt, samples), sync or async, that returns True to keep the group. Filters see groups all
-of whose samples have ended, enough of them completed, with the rewards that the judge gave, before a length penalty.
-Invariant: a filter that raises, takes too long or returns no bool fails the group with the reason kept; it neither
-drops nor keeps one by accident.
+A filter is a function of (prompt, samples), sync or async, that returns True to keep the group. Filters see groups
+whose samples have all ended, with enough of them completed, and the judge's rewards before a length penalty. Invariant:
+a filter that raises, takes too long or returns no bool fails the group and keeps the reason; it never drops or keeps a
+group by accident.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ class Filter:
 
 
 def as_judged(sample: Sample) -> Sample:
-    """The sample with the reward that the judge gave it."""
+    """The sample with the judge's reward."""
     judged = judged_reward(sample)
     return sample if judged == sample.reward else replace(sample, reward=judged)
 
@@ -85,7 +85,8 @@ async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Samp
 
 
 def is_finished(samples: Sequence[Sample], min_valid: int) -> bool:
-    """Whether all samples have ended and at least `min_valid` of them completed: what would be filed as completed."""
+    """Whether all samples have ended and at least `min_valid` of them completed, so that the group counts as
+    completed."""
     return have_ended(samples) and is_enough(samples, min_valid)
 
 

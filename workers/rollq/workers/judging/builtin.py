@@ -1,4 +1,4 @@
-"""The built-in judges that judge by themselves; `weighted`, which combines others, is in `judges`."""
+"""The built-in judges, except `weighted`, which combines others and is in `judges`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ def last_number(prompt: Prompt, sample: Sample) -> float:
 def environment(prompt: Prompt, sample: Sample) -> float:
     """The sum of the rewards that an environment gave in its steps.
 
-    Raises `ValueError` if it gave none, because the sample needs another judge, and for a sum of a custom loop that is
-    not a finite number.
+    Raises `ValueError` if it gave none, because the sample needs a different judge, and if a custom loop's sum is not a
+    finite number.
     """
     if (reward := sample.extra.get("environment_reward")) is None:
         raise ValueError("the sample has no rewards of an environment; use another judge")
