@@ -193,7 +193,7 @@ def test_steps_that_a_trainer_went_back_before_are_not_continued(
     for file in folder.rglob("step-00000001-*"):
         file.unlink()
     RecordedRun(Archive(str(folder)))
-    assert "begins with step 2: it is trained from the initial weights" in caplog.text
+    assert "starts with step 2: it is trained from the initial weights" in caplog.text
 
 
 def test_a_bad_batch_has_no_replacement(recorded: list[Batch], folder: Path) -> None:

@@ -42,6 +42,6 @@ def test_what_it_writes_trains_as_it_is(tmp_path: Path) -> None:
 def test_what_exists_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     result = CliRunner().invoke(main, ["init", str(tmp_path)])
-    assert (result.exit_code, f"{name} in {str(tmp_path)!r}: it exists already" in result.output) == (2, True)
+    assert (result.exit_code, f"{str(tmp_path)!r} already has {name}" in result.output) == (2, True)
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "mine"

@@ -105,10 +105,10 @@ def test_a_question_says_what_will_change() -> None:
     assert change.title == "Pause task math?"
     assert change.is_possible
     assert change.text.startswith("run -> pause. Nothing new is admitted or leased: 4 pending groups wait. 13 running")
-    assert "17 groups on their way" in change_of(RUN, Order.DRAIN, "task", "math").text
+    assert "17 groups on the way" in change_of(RUN, Order.DRAIN, "task", "math").text
     assert change_of(RUN, Order.RUN, "task", "code").text.startswith("done -> run. ")
     assert "The 3 groups that it holds" in change_of(RUN, Order.PAUSE, "worker", "b").text
-    assert "stops when the 5 groups" in change_of(RUN, Order.DRAIN, "worker", "a").text
+    assert "stops once the 5 groups" in change_of(RUN, Order.DRAIN, "worker", "a").text
     assert "It is dead" in change_of(RUN, Order.RUN, "worker", "c").text
 
 

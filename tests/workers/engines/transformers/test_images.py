@@ -119,5 +119,5 @@ def test_engines_without_images_refuse_them(tmp_path: Path) -> None:
             await host.close()
 
     asyncio.run(run())
-    with pytest.raises(ConfigError, match=r"prompts have images, and '.*text' has no processor_config.json"):
+    with pytest.raises(ConfigError, match=r"prompts have images, but '.*text' has no processor_config.json"):
         _ = HfTokenizer(text_only).images
