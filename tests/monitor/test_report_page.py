@@ -50,7 +50,7 @@ def test_each_table_answers_its_heading() -> None:
         "Did the model learn?", "Held-out reward|before|after|change", "sums|0.250|0.500|+0.250",
         "all tasks, mean|0.500|0.750|+0.250",
         "How old were the trained tokens?", "0 (the newest)|25.0%", "1|75.0%",
-        "Who waited for whom?", "waited for its batch|0.10 s|25%", "trained it|0.30 s|75%", "by 25% at most",
+        "Who waited for whom?", "waited for its batch|0.10 s|25%", "trained it|0.30 s|75%", "by at most 25%",
         "Where did the groups go?", "trained; kept until the next checkpoint covers their step|2,010",
         "trained, and covered by a checkpoint|7", "still in the buffer when the run ended|7", "too old to be trained|1",
         "all|2,025", "none was lost",

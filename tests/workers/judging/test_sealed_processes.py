@@ -47,7 +47,7 @@ ATTACKS: Final = {
     "import ctypes; ctypes.string_at(0)": "its process died of SIGSEGV",
     "import os; os._exit(3)": "its process ended with exit code 3",
     "raise SystemExit": "SystemExit",
-    "import os\nfor one in range(64):\n    try: os.write(one, b'[1]')\n    except OSError: pass": "something other than",
+    "import os\nfor one in range(64):\n    try: os.write(one, b'[1]')\n    except OSError: pass": "other than",
 }
 """Code, and what the sample fails with."""
 
