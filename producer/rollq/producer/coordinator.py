@@ -42,7 +42,7 @@ OF_A_BATCH = (EventKind.ADMIT, EventKind.BATCH, EventKind.PUT)
 CUT_OFF_S = 5.0
 """How long workers may take to finish their part of a batch; later results do not belong to it."""
 CUT_OFF_PAUSE_S = 0.1
-"""How often it looks at most: each look is at every group of the batch."""
+"""Shortest pause between two checks: each looks at every group of the batch."""
 PIPELINE_S = 600.0
 """How long a process may take to finalize a batch before another process may do it."""
 
@@ -187,7 +187,8 @@ class BatchCoordinator:
     def _wait(
         self, task: str, state: BatchState, timeout_s: float, min_wait_num: int | None
     ) -> tuple[BatchState, bool]:
-        """Wait until the batch is complete, over, or enough of it is finished; returns its state, and whether it is."""
+        """Wait until the batch is complete, over, or finished enough; returns its state, and whether enough is
+        finished."""
         enough = False
         with self._buffer.events(*OF_A_BATCH, task=task) as events:
             waiter = Waiter(events, timeout_s=timeout_s, explain=lambda: _progress(state))
@@ -203,7 +204,7 @@ class BatchCoordinator:
         return state, enough
 
     def _cut_off(self, task: str, state: BatchState) -> BatchState:
-        """Have workers end what they have of a batch, and wait until they have; returns its state."""
+        """Make workers end their part of a batch, and wait for them; returns its state."""
         if state.complete or state.state != "running":
             return state
         with self._buffer.events(*OF_A_BATCH, task=task) as events:
@@ -214,7 +215,7 @@ class BatchCoordinator:
         return self._buffer.batch_by_handle(task, state.handle)
 
     def _least_to_wait_for(self, size: int, min_wait_num: int | None) -> tuple[int, float]:
-        """How many finished groups are enough, and for how many seconds the others are then still waited for."""
+        """How many finished groups are enough, and how many seconds to wait for the others after that."""
         if min_wait_num is not None:
             return max(min_wait_num, 1), 0.0
         return max(self._over_rollout.enough(size), 1), self._over_rollout.grace_s

@@ -34,8 +34,8 @@ _STEP = re.compile(r"step-\d+")
 
 
 class Checkpoint(NamedTuple):
-    """`folder` holds the weights after train step `step`. `lineage` is their `Consumer`'s, and `initial` the
-    digest of the weights that training began with; None if unknown."""
+    """`folder` holds the weights after train step `step`. `lineage` is their `Consumer`'s, and `initial` the digest of
+    the weights that training started from; None if unknown."""
 
     step: int
     folder: Path
@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 def newest_checkpoint(output: Path) -> Checkpoint | None:
     """Find the checkpoint of the highest step in a trainer's output folder; None without any.
 
-    Raises `ConfigError` for one whose `STATE_FILE` says no step.
+    Raises `ConfigError` if its `STATE_FILE` does not give a step.
     """
     return max(_checkpoints(output), default=None, key=lambda one: one.step)
 
@@ -74,8 +74,8 @@ def save_checkpoint(
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """
     made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
-    reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer does not know
-    lora = has_adapter(model)  # then the checkpoint has the adapter alone
+    reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer cannot use
+    lora = has_adapter(model)  # then the checkpoint has only the adapter
     moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)))
     weights = adapter_stream(model) if lora else model_stream(model)
     with moments, weights:  # which ends first
@@ -99,9 +99,9 @@ def save_checkpoint(
 
 
 def recorded_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint in `folder`, by the file that a trainer has written there; None without that file.
+    """The checkpoint in `folder`, from the file that a trainer wrote there; None without that file.
 
-    Raises `ConfigError` for a file of that name which says no step.
+    Raises `ConfigError` if that file does not give a step.
     """
     path = folder / STATE_FILE
     if not path.exists():
@@ -114,10 +114,10 @@ def recorded_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> Checkpoint:
-    """Make a checkpoint of `step` of the weights in the folder `weights`, without a state of the optimizer.
+    """Make a checkpoint of `step` from the weights in the folder `weights`, without the optimizer's state.
 
-    It gets the configuration files of `config_from`. Raises `ConfigError` for a folder without safetensors, and when
-    there is a checkpoint of that step or of a later one.
+    It gets the configuration files of `config_from`. Raises `ConfigError` if the folder has no safetensors, or if a
+    checkpoint of that step or a later one exists.
     """
     newest = newest_checkpoint(output)
     if newest is not None and newest.step >= step:
@@ -142,7 +142,8 @@ def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the optimizer's state for each parameter of `model`, or this rank's part of it.
 
-    Raises `WeightsError` if the checkpoint has parameters that the model lacks, or of other shapes, or no such state.
+    Raises `WeightsError` if the checkpoint has no such state, or has parameters that the model lacks or with different
+    shapes.
     """
     parameters = dict(model.named_parameters())
     path = folder / OPTIMIZER_FILE

@@ -103,7 +103,8 @@ class TaskSet:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Episodes of the first rows with a model that says "0": they earn rewards, and leave nothing."""
+        """Plays episodes of the first rows with a model that answers "0": they must earn rewards, and leave nothing
+        behind."""
         require_verifiers(self.options.python)
         yield from findings(self._written("--try", rows=[dict(row) for row in rows[:TRIED]]))
         if not version_of(self.name, self.options.python):

@@ -1,4 +1,4 @@
-"""Server-sent events: the latest reading, once a second to each page that is open."""
+"""Server-sent events: the latest reading, once a second to each open page."""
 
 import asyncio
 import logging
@@ -18,13 +18,14 @@ HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-stor
 
 
 class Events:
-    """An ASGI app whose answer never ends. All watchers share a reading; nothing is kept for one who does not read.
+    """An ASGI app whose answer never ends. All watchers share a reading; nothing is queued for a watcher that does not
+    read.
 
-    A watcher that is slow misses readings, and is dropped when one event takes `slow_s`.
+    A slow watcher misses readings, and is dropped when one event takes `slow_s`.
     """
 
     def __init__(self, read: Callable[[], bytes], *, slow_s: float = SLOW_S) -> None:
-        """`read` returns the latest event, and is called in a thread, once for all who wait for it."""
+        """`read` returns the latest event. It is called in a thread, once for all waiting watchers."""
         self._read, self._slow_s = read, slow_s
         self._stop = asyncio.Event()
         self._reading: asyncio.Task[bytes] | None = None

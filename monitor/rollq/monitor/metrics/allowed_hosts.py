@@ -1,4 +1,4 @@
-"""The names of the host that a server answers to, so that a page elsewhere whose name was pointed here gets nothing."""
+"""The host names that a server answers to, so that a foreign page whose name was pointed here gets nothing."""
 
 import ipaddress
 import re
@@ -16,11 +16,11 @@ NAME: Final = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 
 
 class KnownHosts:
-    """An app that answers requests for its own names: of loopback, those that were allowed, and the very address at
-    which a request arrived."""
+    """An app that answers requests only for its own names: loopback, the allowed ones, and the address at which a
+    request arrived."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
-        """Raises `ConfigError` for one of `allowed` that is not a name or an address."""
+        """Raises `ConfigError` if one of `allowed` is not a name or an address."""
         self._app, self._allowed = app, frozenset(map(_checked, allowed))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,8 @@
 """Loads weights into an SGLang server over HTTP, by SGLang's routes.
 
 Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. While it loads,
-it has another name, which it keeps if the load fails: SGLang may then hold a mixture. A restarted server has SGLang's
-default name.
+it has a different name, and keeps that if the load fails: SGLang may then hold a mixture. A restarted server has
+SGLang's default name.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None
 
 
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
-    """Make a server without requests serve `weights`. False if it did already.
+    """Make a server without requests serve `weights`. False if it already did.
 
     Raises `TransientError`, including when the server cannot load them, or `ValueError`; the server then stays paused,
-    under another name.
+    under a different name.
     """
     info = await exchange(http, "GET", f"{root_of(url)}/model_info", None)
     if isinstance(info, dict) and info.get("weight_version") == weights.name:
@@ -40,7 +40,7 @@ async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
     await _post(http, url, "pause_generation", {"mode": "abort"})
     try:
         await _post(http, url, "update_weights_from_disk", {"model_path": str(weights.folder), "flush_cache": True})
-    except ValueError as error:  # the folder may not be there yet
+    except ValueError as error:  # the folder may not exist yet
         raise TransientError(str(error)) from error
     await _post(http, url, "continue_generation", {})
     await _post(http, url, "update_weight_version", {"new_version": weights.name})

@@ -1,4 +1,4 @@
-"""Marks the processes that vLLM starts, so they end with the worker, however it ends.
+"""Marks the processes that vLLM starts, so that they end with the worker, however it ends.
 
 Invariant: a marked process lives at most seconds longer than the worker, and than the start or the engine that it was
 started for. The worker ends them when an engine is closed or cannot start, the watchdog when the worker has died.
@@ -21,7 +21,7 @@ class ProcessGuard:
     """The processes of one engine. Needs Linux; elsewhere it does nothing."""
 
     def __init__(self) -> None:
-        """Starts the watchdog, which needs 10 MB of memory. It sees no signal that is sent to the worker's group."""
+        """Starts the watchdog, which needs 10 MB of memory. Signals to the worker's group do not reach it."""
         self.mark = f"rollq-engine-{secrets.token_hex(8)}"
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._memory: set[str] = set()
@@ -37,7 +37,7 @@ class ProcessGuard:
 
     @contextmanager
     def marking(self, **environment: str) -> Iterator[None]:
-        """Mark the processes that start within the block, in any thread, and all that they start later.
+        """Mark the processes that start within the block, in any thread, and everything they start later.
 
         `environment`: variables for these processes only, unless they are set already.
         """
