@@ -14,6 +14,7 @@ from rollq.producer.columns import Columns
 from rollq.producer.prompt_order import make_order
 from rollq.producer.settings import ProducerTask
 from support.documented_commands import ROOT, blocks
+from support.no_numbers import no_numbers
 
 PAGE = ROOT / "docs" / "guide" / "prompts.md"
 BLOCKS = blocks(PAGE)
@@ -40,7 +41,9 @@ def test_the_order_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (block,) = [block for block in BLOCKS if block.mark == "file"]
     (tmp_path / block.detail).write_text(block.code)
     monkeypatch.syspath_prepend(tmp_path)
-    order = make_order(TaskSettings(prompts=Path("p"), batch_groups=1, max_tokens=100, prompt_order="orders.ShortOnly"))
+    order = make_order(
+        TaskSettings(prompts=Path("p"), batch_groups=1, max_tokens=100, prompt_order="orders.ShortOnly"), no_numbers
+    )
     assert np.array_equal(order.pass_order(3, (1, 2), 0), [0, 1, 2])
     known = PromptStats(tries=1, samples=8, pass_rate=0.5, mean_reward=0.5, mean_tokens=60.0)
     assert [order.takes(0, 0, None), order.takes(0, 0, known), order.takes(0, 0, known._replace(mean_tokens=40.0))] == [

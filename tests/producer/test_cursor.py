@@ -17,6 +17,7 @@ from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerTask
+from support.no_numbers import no_numbers
 from support.producer_run import TASK, Rows, begin, lease, make_run, producer, prompt_file, put, task_settings, train
 
 ROWS = 12
@@ -60,7 +61,7 @@ class Interleaving:
 
     def sampler(self) -> Sampler:
         stats_of = partial(self.buffer.prompt_stats, TASK)
-        return Sampler(Rows(ROWS, BAD), SEEDS, 1.0, make_order(self.task), stats_of)
+        return Sampler(Rows(ROWS, BAD), SEEDS, 1.0, make_order(self.task, no_numbers), stats_of)
 
     def look(self, who: int, n: int) -> None:
         cursor = int(self.buffer.counts(TASK).progress["cursor"])

@@ -426,6 +426,21 @@ def test_xp15_a_tasks_own_hook_ends_its_production(server_url: str, run_name: st
         assert len(lease(buffer, 99)) == 8, "what was scheduled is still made"
 
 
+def test_production_ends_after_the_last_pass(server_url: str, run_name: str, tmp_path: Path) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 5), passes=2, batch_groups=4, max_staleness=9)
+    with producer(server_url, run_name, task) as made, Buffer.connect(server_url, run_name) as buffer:
+        begin(buffer)
+        made.tick()
+        assert buffer.clock(TASK).control is Control.RUN
+        leases = lease(buffer, 99)
+        assert len(leases) == 10
+        made.tick()
+        assert buffer.clock(TASK).control is Control.DONE
+        assert buffer.clock(TASK).control_reason == "passes = 2 are over"
+        put(buffer, leases)
+        assert buffer.counts(TASK).ready == 10, "all of it can be trained"
+
+
 def test_a_hook_that_is_slow_to_say_no_does_not_wake_engines_that_were_sent_to_sleep_meanwhile(
     server_url: str, run_name: str, tmp_path: Path
 ) -> None:

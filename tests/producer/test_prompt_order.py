@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from rollq.buffer.calls.replies.prompts import PromptStats
 from rollq.buffer.errors import ConfigError
 from rollq.producer.prompt_order import Curriculum, PromptOrder, Shuffle, make_order, shuffled
+from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
-from rollq.producer.settings import ProducerTask
+from rollq.producer.settings import ByColumn, ProducerTask
+from support.no_numbers import no_numbers
 from support.producer_run import Rows, contents
 
 PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)
@@ -180,24 +182,26 @@ class Forgetful(FileOrder):
 
 def test_an_order_of_ones_own_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "my_orders", sys.modules[__name__])
-    order = make_order(task(prompt_order="my_orders.FileOrder", curriculum_low=0.4))
+    order = make_order(task(prompt_order="my_orders.FileOrder", curriculum_low=0.4), no_numbers)
     assert isinstance(order, FileOrder)
     assert order.low == 0.4
     assert contents(Sampler(Rows(5), (3,), 1.0, order).prompts_from(3, 4)) == ["3", "4", "0", "1"]
-    assert isinstance(make_order(task()), Shuffle)
-    assert isinstance(make_order(task(prompt_order="curriculum")), Curriculum)
+    assert isinstance(make_order(task(), no_numbers), Shuffle)
+    assert isinstance(make_order(task(prompt_order="curriculum"), no_numbers), Curriculum)
 
 
 def test_an_invalid_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "my_orders", sys.modules[__name__])
-    with pytest.raises(ConfigError, match="prompt order 'hardest': use curriculum, shuffle, or a dotted path"):
-        make_order(task(prompt_order="hardest"))
     with pytest.raises(
-        ConfigError, match=r'prompt_order = "my_orders.no_order": \w+ has no uses_stats, pass_order, takes; ne'
+        ConfigError, match="prompt order 'hardest': use curriculum, difficulty, file, random, shuffle, or a"
     ):
-        make_order(task(prompt_order="my_orders.no_order"))
+        make_order(task(prompt_order="hardest"), no_numbers)
+    with pytest.raises(
+        ConfigError, match=r'prompt_order = "my_orders.no_order": \w+ has no uses_stats, pass_order, takes; ex'
+    ):
+        make_order(task(prompt_order="my_orders.no_order"), no_numbers)
     with pytest.raises(ConfigError, match="needs statistics of every prompt"):
-        make_order(task(prompt_order="my_orders.WantsStats", prompt_stats=False))
+        make_order(task(prompt_order="my_orders.WantsStats", prompt_stats=False), no_numbers)
 
 
 class Refusing(FileOrder):
@@ -230,3 +234,68 @@ def test_orders_that_may_need_statistics_switch_them_on() -> None:
     assert not task().prompt_stats
     assert task(prompt_order="curriculum").prompt_stats
     assert task(prompt_order="a.b").prompt_stats
+
+
+def test_the_order_of_the_file_is_the_same_in_every_pass() -> None:
+    order = make_order(task(prompt_order="file"), no_numbers)
+    assert contents(sampler(Rows(4), order, {}).prompts_from(0, 6)) == ["0", "1", "2", "3", "0", "1"]
+
+
+def test_random_rows_may_come_again_before_all_have_come() -> None:
+    order = make_order(task(prompt_order="random"), no_numbers)
+    drawn = order.pass_order(1000, (7,), 0)
+    assert 0 <= drawn.min() < drawn.max() < 1000
+    assert 600 < len(set(drawn.tolist())) < 670  # 1 - 1 / e of the rows
+    assert np.array_equal(drawn, order.pass_order(1000, (7,), 0))
+    assert not np.array_equal(drawn, order.pass_order(1000, (7,), 1))
+    assert len(sampler(Rows(5), order, {}).prompts_from(3, 40)) == 40
+
+
+def test_shards_draw_random_rows_of_their_own() -> None:
+    order = make_order(task(prompt_order="random"), no_numbers)
+    for number in (1, 2, 3):
+        shard = Sampler(Rows(10), (3,), 1.0, order, number=number, shards=3)
+        assert {int(text) % 3 for text in contents(shard.prompts_from(0, 50))} == {number - 1}
+
+
+@pytest.mark.parametrize(("ascending", "rows"), [(True, [2, 0, 3, 1]), (False, [1, 0, 3, 2])])
+def test_rows_are_sorted_by_a_column(ascending: bool, rows: list[int]) -> None:
+    numbers = {"level": np.array([1.0, 5.0, 0.5, 1.0])}
+    order = make_order(task(prompt_order={"by": "level", "ascending": ascending}), numbers.__getitem__)
+    assert order.pass_order(4, (1,), 3).tolist() == rows
+
+
+def test_a_column_is_read_from_the_file_and_rows_without_a_number_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a", "meta": {"level": 2}}\n{"prompt": "b", "meta": {"level": 1.5}}\nno json\n')
+    chosen = ProducerTask(
+        prompts=file, batch_groups=1, answer_field="", max_bad_rows=1, prompt_order=ByColumn(by="meta.level")
+    )
+    with PromptFile(chosen) as prompts:
+        assert prompts.numbers("meta.level") == pytest.approx([2, 1.5, np.nan], nan_ok=True)
+        assert make_order(chosen, prompts.numbers).pass_order(3, (0,), 0).tolist() == [1, 0, 2]
+        with pytest.raises(ConfigError, match=r'by = "prompt" \}: .*prompts.jsonl:1: expected a number, not \'a\''):
+            prompts.numbers("prompt")
+
+
+@pytest.mark.parametrize(("pass_rate", "share"), [(0.0, 0.1), (1.0, 0.1), (0.5, 1.0), (0.1, 0.36), (0.9, 0.36)])
+def test_prompts_of_middling_difficulty_come_more_often(pass_rate: float, share: float) -> None:
+    order = make_order(task(prompt_order="difficulty"), no_numbers)
+    taken = [order.takes(row, number, tried(pass_rate)) for row in range(40) for number in range(50)]
+    assert sum(taken) / len(taken) == pytest.approx(share, abs=0.05)
+    assert order.takes(3, 0, None)
+
+
+def test_prompts_end_after_the_last_pass() -> None:
+    ending = Sampler(Rows(4, bad=frozenset({3})), (3,), 1.0, passes=2)
+    picks = ending.prompts_from(0, 100)
+    assert sorted(contents(picks)) == ["0", "0", "1", "1", "2", "2"]
+    assert ending.prompts_from(8, 1) == []
+    assert [ending.is_over(cursor) for cursor in (0, 3, picks[-2][1], picks[-1][1], 8)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert not Sampler(Rows(4), (3,), 1.0).is_over(1_000_000)

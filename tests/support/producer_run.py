@@ -30,6 +30,7 @@ from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings, ProducerTask
+from support.no_numbers import no_numbers
 
 TASK = "math"
 
@@ -86,7 +87,7 @@ def producer(
     """A producer with connections of its own."""
     with make_run(url, run, task) as buffer, PromptFile(task) as source:
         stats_of = partial(buffer.prompt_stats, TASK)
-        sampler = Sampler(source, (0,), task.max_bad_rows, make_order(task), stats_of)
+        sampler = Sampler(source, (0,), task.max_bad_rows, make_order(task, no_numbers), stats_of, passes=task.passes)
         feed = TaskFeed(
             TASK, sampler, task.max_prompt_tokens, task.min_keep_rate, should_continue, task.stop_after_failures
         )

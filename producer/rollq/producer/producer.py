@@ -232,6 +232,8 @@ class Producer:
                 target = min(target, groups_through(rules.batch_groups, rules.schedule, step))
             with self._rows.keeping(feed.task, feed.sampler.rows) as passed:
                 prompts = feed.sampler.prompts_from(cursor, min(target - index, PROMPTS_PER_CALL))
+                if not prompts:
+                    break
                 passed.append(prompts[-1][1])
             admitted = self._buffer.admit(
                 feed.task, prompts, epoch=counts.clock.epoch, cursor=cursor, target=target, step=step
@@ -252,6 +254,10 @@ class Producer:
             self._stop(feed, all_failed(counts, feed.stop_after_failures))
         elif too_little_kept(counts.outcomes, counts.kept, counts.clock.rules.keep_window, feed.min_keep_rate):
             self._stop(feed, diagnosis(feed, counts))
+        elif feed.sampler.is_over(int(counts.progress["cursor"])):
+            log.info("task %s: production has ended after %d passes", feed.task, feed.sampler.passes)
+            reason = f"passes = {feed.sampler.passes} are over"
+            self._buffer.set_control(feed.task, Control.DONE, reason, only_from=Control.RUN)
         elif feed.should_continue is not None and not self._should_continue(
             feed.task, feed.should_continue, task_state(counts)
         ):

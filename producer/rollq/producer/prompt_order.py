@@ -19,9 +19,12 @@ from rollq.buffer.common.plugins import load_plugin
 from rollq.buffer.common.splitmix import splitmix64
 from rollq.buffer.common.user_functions import PROMPT_ORDER, check_object
 from rollq.buffer.errors import ConfigError
-from rollq.producer.settings import ProducerTask
+from rollq.producer.settings import ByColumn, ProducerTask
 
 _MASK = 2**64 - 1
+NumbersOf = Callable[[str], npt.NDArray[np.float64]]
+LEAST_SHARE: Final = 0.1
+"""The share of the passes in which order `difficulty` takes the easiest and the hardest prompts."""
 RETRY_PASSES: Final = 5
 """Passes after which the curriculum tries a prompt again that it left out."""
 
@@ -47,12 +50,55 @@ class Shuffle:
     """All rows in every pass, in a different random order each time."""
 
     uses_stats: ClassVar[bool] = False
+    repeats_rows: ClassVar[bool] = False
 
     def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
         return shuffled(rows, (*seeds, number))
 
     def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
         return True
+
+
+class FileOrder(Shuffle):
+    """All rows in every pass, as they are in the file."""
+
+    def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
+        return np.arange(rows, dtype=np.int64)
+
+
+class Random(Shuffle):
+    """Rows drawn at random with replacement: a pass has as many draws as there are rows."""
+
+    repeats_rows: ClassVar[bool] = True
+
+    def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
+        return (_hashes(rows, (*seeds, number)) % np.uint64(rows)).astype(np.int64)
+
+
+class SortedRows(Shuffle):
+    """All rows in every pass, by the numbers in a column; equal ones as in the file, unreadable rows last."""
+
+    def __init__(self, numbers: npt.NDArray[np.float64], *, ascending: bool) -> None:
+        self._order = np.argsort(numbers if ascending else -numbers, kind="stable")
+
+    def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
+        return self._order
+
+
+class Difficulty(Shuffle):
+    """Like `Shuffle`, but takes a prompt the more often, the closer its pass rate is to one half.
+
+    A pass takes a prompt with probability 4 p (1 - p), the variance of its rewards over the largest one, and at least
+    `LEAST_SHARE`, because the policy changes. Prompts that were never tried are taken.
+    """
+
+    uses_stats: ClassVar[bool] = True
+
+    def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
+        if stats is None or not stats.tries:
+            return True
+        share = max(LEAST_SHARE, 4 * stats.pass_rate * (1 - stats.pass_rate))
+        return int(_hashes(1, (row, number))[0]) < share * 2**64
 
 
 class Curriculum(Shuffle):
@@ -80,12 +126,20 @@ class Curriculum(Shuffle):
 
 BUILT_IN: Final[Mapping[str, Callable[[ProducerTask], PromptOrder]]] = {
     "shuffle": lambda task: Shuffle(),
+    "file": lambda task: FileOrder(),
+    "random": lambda task: Random(),
+    "difficulty": lambda task: Difficulty(),
     "curriculum": Curriculum,
 }
 
 
-def make_order(task: ProducerTask) -> PromptOrder:
-    """Create the order that a task names: a built-in one, or a custom class by dotted path. Raises `ConfigError`."""
+def make_order(task: ProducerTask, numbers: NumbersOf) -> PromptOrder:
+    """Create the order that a task names: a built-in one, one by a column, or a custom class by dotted path.
+
+    `numbers` gives the numbers in a column of the task's prompts. Raises `ConfigError`.
+    """
+    if isinstance(task.prompt_order, ByColumn):
+        return SortedRows(numbers(task.prompt_order.by), ascending=task.prompt_order.ascending)
     order: Any = load_plugin("prompt order", task.prompt_order, BUILT_IN)(task)
     check_object(order, PROMPT_ORDER, task.prompt_order)
     if order.uses_stats and not task.prompt_stats:
@@ -96,8 +150,12 @@ def make_order(task: ProducerTask) -> PromptOrder:
 
 def shuffled(rows: int, seeds: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """A permutation of `rows` row numbers, int64 [rows], sorted by a hash of (seeds, row)."""
+    return np.argsort(_hashes(rows, seeds), kind="stable")
+
+
+def _hashes(rows: int, seeds: tuple[int, ...]) -> npt.NDArray[np.uint64]:
+    """A hash of (seeds, row) for each row, uint64 [rows]."""
     state = 0
     for seed in seeds:
         state = int(splitmix64(np.array([(state + seed) & _MASK], np.uint64))[0])
-    keys = splitmix64(np.arange(rows, dtype=np.uint64) + np.uint64(state))
-    return np.argsort(keys, kind="stable")
+    return splitmix64(np.arange(rows, dtype=np.uint64) + np.uint64(state))

@@ -11,6 +11,7 @@ Invariant: row numbers depend only on the bytes of the files, so that all produc
 same rows. The sampler's order and the statistics per prompt rely on it.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,10 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import prompt_problem
-from rollq.producer.columns import Columns
+from rollq.producer.columns import Columns, look_up
 from rollq.producer.jsonl import JsonLines
 from rollq.producer.prompt_images import ImageFiles
 from rollq.producer.settings import PromptSettings
@@ -156,6 +160,24 @@ class PromptFile:
             raise
         except ValueError as error:  # an image that cannot be read is one, too
             raise InvalidPrompt(f"{table.place(row)}: {error}") from error
+
+    def numbers(self, column: str) -> npt.NDArray[np.float64]:
+        """The numbers in a column, float64 [rows]; NaN for a row that cannot be read.
+
+        Raises `ConfigError` for a row without a number there.
+        """
+        table, values = self._opened, np.full(self.rows, np.nan)
+        for row in range(self.rows):
+            try:
+                value = look_up(table.read(row), column)
+            except ValueError:  # it is reported when it is its turn
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+                raise ConfigError(
+                    f'prompt_order = {{ by = "{column}" }}: {table.place(row)}: expected a number, not {value!r:.40}'
+                )
+            values[row] = value
+        return values
 
     @property
     def _opened(self) -> Table:

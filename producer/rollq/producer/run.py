@@ -41,7 +41,14 @@ class TaskPrompts:
         stats_of = partial(buffer.prompt_stats, self.name)
         _, number, shards = shard_of(self.name)
         sampler = Sampler(
-            self.file, (seed,), self.task.max_bad_rows, self.order, stats_of, number=number, shards=shards
+            self.file,
+            (seed,),
+            self.task.max_bad_rows,
+            self.order,
+            stats_of,
+            number=number,
+            shards=shards,
+            passes=self.task.passes,
         )
         return TaskFeed(
             self.name,
@@ -92,7 +99,7 @@ def open_prompts(
         def prompts_of(name: str, task: ProducerTask) -> TaskPrompts:
             file = open_file("task", name, task)
             with inside(f"tasks.{shard_of(name).task}"):
-                return TaskPrompts(name, task, file, make_order(task), _load_hook(task))
+                return TaskPrompts(name, task, file, make_order(task, file.numbers), _load_hook(task))
 
         yield RunPrompts(
             tuple(prompts_of(name, task) for name, task in tasks.items()),

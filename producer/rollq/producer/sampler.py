@@ -43,17 +43,20 @@ class Sampler:
         *,
         number: int = 1,
         shards: int = 1,
+        passes: int | None = None,
     ) -> None:
         """`max_bad_rows`: see `UsableRows`. `order` defaults to `Shuffle`; `stats_of` is required by an order that uses
         statistics.
 
         Of several `shards` with the same source, seeds and order, `number` (from 1) takes the rows whose number is
-        `number - 1` modulo `shards`, in the order that all rows have. There must be a row for each shard.
+        `number - 1` modulo `shards`, in the order that all rows have. There must be a row for each shard. After
+        `passes` there are none; by default, passes never end.
         """
         self._source = source
         self._shard, self._shards = number - 1, shards
         self._count = len(range(self._shard, source.rows, shards))
         self._seeds = seeds
+        self.passes = passes
         self._order = Shuffle() if order is None else order
         self._stats_of = stats_of
         self._cached: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -64,16 +67,22 @@ class Sampler:
     def prompts_from(self, cursor: int, n: int) -> list[Pick]:
         """Return the next `n` usable prompts from `cursor` that the order takes, each with the cursor after it.
 
-        A pass from which the order would take nothing takes every prompt, with a warning. Raises `InvalidPrompt` if too
-        many rows are unusable; `ConfigError` for an invalid order.
+        There are fewer at the end of the last pass. A pass from which the order would take nothing takes every prompt,
+        with a warning. Raises `InvalidPrompt` if too many rows are unusable; `ConfigError` for an invalid order.
         """
         picks: list[Pick] = []
         number, position = divmod(cursor, self._count)
-        while len(picks) < n:
+        while len(picks) < n and (self.passes is None or number < self.passes):
             picks += self._rest_of_pass(number, position, n - len(picks))
             number, position = number + 1, 0
         self._pass_log.note(cursor, [after for _, after in picks], len(self.rows.bad))
         return picks
+
+    def is_over(self, cursor: int) -> bool:
+        """Whether no prompt of the last pass follows `cursor`."""
+        if self.passes is None or cursor < (self.passes - 1) * self._count:
+            return False
+        return not self.prompts_from(cursor, 1)
 
     def _rest_of_pass(self, number: int, position: int, n: int) -> list[Pick]:
         """Up to `n` prompts of a pass, starting at a position."""
@@ -109,15 +118,21 @@ class Sampler:
 
     def _pass_order(self, number: int) -> npt.NDArray[np.int64]:
         if self._cached is None or self._cached[0] != number:
-            rows = self._source.rows
-            order = self._order.pass_order(rows, self._seeds, number)
-            if not np.array_equal(np.sort(order), np.arange(rows)):
-                raise ConfigError(
-                    f"{type(self._order).__name__}.pass_order must give each of the {rows} rows once; `takes` decides "
-                    "which of them a pass leaves out"
-                )
-            self._cached = (number, order[order % self._shards == self._shard])
+            self._cached = (number, self._rows_of_pass(number))
         return self._cached[1]
+
+    def _rows_of_pass(self, number: int) -> npt.NDArray[np.int64]:
+        if getattr(self._order, "repeats_rows", False):
+            drawn = self._order.pass_order(self._count, (*self._seeds, self._shard), number)
+            return np.asarray(drawn * self._shards + self._shard, np.int64)
+        rows = self._source.rows
+        order: npt.NDArray[np.int64] = self._order.pass_order(rows, self._seeds, number)
+        if not np.array_equal(np.sort(order), np.arange(rows)):
+            raise ConfigError(
+                f"{type(self._order).__name__}.pass_order must give each of the {rows} rows once; `takes` decides "
+                "which of them a pass leaves out"
+            )
+        return np.asarray(order[order % self._shards == self._shard], np.int64)
 
     def _stats(self, rows: Sequence[int]) -> Mapping[int, PromptStats]:
         return self._stats_of(rows) if self._order.uses_stats and self._stats_of is not None else {}

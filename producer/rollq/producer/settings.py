@@ -76,11 +76,26 @@ class PromptSettings(PromptLength):
     )
 
 
+class ByColumn(Settings):
+    """An order of prompts by the numbers in a column, the same in every pass."""
+
+    by: str = Field(min_length=1, description="column with a number for each prompt; dots lead into nested columns")
+    ascending: bool = Field(default=True, description="whether the lowest number comes first")
+
+
+ORDERS_WITH_STATISTICS = frozenset({"curriculum", "difficulty"})
+
+
 class ProducerTask(TaskRules, PromptSettings):
     """Everything that a producer needs to know about a task."""
 
-    prompt_order: str = Field(
-        default="shuffle", description="order of the prompts: shuffle, curriculum, or the dotted path of a custom order"
+    prompt_order: str | ByColumn = Field(
+        default="shuffle",
+        description="order of the prompts: shuffle, file, random, difficulty, curriculum, the dotted path of a custom "
+        'order, or by a column: { by = "level", ascending = true }',
+    )
+    passes: int | None = Field(
+        default=None, gt=0, description="passes over the prompts after which production ends; default: no limit"
     )
     curriculum_low: float = Field(default=0.1, ge=0, le=1, description="lowest pass rate that the curriculum trains")
     curriculum_high: float = Field(default=0.9, ge=0, le=1, description="highest pass rate that the curriculum trains")
@@ -97,14 +112,16 @@ class ProducerTask(TaskRules, PromptSettings):
     @model_validator(mode="before")
     @classmethod
     def _orders_need_statistics(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("prompt_order", "shuffle") != "shuffle":
-            return {"prompt_stats": True, **data}
-        return data
+        order = data.get("prompt_order") if isinstance(data, dict) else None
+        keeps = isinstance(order, str) and (order in ORDERS_WITH_STATISTICS or "." in order)
+        return {"prompt_stats": True, **data} if keeps else data
 
     @model_validator(mode="after")
     def _order_is_possible(self) -> Self:
-        if self.prompt_order == "curriculum" and not self.prompt_stats:
-            raise ValueError('prompt_order = "curriculum" relies on statistics of every prompt: leave prompt_stats out')
+        if self.prompt_order in ORDERS_WITH_STATISTICS and not self.prompt_stats:
+            raise ValueError(
+                f'prompt_order = "{self.prompt_order}" relies on statistics of every prompt: leave prompt_stats out'
+            )
         if self.curriculum_low > self.curriculum_high:
             raise ValueError(
                 f"curriculum.low = {self.curriculum_low} exceeds curriculum.high = {self.curriculum_high}: "

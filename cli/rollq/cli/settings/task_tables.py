@@ -39,7 +39,7 @@ SUBTABLES: Final[Mapping[str, tuple[str, ...]]] = {
         "resume", "shards",
     ),
     "curriculum": (
-        "prompt_order", "low", "high", "pass_reward",
+        "prompt_order", "passes", "low", "high", "pass_reward",
     ),
     "limits": (
         "max_tries", "max_deaths", "lease_s", "audit_groups", "min_valid_samples", "min_keep_rate",
