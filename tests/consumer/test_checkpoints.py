@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.consumer.settings import LoraSettings, TrainerSettings
-from rollq.consumer.trainer.checkpoints import adopt_weights, newest_checkpoint, save_checkpoint
+from rollq.consumer.trainer.checkpoints import (
+    adopt_weights,
+    export_weights,
+    load_optimizer,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from rollq.consumer.trainer.learner import start_learner
 from rollq.consumer.trainer.ranks import Ranks
 from support.tiny_qwen3 import tiny_qwen3
@@ -170,3 +177,32 @@ def test_a_checkpoint_without_the_state_of_the_optimizer_is_refused(
     (tmp_path / "checkpoints" / "step-00000001" / "optimizer.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"has no optimizer\.safetensors: .* `rollq runs recover --weights`"):
         start_learner(TrainerSettings(model=model_folder, output=tmp_path, steps=3), 0, Ranks())
+
+
+def test_a_checkpoint_without_the_optimizer_is_smaller_and_resumes_with_a_new_one(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    model = tiny_qwen3()
+    optimizer = torch.optim.AdamW(model.parameters())
+    sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    sizes = dict[bool, int]()
+    for kept in (True, False):
+        made = save_checkpoint(tmp_path / str(kept), 1, "", model, optimizer, model_folder, with_optimizer=kept)
+        sizes[kept] = sum(file.stat().st_size for file in made.folder.iterdir())
+        restored = torch.optim.AdamW(model.parameters())
+        load_optimizer(made.folder, model, restored)
+        assert bool(restored.state) is kept
+    assert sizes[False] < 0.6 * sizes[True]
+
+
+def test_exports_stay_and_are_loaded_like_any_model(tmp_path: Path, model_folder: Path) -> None:
+    model = tiny_qwen3()
+    for step in (1, 2, 3):
+        folder = export_weights(tmp_path, step, model, model_folder)
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    assert sorted(path.name for path in (tmp_path / "exports").iterdir()) == [
+        "step-00000001", "step-00000002", "step-00000003"
+    ]  # fmt: skip
+    assert newest_checkpoint(tmp_path) is None

@@ -195,6 +195,12 @@ class TrainerSettings(ClientSettings):
     keep_checkpoints: int = Field(
         default=KEPT_CHECKPOINTS, gt=0, description="how many of the newest checkpoints to keep"
     )
+    save_optimizer: bool = Field(
+        default=True, description="save the optimizer's state in checkpoints; without it, a resumed run differs"
+    )
+    export_every: int = Field(
+        default=0, ge=0, description="train steps between two exports of the weights, which are never removed; 0: never"
+    )
     evaluate_every: int = Field(default=0, ge=0, description="train steps between two evaluations; 0: never")
     evaluate_at_start: bool = Field(
         default=True, description="evaluate the initial weights too, if evaluate_every is set"

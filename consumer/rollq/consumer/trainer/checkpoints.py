@@ -22,13 +22,15 @@ from rollq.consumer.settings import KEPT_CHECKPOINTS, MAX_FILE_BYTES
 from rollq.consumer.trainer.lora import adapter_stream, has_adapter, write_adapter
 from rollq.consumer.trainer.sharding import like, reshard
 from rollq.consumer.weights.safetensors import copy_config, write_model, write_tensors
-from rollq.consumer.weights.tensor_stream import model_stream, tensor_stream
+from rollq.consumer.weights.tensor_stream import TensorStream, model_stream, tensor_stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATE_FILE = "trainer.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
+EXPORTS = "exports"
+"""The folder in a trainer's output with the weights that stay."""
 
 _STEP = re.compile(r"step-\d+")
 
@@ -66,27 +68,22 @@ def save_checkpoint(
     initial: str | None = None,
     kept: int = KEPT_CHECKPOINTS,
     max_file_bytes: int = MAX_FILE_BYTES,
+    with_optimizer: bool = True,
     rank: int = 0,
 ) -> Checkpoint:
     """Write the checkpoint of `step`, with the configuration files of `config_from`. Only the last `kept` checkpoints
-    up to this step stay.
+    up to this step stay. Without its state, a trainer that resumes from it has a new optimizer.
 
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """
     made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
     reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer cannot use
-    lora = has_adapter(model)  # then the checkpoint has only the adapter
-    moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)))
-    weights = adapter_stream(model) if lora else model_stream(model)
-    with moments, weights:  # which ends first
+    moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)) if with_optimizer else {})
+    with moments, _weights_of(model) as weights:  # which ends first
         if rank != 0:
             return made
         with atomic_folder(made.folder) as unfinished:
-            copy_config(config_from, unfinished)
-            if lora:
-                write_adapter(unfinished, model, weights)
-            else:
-                write_model(unfinished, weights, max_file_bytes=max_file_bytes)
+            _write_weights(unfinished, model, weights, config_from, max_file_bytes)
             write_tensors(unfinished / OPTIMIZER_FILE, moments)
             (unfinished / STATE_FILE).write_bytes(made.encode())
     earlier = sorted(
@@ -96,6 +93,43 @@ def save_checkpoint(
     for old in earlier[:-kept]:
         shutil.rmtree(old.folder)
     return made
+
+
+def export_weights(
+    output: Path,
+    step: int,
+    model: "PreTrainedModel",
+    config_from: Path,
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    rank: int = 0,
+) -> Path:
+    """Write the weights of `step` to a folder that `from_pretrained` loads, and that stays; returns the folder.
+
+    All ranks of a sharded model call it, and rank 0 writes.
+    """
+    folder = output / EXPORTS / step_name(step)
+    reshard(model)
+    with _weights_of(model) as weights:
+        if rank == 0:
+            with atomic_folder(folder) as unfinished:
+                _write_weights(unfinished, model, weights, config_from, max_file_bytes)
+    return folder
+
+
+def _weights_of(model: "PreTrainedModel") -> TensorStream:
+    """The weights that are trained: an adapter's alone, if the model has one."""
+    return adapter_stream(model) if has_adapter(model) else model_stream(model)
+
+
+def _write_weights(
+    folder: Path, model: "PreTrainedModel", weights: TensorStream, config_from: Path, max_file_bytes: int
+) -> None:
+    copy_config(config_from, folder)
+    if has_adapter(model):
+        write_adapter(folder, model, weights)
+    else:
+        write_model(folder, weights, max_file_bytes=max_file_bytes)
 
 
 def recorded_checkpoint(folder: Path) -> Checkpoint | None:

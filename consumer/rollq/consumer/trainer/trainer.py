@@ -29,7 +29,7 @@ from rollq.consumer.production import describe_production
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers.trackers import check_packages
 from rollq.consumer.trainer.changed_numbers import ChangedNumbers
-from rollq.consumer.trainer.checkpoints import save_checkpoint
+from rollq.consumer.trainer.checkpoints import export_weights, save_checkpoint
 from rollq.consumer.trainer.learner import Learner, start_learner
 from rollq.consumer.trainer.metrics_files import cut
 from rollq.consumer.trainer.observers import Observer, Update
@@ -225,6 +225,7 @@ class Trainer:
             line = self._describe(update, taken, seconds, weights_bytes)
             for observer in self._observers:
                 observer.on_step(line, batch)
+        self._export(batch.step)
         self._evaluate(batch.step)
         return True
 
@@ -328,6 +329,21 @@ class Trainer:
         log.error("%s; its groups are quarantined, and the step gets a new batch: %s", where, groups)
         self._consumer.release(batch, "quarantine")
 
+    def _export(self, step: int) -> None:
+        """Export the weights of a step if it is time."""
+        settings, learner = self._settings, self._learner
+        if settings.export_every and step % settings.export_every == 0:
+            with self._consumer.saving():
+                folder = export_weights(
+                    settings.output,
+                    step,
+                    learner.model,
+                    settings.model,
+                    max_file_bytes=settings.max_file_bytes,
+                    rank=self._ranks.rank,
+                )
+            log.info("step %d: exported the weights to %s", step, folder)
+
     def _checkpoint(self) -> None:
         settings, learner = self._settings, self._learner
         with self._consumer.saving():
@@ -341,6 +357,7 @@ class Trainer:
                 initial=learner.initial,
                 kept=settings.keep_checkpoints,
                 max_file_bytes=settings.max_file_bytes,
+                with_optimizer=settings.save_optimizer,
                 rank=self._ranks.rank,
             )
         self._ranks.gather(None)  # no rank may end, and be killed with the launch, before the folder is there
