@@ -188,8 +188,10 @@ class Batch:
     @property
     def draw_weights(self) -> Float32Array:
         """The factor of the advantages of each group, float32 [G], see `AdvantageSettings.draw_correction`."""
-        tasks = _task_numbers(self.group_ids)
-        return draw_weights(self.probabilities, tasks, self.advantage_settings.draw_correction)
+        correction = self.advantage_settings.draw_correction
+        if not correction:
+            return np.ones(len(self.group_ids), np.float32)
+        return draw_weights(self.probabilities, _task_numbers(self.group_ids), correction)
 
     @property
     def loss_scale(self) -> float:
@@ -335,19 +337,20 @@ class Batch:
     def _assemble(self, chosen: Sequence[int], *, padded: bool, arrays: Sequence[str]) -> "MicroBatch":
         from rollq.consumer.batches.micro_batch import assemble  # needs torch
 
+        weights = self.draw_weights
         return assemble(
             self.sequences,
             chosen,
-            [self._advantages_of(index) for index in chosen],
+            [self._advantages_of(index, weights) for index in chosen],
             self.task_counts if self.expected_counts is None else self.expected_counts,
             padded=padded,
             arrays=arrays,
             loss_scale=self.loss_scale,
         )
 
-    def _advantages_of(self, sequence: int) -> Float32Array:
+    def _advantages_of(self, sequence: int, weights: Float32Array) -> Float32Array:
         """The advantages of the tokens of a sequence, float32 [L], with the weight of its group's draw."""
-        weight: np.float32 = self.draw_weights[self.sequence_groups[sequence]]
+        weight: np.float32 = weights[self.content.sequence_groups[sequence]]
         if (per_token := self.token_advantages.get(sequence)) is not None:
             return np.asarray(per_token * weight, np.float32)
         advantage = self.advantages[self.content.sequence_samples[sequence]] * weight
