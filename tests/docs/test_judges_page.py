@@ -17,7 +17,7 @@ from aiohttp import web
 from rollq.buffer.common import exact_json
 from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.http.pools import ModelPool, PoolSettings
-from rollq.workers.judging.group_judge import make_group_judge
+from rollq.workers.judging.group_judge import GroupNotJudged, make_group_judge
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "examples" / "judges")
     yield tmp_path
-    for module in ("rewards", "grading", "steps", "ranking"):
+    for module in ("rewards", "grading", "steps", "ranking", "ruler"):
         sys.modules.pop(module, None)
 
 
@@ -127,6 +127,28 @@ def test_the_ranking_of_the_page_compares_all_pairs_whatever_their_order() -> No
 
     asyncio.run(scene())
     assert len(asked) == 24 * 12
+
+
+@pytest.mark.parametrize("scores", ["0.5, 1, 0.25", "0.5, 1", "0.5, 1, 2"])
+def test_the_ruler_of_the_page_scores_a_group_in_one_call(scores: str) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((await request.json())["messages"][0]["content"])
+        return web.json_response({"choices": [{"message": {"content": f"The second is best.\n{scores}"}}]})
+
+    async def scene() -> list[Verdict]:
+        async with grader("ranked.toml", answer) as context:
+            samples = [replace(SAMPLE, text=text) for text in ("good", "better", "bad")]
+            return await make_group_judge("ruler.score", context).verdicts(Prompt("Write."), samples)
+
+    if scores == "0.5, 1, 0.25":
+        assert [verdict.reward for verdict in asyncio.run(scene())] == [0.5, 1.0, 0.25]
+    else:
+        with pytest.raises(GroupNotJudged, match="3 scores from 0 to 1 were asked for; the model ended with"):
+            asyncio.run(scene())
+    assert len(asked) == 1
+    assert "Answer 2: better" in asked[0]
 
 
 def test_what_the_page_says_is_equal_is() -> None:
