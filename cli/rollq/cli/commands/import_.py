@@ -15,7 +15,7 @@ from rollq.cli.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
-    from rollq.cli.finished_rows import FinishedRows
+    from rollq.cli.imports.finished_rows import FinishedRows
     from rollq.cli.settings.model import RollqSettings, TaskSettings
 
 GROUPS_PER_INSERTION = 64
@@ -38,16 +38,17 @@ QUIET_S = 1.0
 def import_(file: Path, task: str, data: str, reward: float | None, without_logprobs: bool, dry_run: bool) -> None:
     """Put the finished samples of a file into TASK, which has offline = true, as completed groups.
 
-    SAMPLES is JSON Lines, a list in a .json file, .parquet, or what `rollq export` wrote. A row is a group: a prompt,
-    and group_size responses with their rewards. The whole file is checked first, including for logprobs that the loss
-    in [trainer] needs. If this command is interrupted, repeat it: it continues, and inserts nothing twice.
+    SAMPLES is JSON Lines, a list in a .json file, .parquet, or what `rollq export` wrote. A row is a group, with a
+    prompt and group_size responses with their rewards, or a conversation. The whole file is checked first, including
+    for logprobs that the loss in [trainer] needs. If this command is interrupted, repeat it: it continues, and inserts
+    nothing twice.
 
     \b
     Example:
       rollq import rollq.toml demonstrations expert.jsonl --dry-run
       rollq import rollq.toml demonstrations expert.jsonl --reward 1
     """
-    from rollq.cli.finished_rows import FinishedRows
+    from rollq.cli.imports.finished_rows import FinishedRows
     from rollq.cli.run_location import fingerprints, open_run
     from rollq.cli.settings.file import load_settings
     from rollq.workers.run import make_tokenizer

@@ -32,6 +32,7 @@ from rollq.buffer.values.rollouts import (
     unversioned,
 )
 from rollq.buffer.wire.prompts import decode_prompt, ids_problem
+from rollq.cli.imports.conversations import conversation_sample, first_turn
 from rollq.cli.settings.model import TaskSettings
 from rollq.producer.columns import Columns, look_up, without_nulls
 from rollq.producer.prompts import Table, open_table
@@ -95,6 +96,8 @@ class FinishedRows:
                     )
 
     def _written(self, row: Mapping[str, Any]) -> FinishedGroup:
+        if all(row.get(name) is None for name in RESPONSES) and (first := first_turn(row.get("messages"))) is not None:
+            return self._conversation(row, first)
         columns = Columns.from_task(self.task)
         field, responses = _responses(row)
         size = self.task.group_size
@@ -116,6 +119,21 @@ class FinishedRows:
             for index, values in enumerate(zip(responses, rewards, logprobs, strict=True))
         ]
         return FinishedGroup(prompt, tuple(samples))
+
+    def _conversation(self, row: Mapping[str, Any], first: int) -> FinishedGroup:
+        """The group of a row whose `messages` have turns of the assistant, the first one at `first`."""
+        if self.task.group_size != 1:
+            raise ValueError(f"'messages' is one conversation, so group_size must be 1, not {self.task.group_size}")
+        if not first:
+            raise ValueError("the first of 'messages' is the assistant's; expected a prompt before it")
+        messages, tools = row["messages"], row.get("tools") or []
+        (reward,) = _rewards(row, 1, self.default_reward)
+        rest = {name: value for name, value in row.items() if name not in REWARDS}
+        columns = replace(Columns.from_task(self.task), answer_field="")
+        prompt, images = columns.prompt({**rest, "messages": messages[:first]})
+        if images:
+            raise ValueError("the prompt has images, which only `Buffer.insert` takes")
+        return FinishedGroup(prompt, (conversation_sample(messages, tools, reward, self.tokenizer),))
 
     def _sample(
         self, index: int, prompt_ids: Int32Array, response: Any, reward: float, logprobs: Sequence[float] | None

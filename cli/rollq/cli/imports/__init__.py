@@ -1,0 +1,1 @@
+"""Files of finished samples, as `rollq import` reads them."""
