@@ -117,6 +117,11 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ("temperature = nan", "tasks.math.temperature = nan: must be greater than or equal to 0"),
         ("temperature = 0", "tasks.math: temperature = 0: all samples of a group would be the same"),
         (
+            'curriculum.prompt_order = { column = "level" }',
+            "tasks.math.curriculum.prompt_order: by: is required, but missing; column: unknown key",
+        ),
+        ("curriculum.prompt_order = 5", "tasks.math.curriculum.prompt_order = 5: must be a text in quotes, or a table"),
+        (
             'batches.order = "lifo"',
             "tasks.math.batches.order = 'lifo': must be 'staleness', 'arrival', 'newest', 'uniform' or 'priority'",
         ),

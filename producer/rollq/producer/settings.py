@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rollq.buffer.rules.settings import PromptLength, Settings, TaskRules
+from rollq.buffer.settings_errors import explanation
 
 
 class ProducerSettings(Settings):
@@ -108,6 +109,19 @@ class ProducerTask(TaskRules, PromptSettings):
     should_continue: str | None = Field(
         default=None, description="dotted path of a custom hook that may end production; default: none"
     )
+
+    @field_validator("prompt_order", mode="before")
+    @classmethod
+    def _order_is_a_name_or_a_column(cls, value: Any) -> Any:
+        """So that an error is about the one that was written."""
+        if isinstance(value, str | ByColumn):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError('must be a text in quotes, or a table such as { by = "level" }')
+        try:
+            return ByColumn.model_validate(value)
+        except ValidationError as error:
+            raise ValueError(explanation(error, ByColumn)) from None
 
     @model_validator(mode="before")
     @classmethod
