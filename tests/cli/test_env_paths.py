@@ -110,7 +110,7 @@ def test_workers_get_paths_that_are_true_in_any_folder(folder: Path, elsewhere: 
     assert shell.judge_options["folder"] == str(shell.agent_options["workspace"])
     for path in (shell.judge_options["folder"], desk.agent_options["tools"]["server"]["folder"], *other.image_folders):
         assert Path(path).is_absolute()
-    assert "tasks.desk" in identities(settings)  # which starts the server
+    assert "environment of tasks.desk" in identities(settings)  # which starts the server
     make_loop(desk.agent_loop, desk.agent_options)
     make_loop(other.agent_loop, other.agent_options)
 
@@ -158,7 +158,7 @@ def test_a_class_may_come_from_anywhere(folder: Path, code: str) -> None:
 def test_a_role_that_makes_no_rows_needs_no_episodes(folder: Path) -> None:
     (folder / "data/episodes.jsonl").unlink()
     settings = load_settings(folder / "rollq.toml")
-    assert "episodes missing" in identities(settings, with_rows=True)["tasks.guess"]
+    assert "episodes missing" in identities(settings, with_rows=True)["environment of tasks.guess"]
     with pytest.raises(ConfigError, match=r"tasks\.guess: .*env_options\.episodes = .*No such file"):
         write_missing_prompts(settings, folder / "rollq.toml")
 

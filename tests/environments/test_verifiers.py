@@ -69,7 +69,7 @@ def test_a_settings_file_names_a_task_set_and_a_python_beside_it(tmp_path: Path)
     )
     settings = load_settings(file, {})
     assert settings.tasks["desk"].agent_options["python"] == str(python)
-    assert identities(settings)["tasks.desk"].startswith("verifiers:sums (verifiers 0.4.0, package sums")
+    assert identities(settings)["environment of tasks.desk"].startswith("verifiers:sums (verifiers 0.4.0, package sums")
 
 
 def test_a_python_without_verifiers_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
 from rollq.cli.options import DEFAULT_FILE
 from rollq.cli.settings.file import load_settings, payloads_from, redis_from
-from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.model import JudgedPrompts, RollqSettings
 
 log = logging.getLogger(__name__)
 
@@ -134,23 +134,41 @@ def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fi
         }
 
 
+def templates(settings: RollqSettings) -> dict[str, str]:
+    """A name, such as `chat template of tasks.sums` -> the template that workers render its prompts with, and its
+    options, as one short text. None if workers have no tokenizer. Raises `ConfigError` for a broken template."""
+    from rollq.workers.tokenizers.templates import template_identity
+
+    worker = settings.worker
+    judged: dict[str, Mapping[str, JudgedPrompts]] = {"tasks": settings.tasks, "evaluations": settings.evaluations}
+    folder = worker.tokenizer or worker.options.get("model")
+    if folder is None:
+        return {}
+    return {
+        f"chat template of {root}.{name}": template_identity(Path(folder), worker.chat_template, table.template_options)
+        for root, tables in judged.items()
+        for name, table in tables.items()
+        if not getattr(table, "offline", False)
+    }
+
+
 def open_run(
     settings: RollqSettings,
     stop: threading.Event,
     *,
     model: str = "",
     tokenizer: str = "",
-    environments: Mapping[str, str] | None = None,
+    identities: Mapping[str, str] | None = None,
 ) -> Buffer:
     """Connect to the buffer of the run and register its tasks; the first role creates both.
 
-    `model` and `tokenizer` are fingerprints, empty for a role without them; `environments` is as in
+    `model` and `tokenizer` are fingerprints, empty for a role without them; `identities` are as in
     `BufferCore.create_run`. Raises `RunMismatch` when the run was created with other settings, `ServerUnavailable`,
     `ServerRefused`.
     """
     buffer = RunLocation.from_settings(settings).buffer(stop)
     try:
-        buffer.create_run(model=model, tokenizer=tokenizer, environments=environments)
+        buffer.create_run(model=model, tokenizer=tokenizer, identities=identities)
         tasks = settings.all_tasks()
         check_shards(buffer.tasks(), tasks)
         for name, task in tasks.items():

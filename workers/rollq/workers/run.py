@@ -42,7 +42,7 @@ from rollq.workers.groups.lender import Lender
 from rollq.workers.groups.loans import Loans
 from rollq.workers.groups.places import AllPlaces, Places
 from rollq.workers.groups.rates import LastMinute
-from rollq.workers.groups.recipes import Recipe, make_recipes
+from rollq.workers.groups.recipes import Recipe, check_templates, make_recipes
 from rollq.workers.groups.salvage import Salvage
 from rollq.workers.groups.sample_judging import SampleJudging
 from rollq.workers.groups.sample_maker import SampleMaker
@@ -113,6 +113,7 @@ class Worker:
         self.gateway = Gateway(settings.gateway)
         self.gateway_server: Server | None = None
         self.recipes = make_recipes(tasks, settings, seed, self.processes, self.gateway)
+        check_templates(self.recipes, tokenizer)
         for recipe in self.recipes.values():
             check_loop(recipe.loop, tokenizer)
         self.places = make_places(self.recipes, self.host, signals, settings.samples_in_flight)
@@ -343,11 +344,13 @@ def load_engine(settings: WorkerSettings) -> Engine:
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
     """The tokenizer of the settings, otherwise the tokenizer of the engine's model, otherwise bytes.
 
-    Raises `ConfigError` if the settings name none and the engine's model is elsewhere.
+    Raises `ConfigError` if the settings name none and the engine's model is elsewhere, or a chat template is broken.
     """
     folder = settings.tokenizer or settings.options.get("model")
     if folder is None and settings.engine in ("openai", "sglang"):
         raise ConfigError(
             f"[worker] tokenizer: engine {settings.engine!r} needs the folder of the served model's tokenizer"
         )
-    return ByteTokenizer() if folder is None else HfTokenizer(Path(folder))
+    if folder is None and settings.chat_template:
+        raise ConfigError("[worker] chat_template: needs the folder of a tokenizer, by [worker] tokenizer")
+    return ByteTokenizer() if folder is None else HfTokenizer(Path(folder), settings.chat_template)

@@ -45,6 +45,9 @@ class WorkerSettings(Settings):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="options of the engine, such as its model")
     tokenizer: Path | None = Field(default=None, description="folder of the tokenizer; default: the engine's model")
+    chat_template: Path | None = Field(
+        default=None, description="file with the chat template to use; default: the tokenizer's"
+    )
     name: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9_-]{1,32}$",

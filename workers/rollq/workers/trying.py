@@ -71,7 +71,7 @@ class Trying:
     def __init__(self, task: str, recipe: Recipe, tokenizer: Tokenizer) -> None:
         self._task = task
         self._recipe = recipe
-        self._tokenizer = tokenizer
+        self._tokenizer = recipe.tokenizer(tokenizer)
         self._places = asyncio.Semaphore(recipe.sessions or MOST_SAMPLES)
 
     async def look(self, row: TriedRow, given: str | None) -> None:

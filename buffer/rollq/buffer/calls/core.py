@@ -97,20 +97,18 @@ class BufferCore(RunStore):
 
     # -- creation ---------------------------------------------------------------------------------------------------
 
-    def create_run(
-        self, *, model: str = "", tokenizer: str = "", environments: Mapping[str, str] | None = None
-    ) -> None:
+    def create_run(self, *, model: str = "", tokenizer: str = "", identities: Mapping[str, str] | None = None) -> None:
         """Create the run, or check the fingerprints of its model and tokenizer against the given ones.
 
-        `environments`: for each table of the settings file with an environment, all that its rows depend on, as a text;
-        of roles that make rows or judge them. Raises `RunMismatch`, with both values.
+        `identities`: what else roles that know it must agree on, by name, as texts: environments and chat templates.
+        Raises `RunMismatch`, with both values.
         """
         new, outside = secrets.token_hex(16), self.payloads.outside
         unmarked = None if self.send("EXISTS", self.keys.info) else outside
         if unmarked:  # before the run, so that a role that dies here leaves no run without a marker
             unmarked.mark(self.payloads.folder(new))
         place = object_payloads.PLACE if outside else ""
-        known = [text for pair in sorted((environments or {}).items()) for text in pair]
+        known = [text for pair in sorted((identities or {}).items()) for text in pair]
         incarnation = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place, *known)
         self._incarnation = self._checked_incarnation(incarnation)
         if unmarked and self._incarnation != new:

@@ -42,12 +42,12 @@ def produce(file: Path) -> None:
     tasks = settings.produced_tasks()
     _check_sampled("produce", bool(tasks or settings.evaluations), file)
     sys.path.append(str(file.absolute().parent))
-    environments = identities(settings, with_rows=True)
+    known = identities(settings, with_rows=True)
     write_missing_prompts(settings, file)
     stop = stop_on_signals()
     with (
         open_prompts(tasks, settings.evaluations, settings.answer_readers()) as prompts,
-        open_run(settings, stop, environments=environments) as buffer,
+        open_run(settings, stop, identities=known) as buffer,
     ):
         log.info("producing for run %r", settings.run)
         queue = RunLocation.from_settings(settings).queue()
@@ -69,7 +69,7 @@ def work(file: Path, name: str | None) -> None:
       rollq work rollq.toml
       CUDA_VISIBLE_DEVICES=1 rollq work rollq.toml --name gpu1
     """
-    from rollq.cli.run_location import RunLocation, fingerprints, open_run
+    from rollq.cli.run_location import RunLocation, fingerprints, open_run, templates
     from rollq.cli.settings.environment_rows import identities
     from rollq.cli.settings.file import load_settings
     from rollq.workers.engines.protocol import EngineDead
@@ -82,7 +82,8 @@ def work(file: Path, name: str | None) -> None:
     sys.path.append(str(file.absolute().parent))
     model = worker.options.get("model")
     found = fingerprints(model, worker.tokenizer or model, "worker.options.model")
-    with open_run(settings, threading.Event(), **found, environments=identities(settings)) as buffer:
+    known = {**identities(settings), **templates(settings)}
+    with open_run(settings, threading.Event(), **found, identities=known) as buffer:
         log.info("working for run %r", settings.run)
         try:
             queue = RunLocation.from_settings(settings).queue()

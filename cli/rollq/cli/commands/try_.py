@@ -101,19 +101,21 @@ async def try_all(
     """Judge the given texts, or each row's reference answer; with `samples`, sample the rows too."""
     from rollq.workers.gateway.open_sessions import Gateway
     from rollq.workers.groups.agent_loops import check_loop
-    from rollq.workers.groups.recipes import make_recipes
+    from rollq.workers.groups.recipes import check_templates, make_recipes
     from rollq.workers.judging.process_pool import JudgePool
     from rollq.workers.run import load_engine, make_tokenizer
     from rollq.workers.trying import Trying
 
     processes, gateway = JudgePool(worker.judge_processes), Gateway(worker.gateway)
-    recipe = make_recipes({task: rules}, worker, seed, processes, gateway)[task]
+    recipes = make_recipes({task: rules}, worker, seed, processes, gateway)
+    recipe = recipes[task]
     if samples and gateway.tasks:
         raise ConfigError(
             f'agent_loop = "{rules.agent_loop}": its samples come from programs that connect to a worker; leave '
             "out --sample"
         )
     tokenizer = make_tokenizer(worker)
+    check_templates(recipes, tokenizer)
     if samples:
         check_loop(recipe.loop, tokenizer)
     trying = Trying(task, recipe, tokenizer)

@@ -38,6 +38,7 @@ from rollq.producer.columns import Columns, look_up, without_nulls
 from rollq.producer.prompts import Table, open_table
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.groups.read_prompts import tokenizer_of
 
 RESPONSES: Final = ("responses", "response", "completion")
 REWARDS: Final = ("rewards", "reward")
@@ -113,7 +114,7 @@ class FinishedRows:
         prompt, images = columns.prompt(rest)
         if images:
             raise ValueError("the prompt has images, which only `Buffer.insert` takes")
-        ids = prompt_tokens(prompt, self.tokenizer)
+        ids = prompt_tokens(prompt, tokenizer_of(self.tokenizer, self.task.template_options))
         samples = [
             self._sample(index, ids, *values)
             for index, values in enumerate(zip(responses, rewards, logprobs, strict=True))

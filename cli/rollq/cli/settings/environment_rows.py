@@ -14,8 +14,8 @@ from rollq.environments.rows import write_missing_rows
 
 
 def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str, str]:
-    """Table, such as `tasks.sums` -> its environment's package, version and options, as one text. `with_rows`: only of
-    environments that have rows.
+    """A name, such as `environment of tasks.sums` -> its package, version and options, as one text. `with_rows`: only
+    of environments that have rows.
 
     Raises `ConfigError` without the package.
     """
@@ -23,7 +23,7 @@ def identities(settings: RollqSettings, *, with_rows: bool = False) -> dict[str,
     for (root, name), environment in settings.environments.items():
         if environment.makes_rows or not with_rows:
             with _named(root, name):
-                found[f"{root}.{name}"] = environment.installed_identity()
+                found[f"environment of {root}.{name}"] = environment.installed_identity()
     return found
 
 

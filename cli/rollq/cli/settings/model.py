@@ -70,8 +70,8 @@ PROFILES: Final[Mapping[object, Mapping[str, Any]]] = {
 }  # fmt: skip
 """Profile -> the keys that it sets unless they are given. docs/guide/staleness.md gives the cost of each."""
 OFFLINE_KEYS = frozenset(TaskRules.model_fields) | {
-    "prompt_field", "answer_field", "ids_field", "metadata_fields", "chat", "system_prompt", "max_prompt_tokens",
-    "max_tokens", "shards",
+    "prompt_field", "answer_field", "ids_field", "metadata_fields", "chat", "template_options", "system_prompt",
+    "max_prompt_tokens", "max_tokens", "shards",
 }  # fmt: skip
 """Keys of an offline task: its rules, and how `rollq import` reads rows."""
 

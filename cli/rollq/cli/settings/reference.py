@@ -76,7 +76,7 @@ COMMON: Final[Mapping[str, str]] = {
     "[redis]": "buffer_url password",
     "[payloads]": "url",
     "[archive]": "url",
-    "[tasks.NAME.rows]": "prompt_field answer_field chat system_prompt max_prompt_tokens max_bad_rows",
+    "[tasks.NAME.rows]": "prompt_field answer_field chat template_options system_prompt max_prompt_tokens max_bad_rows",
     "[tasks.NAME.judging]": "group_judge isolate_judge on_judge_error",
     "[tasks.NAME.sampling]": "top_p top_k stop",
     "[tasks.NAME.staleness]": "sync_weights_interval stragglers partial_rollout",

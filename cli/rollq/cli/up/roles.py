@@ -51,7 +51,7 @@ def check_roles(settings: RollqSettings, file: Path) -> None:
     model = settings.worker.options.get("model")
     if settings.served_tasks():
         fingerprints(model, settings.worker.tokenizer or model, "worker.options.model")
-        asyncio.run(_check_judges(settings))
+        asyncio.run(_check_recipes(settings))
     if settings.trainer:
         fingerprints(settings.trainer.model, settings.trainer.model, "trainer.model")
 
@@ -77,11 +77,16 @@ def _check_devices(settings: RollqSettings) -> None:
                 raise ConfigError(f"{setting} = {device!r}: torch does not find this GPU; use 'cpu' without one")
 
 
-async def _check_judges(settings: RollqSettings) -> None:
-    from rollq.workers.groups.recipes import make_recipes
+async def _check_recipes(settings: RollqSettings) -> None:
+    from rollq.workers.groups.recipes import check_templates, make_recipes
     from rollq.workers.judging.process_pool import JudgePool
+    from rollq.workers.run import make_tokenizer
 
-    processes = JudgePool(settings.worker.judge_processes)
-    for recipe in make_recipes(settings.served_tasks(), settings.worker, settings.seed, processes).values():
+    tasks, worker = settings.served_tasks(), settings.worker
+    processes = JudgePool(worker.judge_processes)
+    recipes = make_recipes(tasks, worker, settings.seed, processes)
+    if worker.chat_template or any(task.template_options for task in tasks.values()):  # a tokenizer takes seconds
+        check_templates(recipes, make_tokenizer(worker))
+    for recipe in recipes.values():
         await recipe.close()
     await processes.close()

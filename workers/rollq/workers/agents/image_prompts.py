@@ -64,6 +64,11 @@ class ImageTokenizer:
         return self._tokenizer.chat_template
 
     @property
+    def template_options(self) -> Mapping[str, Any]:
+        """See `Tokenizer.template_options`."""
+        return self._tokenizer.template_options
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """See `Tokenizer.eos_ids`."""
         return self._tokenizer.eos_ids

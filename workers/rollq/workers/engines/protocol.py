@@ -281,6 +281,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def template_options(self) -> Mapping[str, Any]:
+        """The task's values for names in the template."""
+        ...
+
+    @property
     def eos_ids(self) -> frozenset[int]: ...
 
     @property

@@ -4,7 +4,7 @@ A protocol parses a request's body into a `Call` and writes an `Answer`, or a `C
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from rollq.buffer.values.rollouts import FinishReason
@@ -72,8 +72,8 @@ class Call:
     (`{"id", "type": "function", "function": {"name", "arguments": JSON}}`), of a tool `tool_call_id` and `name`.
     A completion has a `text` or `ids` instead, and no messages. `tools` are definitions as in chat completions.
     `max_tokens`, `stop` and `schema`, the JSON schema of the answer, are what the caller asks for. `repeats`: how often
-    its client says that it has sent the same request before. `ignored`: names of parts of the request that have no
-    effect here.
+    its client says that it has sent the same request before. `template_options` must be the task's. `ignored`:
+    names of parts of the request that have no effect here.
     """
 
     model: str
@@ -87,6 +87,7 @@ class Call:
     schema: Mapping[str, Any] | None = None
     stream: bool = False
     repeats: int = 0
+    template_options: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
 

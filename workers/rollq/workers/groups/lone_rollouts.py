@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from rollq.buffer.values.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.workers.agents.loops import Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Tokenizer
+from rollq.workers.groups.read_prompts import tokenizer_of
 from rollq.workers.groups.task_settings import RolloutSettings
 from rollq.workers.seeds import sample_seed
 
@@ -21,6 +22,7 @@ def rollout_of(
     generate: Generate,
 ) -> Rollout:
     """A rollout of a prompt's sample number `index` that is in no buffer."""
+    tokenizer = tokenizer_of(tokenizer, settings.template_options)
     return Rollout(
         prompt=prompt,
         prompt_ids=prompt_tokens(prompt, tokenizer),

@@ -1,11 +1,11 @@
 """The prompt of a group as its samples need it: tokens, images, and the tokenizer of its conversation."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollq.buffer.errors import ImageError
+from rollq.buffer.errors import ConfigError, ImageError
 from rollq.buffer.images.processor import PlacedImages
 from rollq.buffer.values.rollouts import Int32Array, Prompt
 from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
@@ -48,6 +48,16 @@ class ReadPrompt:
         if self.images is None:
             return {}
         return {"image_processor": self.images.processor}
+
+
+def tokenizer_of(tokenizer: Tokenizer, options: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that renders with a task's `template_options`. Raises `ConfigError` as `HfTokenizer.with_options`
+    does, and for a tokenizer without chat templates."""
+    if not options:
+        return tokenizer
+    if not isinstance(tokenizer, HfTokenizer):
+        raise ConfigError("rows.template_options: needs the chat template of a model's folder, by [worker] tokenizer")
+    return tokenizer.with_options(options)
 
 
 async def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:

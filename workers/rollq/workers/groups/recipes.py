@@ -9,12 +9,12 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.values.rollouts import Lease
 from rollq.workers.agents.loops import AgentLoop, is_resumable, records, sessions
-from rollq.workers.engines.protocol import Sampling
+from rollq.workers.engines.protocol import Sampling, Tokenizer
 from rollq.workers.gateway.open_sessions import Gateway
 from rollq.workers.groups.agent_loops import close_loop, is_offered, make_loop
 from rollq.workers.groups.filters import Filter
 from rollq.workers.groups.overlong import OVERLONG
-from rollq.workers.groups.read_prompts import ReadPrompt
+from rollq.workers.groups.read_prompts import ReadPrompt, tokenizer_of
 from rollq.workers.groups.salvage import SHORT_TOKENS
 from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.http.pools import ModelPool
@@ -71,6 +71,10 @@ class Recipe:
         """How many samples of a group must complete."""
         return self.settings.min_valid_samples or self.settings.group_size
 
+    def tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The worker's tokenizer with this task's options of the chat template."""
+        return tokenizer_of(tokenizer, self.settings.template_options)
+
     async def close(self) -> None:
         """Release what the loop and the judge hold."""
         await close_loop(self.loop)
@@ -114,7 +118,7 @@ def make_recipes(
     recipes: dict[str, Recipe] = {}
     for name, task in by_task.items():
         context = JudgeContext(limit_s, processes, task.isolate_judge, pools)
-        with inside(f"{'tasks' if task.kind == 'train' else 'evaluations'}.{name}"):
+        with inside(table_of(name, task)):
             judge = make_judge(task.judge, task.judge_options, context)
             recipes[name] = Recipe(
                 settings=task,
@@ -134,3 +138,15 @@ def make_recipes(
     if gateway is not None:
         gateway.tasks.update(name for name, recipe in recipes.items() if is_offered(recipe.loop))
     return {name: recipes[task_of(name)] for name in tasks}
+
+
+def check_templates(recipes: Mapping[str, Recipe], tokenizer: Tokenizer) -> None:
+    """Raise `ConfigError` for options that the tokenizer's chat template does not take."""
+    for name, recipe in recipes.items():
+        with inside(table_of(task_of(name), recipe.settings)):
+            recipe.tokenizer(tokenizer)
+
+
+def table_of(name: str, task: WorkerTask) -> str:
+    """The table of the settings that holds a task."""
+    return f"{'tasks' if task.kind == 'train' else 'evaluations'}.{name}"

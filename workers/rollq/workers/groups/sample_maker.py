@@ -127,7 +127,7 @@ class SampleMaker:
         if not missing:
             return
         try:
-            prompt = await read_prompt(lease.prompt, self._tokenizer)
+            prompt = await read_prompt(lease.prompt, recipe.tokenizer(self._tokenizer))
         except Exception as error:
             log.exception("the prompt of group %d of task %r has no tokens", lease.group_id, lease.task)
             for index in missing:

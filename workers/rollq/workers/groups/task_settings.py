@@ -117,6 +117,9 @@ class RolloutSettings(SamplingSettings, JudgeSettings):
         default="single_turn", description="name of a built-in agent loop, or the dotted path of a custom one"
     )
     agent_options: dict[str, Any] = Field(default_factory=dict, description="options of the agent loop")
+    template_options: dict[str, Any] = Field(
+        default_factory=dict, description="values for names in the model's chat template, such as enable_thinking"
+    )
 
     @model_validator(mode="after")
     def _something_gives_a_reward(self) -> Self:

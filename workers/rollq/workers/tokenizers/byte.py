@@ -1,6 +1,7 @@
 """A tokenizer for engines without one: the ids of a text are its UTF-8 bytes."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 EOS_ID = 1
@@ -13,6 +14,7 @@ class ByteTokenizer:
     eos_ids = frozenset({EOS_ID})
     eos_id = EOS_ID
     chat_template = None
+    template_options: Mapping[str, Any] = MappingProxyType({})
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of `encode`: no token starts a prompt."""

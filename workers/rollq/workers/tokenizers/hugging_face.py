@@ -4,17 +4,19 @@ Invariant: two roles with the same fingerprints turn the same text into the same
 The run compares fingerprints at registration; nothing here uses the network.
 """
 
+import copy
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.images.processor import ImageProcessor, has_images
+from rollq.workers.tokenizers.templates import check_options, read_template
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,12 @@ NOT_ARCHITECTURE = frozenset(
 class HfTokenizer:
     """`Tokenizer` over a folder written by `save_pretrained`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises `ConfigError` when the folder holds no fast tokenizer, or transformers is not installed."""
+    def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
+        """`chat_template`: a file with the template to use instead of the folder's.
+
+        Raises `ConfigError` when the folder holds no fast tokenizer, the file no template, or transformers is not
+        installed.
+        """
         _read(folder, TOKENIZER_FILE)
         try:
             from transformers import AutoTokenizer  # only a worker that uses one needs the package
@@ -39,12 +45,36 @@ class HfTokenizer:
             raise ConfigError(f"a tokenizer needs the package {error.name!r}: pip install 'rollq[torch]'") from error
         self._folder = folder
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._options: Mapping[str, Any] = {}
+        self._with_options: dict[bytes, Self] = {}
         self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)  # Mistral's tokenizer has none
+        if chat_template is not None:
+            if self._fast is None:
+                raise ConfigError(f"worker.chat_template: the tokenizer in {str(folder)!r} renders without templates")
+            self._tokenizer.chat_template = read_template(chat_template)
         if self._fast is not None:
             self._fast.no_truncation()
             self._fast.no_padding()
         tokenizer_eos = self._tokenizer.eos_token_id
         self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """This tokenizer with values for other names in the chat template; the same object for the same options.
+
+        Raises `ConfigError` without a template, and for a name that it never reads.
+        """
+        key = orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)
+        if key not in self._with_options:
+            if self.chat_template is None:
+                raise ConfigError(
+                    f"rows.template_options: the tokenizer in {str(self._folder)!r} has no chat template that takes "
+                    "options; leave it out"
+                )
+            check_options(self.chat_template, options)
+            other = copy.copy(self)
+            other._options, other._with_options = dict(options), {}
+            self._with_options[key] = other
+        return self._with_options[key]
 
     @cached_property
     def reserved(self) -> frozenset[int]:
@@ -104,6 +134,11 @@ class HfTokenizer:
         """
         return self._rendered(messages, tools, add_generation_prompt=True)
 
+    @property
+    def template_options(self) -> Mapping[str, Any]:
+        """See `Tokenizer.template_options`."""
+        return self._options
+
     def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **how: bool) -> str:
         if self._tokenizer.chat_template is None:
             raise ConfigError(
@@ -114,6 +149,7 @@ class HfTokenizer:
             tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             **how,
+            **self._options,
         )
         return text
 

@@ -1,9 +1,9 @@
 -- Creates the run, or compares it with the one that exists. No other function creates a run.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, schema, model, tokenizer, payloads, then (task, environment)...
+-- ARGV: incarnation, schema, model, tokenizer, payloads, then (name, identity)...
 --   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside of the run's servers
---   environment: the package, version and options that the rows of the task depend on
+--   name, identity: what roles must agree on, such as the environment of a task, and a text that says which it is
 -- Returns: the incarnation of the run
 -- Caller: BufferCore.create_run; every role, when it starts
 -- Repeat: compares and changes nothing
@@ -18,10 +18,10 @@ local function refuse_mismatch(name, found, asked)
   )
 end
 
-local function check_environments(run, args)
+local function check_identities(run, args)
   for i = 6, #args, 2 do
-    local field = 'environment:' .. args[i]
-    local err = refuse_mismatch('environment of ' .. args[i], redis.call('HGET', run, field) or '', args[i + 1])
+    local field = 'identity:' .. args[i]
+    local err = refuse_mismatch(args[i], redis.call('HGET', run, field) or '', args[i + 1])
     if err then return err end
     redis.call('HSET', run, field, args[i + 1])
   end
@@ -51,12 +51,12 @@ local function create_run(keys, args)
     -- stylua: ignore
     redis.call('HSET', run, 'incarnation', incarnation, 'schema', schema, 'model', model,
       'tokenizer', tokenizer, 'payloads', payloads, 'created_ms', now_ms())
-    return check_environments(run, args) or incarnation
+    return check_identities(run, args) or incarnation
   end
   local err = refuse_mismatch('schema', run_schema, schema)
     or refuse_mismatch('model fingerprint', run_model, model)
     or refuse_mismatch('tokenizer fingerprint', run_tokenizer, tokenizer)
-  err = err or check_environments(run, args)
+  err = err or check_identities(run, args)
   if err then return err end
   if run_model == '' and model ~= '' then redis.call('HSET', run, 'model', model) end
   if run_tokenizer == '' and tokenizer ~= '' then redis.call('HSET', run, 'tokenizer', tokenizer) end

@@ -20,7 +20,7 @@ from rollq.workers.gateway.protocols.writing import (
 
 SERVED: Final = frozenset(
     ("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream",
-     "response_format")
+     "response_format", "chat_template_kwargs")
 )  # fmt: skip
 WITHOUT_EFFECT: Final = frozenset(
     ("stream_options", "n", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
@@ -61,6 +61,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
         schema=schema,
         stream=fields.flag(body.get("stream"), "stream"),
         repeats=fields.repeats(headers),
+        template_options=fields.mapping(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"),
         ignored=(*fields.unused(body, SERVED | WITHOUT_EFFECT, DEFAULTS), *in_vain, *without, *named, *left_out),
     )
 

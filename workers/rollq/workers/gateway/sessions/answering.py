@@ -31,6 +31,7 @@ from rollq.workers.gateway.calls import (
     context_full,
     session_over,
 )
+from rollq.workers.gateway.protocols.fields import label
 from rollq.workers.gateway.sessions.call_nodes import Located, Node, Placement
 from rollq.workers.gateway.sessions.call_records import RecordedCall
 from rollq.workers.gateway.sessions.call_tree import CallTree
@@ -123,6 +124,7 @@ class Answering:
             self.ignored[name if known else OTHERS] += 1
 
     async def _place(self, located: Located, begun: int) -> Placement:
+        self._check_template_options(located.call)
         most, size = self.most_prompt_tokens + 1, located.size
         least = max(size // MOST_BYTES, len(located.call.ids or ()))
         if least > most:  # would take a minute to tokenise
@@ -135,6 +137,16 @@ class Answering:
         except Exception as error:  # templates raise what they like
             raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
         return self.tree.place(rendered, begun)
+
+    def _check_template_options(self, call: Call) -> None:
+        """Raise `CallRefused` for options of the chat template that are not the task's: one session, one rendering."""
+        own, missing = self.rollout.tokenizer.template_options, object()
+        for name, value in call.template_options.items():
+            if own.get(name, missing) != value:
+                raise CallRefused(
+                    f"chat_template_kwargs: {label(name)} is not what the task has; set rows.template_options of the "
+                    "task instead"
+                )
 
     def _room(self, placement: Placement) -> int:
         """How many tokens the answer may have. Raises `CallRefused` if there is no room."""
