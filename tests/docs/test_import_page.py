@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.cli import finished_rows
+from rollq.cli.imports import finished_rows
 from rollq.monitor.report.records import METRICS_FILE, read_lines
 from support.documented_commands import ROOT, Desk, blocks, files, steps_trained
 

@@ -134,7 +134,8 @@ class FinishedRows:
         prompt, images = columns.prompt({**rest, "messages": messages[:first]})
         if images:
             raise ValueError("the prompt has images, which only `Buffer.insert` takes")
-        return FinishedGroup(prompt, (conversation_sample(messages, tools, reward, self.tokenizer),))
+        tokenizer = tokenizer_of(self.tokenizer, self.task.template_options)
+        return FinishedGroup(prompt, (conversation_sample(messages, tools, reward, tokenizer),))
 
     def _sample(
         self, index: int, prompt_ids: Int32Array, response: Any, reward: float, logprobs: Sequence[float] | None
