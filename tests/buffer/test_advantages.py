@@ -1,7 +1,10 @@
 """Advantages against the formulas, worked by hand."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from rollq.buffer.rewards.advantages import AdvantageSettings, advantages, no_advantage
 
@@ -42,6 +45,47 @@ def test_without_scale_the_advantage_is_the_distance_from_the_group_mean() -> No
 def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
     got = advantages(REWARDS, GROUPS, ALL, AdvantageSettings(baseline="leave_one_out", scale="none"))
     np.testing.assert_allclose(got, [1, -1 / 3, -1 / 3, -1 / 3, -2, 2], rtol=1e-6)
+
+
+def test_opo_weighs_the_mean_of_the_group_by_length() -> None:
+    settings = AdvantageSettings(baseline="opo", scale="none")
+    got = advantages([1.0, 0.0, 9.0, 2.0, 4.0], [0, 0, 0, 1, 1], [1, 1, 0, 1, 1], settings, lengths=[30, 10, 5, 1, 3])
+    np.testing.assert_allclose(got, [0.25, -0.75, 0, -1.5, 0.5], rtol=1e-6)  # baselines 30 / 40 and (2 + 12) / 4
+    assert advantages([1.0, 0.0], [0, 0], [True] * 2, settings, lengths=[0, 0]).tolist() == [1.0, 0.0]
+    np.testing.assert_allclose(advantages([1.0, 0.0], [0, 0], [True] * 2, settings), [0.5, -0.5])
+
+
+def test_pass_at_k_has_the_published_closed_form() -> None:
+    # n = 4, m = 2, k = 2: R = 1 - 1 / 6; a sample that failed is in three draws, of which one fails: 1 - 1 / 3
+    rewards, groups = [1.0, 0.0, -1.0, 0.5, 7.0], [0, 0, 0, 0, 0]
+    valid = [True, True, True, True, False]
+    plain = advantages(rewards, groups, valid, AdvantageSettings(pass_k=2, scale="none"))
+    np.testing.assert_allclose(plain, [1 / 6, -1 / 6, -1 / 6, 1 / 6, 0], rtol=1e-6)
+    scaled = advantages(rewards, groups, valid, AdvantageSettings(pass_k=2))
+    np.testing.assert_allclose(scaled, plain / (5 / 36) ** 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("solved", range(8))
+def test_pass_at_k_is_the_mean_over_all_draws(solved: int) -> None:
+    n, k = 7, 3
+    rewards = [1.0] * solved + [0.0] * (n - solved)
+    draws = list(combinations(range(n), k))
+    earned = np.array([max(rewards[i] for i in draw) for draw in draws])
+    expected = [
+        np.mean([one for one, draw in zip(earned, draws, strict=True) if i in draw]) - earned.mean() for i in range(n)
+    ]
+    settings = AdvantageSettings(pass_k=k)
+    got = advantages([0.0, 1.0, *rewards], [1, 1] + [0] * n, [True] * (n + 2), settings)
+    assert got[:2].tolist() == [0.0, 0.0]  # fewer than k
+    np.testing.assert_allclose(got[2:], np.array(expected) / (earned.std() + settings.eps), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "other", [{"baseline": "opo"}, {"baseline": "leave_one_out"}, {"deviation": "sample"}, {"scale": "batch"}], ids=str
+)
+def test_pass_at_k_refuses_what_it_would_not_use(other: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="pass_k = 2: "):
+        AdvantageSettings.model_validate({"pass_k": 2, **other})
 
 
 def test_batch_baseline_and_scale_ignore_the_groups() -> None:

@@ -46,6 +46,12 @@ def test_a_sample_without_tokens_has_no_steps() -> None:
     assert steps_of([], "turns").tolist() == last_tokens([], "turns").tolist() == []
 
 
+@pytest.mark.parametrize("settings", [AdvantageSettings(baseline="opo"), AdvantageSettings(pass_k=2)], ids=str)
+def test_baselines_of_whole_samples_are_refused(settings: AdvantageSettings) -> None:
+    with pytest.raises(ConfigError, match="compare whole samples"):
+        token_advantages([[1.0], [0.0]], [[0], [0]], [0, 0], settings)
+
+
 def test_a_step_gets_what_follows_it_less_the_mean_of_the_group() -> None:
     # returns 3, 2 and 1; the means of the samples are 2.5 and 1, that of the group is 1.75
     found = token_advantages([[1.0, 2.0], [1.0]], [[0, 1], [0]], [0, 0], CENTRED)

@@ -203,6 +203,13 @@ def test_a_teacher_that_tells_one_logprob_cannot_be_followed_on_several(tmp_path
     load(tmp_path, trainer=asked)  # an agent loop may set the arrays
 
 
+def test_groups_must_be_larger_than_the_draws_of_pass_at_k(tmp_path: Path) -> None:
+    asked = "[trainer.advantages]\npass_k = 4"
+    with pytest.raises(ConfigError, match=r"tasks\.math\.group_size = 4: .*pass_k = 4 .* groups of 5 or more"):
+        load(tmp_path, more="group_size = 4", trainer=asked)
+    assert load(tmp_path, more="group_size = 5", trainer=asked).tasks["math"].group_size == 5
+
+
 def test_groups_of_one_can_be_compared_with_the_batch(tmp_path: Path) -> None:
     asked = '[trainer.advantages]\nbaseline = "batch"\nscale = "batch"'
     assert load(tmp_path, more="group_size = 1", trainer=asked).tasks["math"].group_size == 1

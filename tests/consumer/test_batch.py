@@ -90,6 +90,14 @@ def test_the_rewards_of_tasks_are_not_compared_and_those_of_shards_are() -> None
     assert batch.with_rewards(2 * batch.rewards).advantages.tolist() == [1, -1, -20, 20, -1, 1]
 
 
+def test_opo_weighs_the_baseline_by_the_loss_tokens_of_all_segments() -> None:
+    long = make_sample(make_segment([1], [2, 3, 4], loss_mask=[True, False, True]), make_segment([1], [2]), reward=1)
+    groups = [make_group(long, make_sample(make_segment([1], [2]), reward=0), make_sample(make_segment([1], [2])))]
+    batch = Batch.build(1, groups, settings=AdvantageSettings(baseline="opo", scale="none"))
+    np.testing.assert_allclose(batch.advantages, [0.2, -0.8, 0.2], rtol=1e-6)  # (3 + 0 + 1) / 5
+    np.testing.assert_allclose(batch.with_rewards([0, 1, 0]).advantages, [-0.2, 0.8, -0.2], rtol=1e-6)
+
+
 def test_packed_micro_batches_hold_whole_sequences_with_their_own_positions() -> None:
     batch = Batch.build(3, random_groups(1))
     seen = 0

@@ -269,6 +269,11 @@ class TrainerSettings(ClientSettings):
         given = f'credit = "{self.credit}"'
         if "batch" in (self.advantages.baseline, self.advantages.scale):
             raise ValueError(f'{given}: compares within groups, so baseline and scale in advantages cannot be "batch"')
+        if self.advantages.baseline == "opo" or self.advantages.pass_k > 1:
+            raise ValueError(
+                f'{given}: baseline = "opo" and pass_k in advantages compare whole samples; leave them out, or set '
+                'credit = "sample"'
+            )
         if self.loss.surrogate == "gmpo":
             raise ValueError(f"{given}: loss gmpo has one advantage for each sample; choose another loss")
         return self

@@ -5,6 +5,7 @@ Invariant: a sample that did not complete gets advantage 0 and takes no part in 
 """
 
 from collections.abc import Sequence
+from math import comb
 from typing import Literal, Self
 
 import numpy as np
@@ -31,11 +32,21 @@ class AdvantageSettings(Settings):
     baseline or scale `batch`: mean or deviation of all samples that the group's task has in the batch, instead of the
     group's; rewards of different tasks are never compared. With the mean of the batch the deviation is not the group's:
     where all its rewards are equal, only `eps` would be left of it.
+    baseline `opo`: sum(l_i r_i) / sum(l_i) of the group, with l_i the loss tokens of a sample; with scale `none` OPO
+    (Hao et al. 2025, arXiv:2505.23585).
+    `pass_k` = k > 1: pass@k training (Chen et al. 2025, arXiv:2508.10751), where a sample earns what draws of k samples
+    of its group that include it earn on average, and a draw earns 1 if any of its rewards is > 0, else 0. With n
+    samples and m without a reward > 0, the mean is R = 1 - C(m, k) / C(n, k), and the deviation that `scale = "group"`
+    divides by is sqrt(R (1 - R)).
     """
 
-    baseline: Literal["group", "leave_one_out", "batch"] = Field(
+    baseline: Literal["group", "leave_one_out", "batch", "opo"] = Field(
         default="group",
-        description="mean reward to subtract: the group's, the other samples', or the task's in the batch",
+        description="mean reward to subtract: the group's, the other samples', the task's in the batch, or the group's "
+        "weighted by length",
+    )
+    pass_k: int = Field(
+        default=1, ge=1, description="k of pass@k training: any of k samples must solve the prompt; 1: each one"
     )
     scale: Literal["none", "group", "batch"] = Field(
         default="group",
@@ -59,6 +70,13 @@ class AdvantageSettings(Settings):
                 'baseline = "batch" with scale = "group": a group of equal rewards has no deviation, and its distance '
                 'from the mean of the batch would be divided by next to nothing; use scale = "batch" or "none"'
             )
+        if self.pass_k > 1 and (self.baseline, self.deviation) != ("group", "population"):
+            raise ValueError(
+                f"pass_k = {self.pass_k}: mean and deviation are over all draws of {self.pass_k} samples of a group; "
+                "leave out baseline and deviation, or set pass_k = 1"
+            )
+        if self.pass_k > 1 and self.scale == "batch":
+            raise ValueError(f'pass_k = {self.pass_k}: has no deviation of a batch; use scale = "group" or "none"')
         return self
 
 
@@ -69,24 +87,32 @@ def advantages(
     settings: AdvantageSettings,
     *,
     tasks: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
 ) -> Float32Array:
     """Advantages float32 [N] of N samples; 0 where `valid` is False.
 
     `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
-    `tasks` int [N] task index of each sample from 0; None: all are of one task.
-    A group of one has deviation 0 and advantage 0.
+    `tasks` int [N] task index of each sample from 0; None: all are of one task. `lengths` int [N] loss tokens of each
+    sample, which baseline `opo` needs; None: all have the same.
+    A group of one has deviation 0 and advantage 0; so has each sample of a group of at most `pass_k`, if that is > 1.
     """
     keep = np.asarray(valid, dtype=np.bool_)
     group = np.asarray(groups, dtype=np.int64)
     reward = np.where(keep, np.asarray(rewards, dtype=np.float64), 0.0)
     if not keep.any():
         return np.zeros(len(keep), dtype=np.float32)
+    if settings.pass_k > 1:
+        return _pass_k(reward > 0, group, keep, settings)
     task = np.zeros_like(group) if tasks is None else np.asarray(tasks, dtype=np.int64)
     match settings.baseline:
         case "group":
             centred = reward - _mean(reward, group, keep)
         case "batch":
             centred = reward - _mean(reward, task, keep)
+        case "opo":
+            weight = np.ones_like(reward) if lengths is None else np.asarray(lengths, dtype=np.float64)
+            total = _mean(weight, group, keep)  # 0: no token to train
+            centred = reward - _mean(weight * reward, group, keep) / np.where(total > 0, total, 1.0)
         case "leave_one_out":
             count = _count(group, keep)
             # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); alone, there is no baseline to learn from
@@ -120,6 +146,24 @@ def no_advantage(rewards: Sequence[float]) -> bool:
     added in another order or stored as float32, and a deviation below the default `eps` gives almost no advantage.
     """
     return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
+
+
+def _pass_k(
+    is_solved: BoolArray, group: npt.NDArray[np.int64], keep: BoolArray, settings: AdvantageSettings
+) -> Float32Array:
+    """Advantages of pass@k training, float32 [N]."""
+    k, computed = settings.pass_k, np.zeros(len(keep))
+    for number in np.unique(group[keep]):
+        members = keep & (group == number)
+        n = int(members.sum())
+        failed = n - int((members & is_solved).sum())
+        if not k <= failed < n:  # all draws earn the same
+            continue
+        mean = 1 - comb(failed, k) / comb(n, k)
+        earned = np.where(is_solved[members], 1.0, 1 - comb(failed - 1, k - 1) / comb(n - 1, k - 1))
+        scale = 1.0 if settings.scale == "none" else (mean * (1 - mean)) ** 0.5 + settings.eps
+        computed[members] = (earned - mean) / scale
+    return computed.astype(np.float32)
 
 
 def _count(pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:

@@ -72,11 +72,13 @@ def token_advantages(
 
     `settings` chooses baseline and scale: mean and deviation of the returns in the group. Each sample has the same
     weight there, with any number of steps. So a reward that comes with the last token, without a discount, gives every
-    token the advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch are not
-    supported. Raises `ConfigError` for them.
+    token the advantage that `rollq.buffer.rewards.advantages.advantages` gives its sample. Means of a batch, OPO and
+    pass@k are not supported. Raises `ConfigError` for them.
     """
     if "batch" in (settings.baseline, settings.scale):
         raise ConfigError('baseline and scale "batch": returns of tokens and turns are compared within a group only')
+    if settings.baseline == "opo" or settings.pass_k > 1:
+        raise ConfigError('baseline = "opo" and pass_k compare whole samples, not the returns of tokens and turns')
     if not len(rewards):
         return []
     places = [np.asarray(of_segment, np.int64) for of_segment in steps]

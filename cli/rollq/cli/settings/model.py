@@ -340,6 +340,11 @@ def _groups_have_a_baseline(settings: RollqSettings) -> Iterator[str]:
                 f'tasks.{name}.group_size = 1: with trainer.advantages.baseline = "{baseline}" every advantage is 0, '
                 'so nothing is trained; use groups of 2 or more, or baseline = "batch" with scale = "batch" or "none"'
             )
+        elif 1 < task.group_size <= (k := settings.trainer.advantages.pass_k):
+            yield (
+                f"tasks.{name}.group_size = {task.group_size}: with trainer.advantages.pass_k = {k} every advantage is "
+                f"0, so nothing is trained; use groups of {k + 1} or more, or a smaller pass_k"
+            )
 
 
 def _tasks_with_another_loss_exist(settings: RollqSettings) -> Iterator[str]:

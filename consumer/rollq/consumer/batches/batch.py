@@ -112,7 +112,8 @@ class Batch:
             content.make_sequences(range(len(groups)))
         group_ids = tuple([(group.task, group.group_id) for group in groups])
         tasks = _task_numbers(group_ids)[content.sample_groups]
-        computed = advantages(trained, content.sample_groups, valid, settings, tasks=tasks)
+        lengths = content.sample_tokens
+        computed = advantages(trained, content.sample_groups, valid, settings, tasks=tasks, lengths=lengths)
         return cls(
             step=step,
             group_ids=group_ids,
@@ -291,6 +292,7 @@ class Batch:
                 self.valid,
                 self.advantage_settings,
                 tasks=_task_numbers(self.group_ids)[self.sample_groups],
+                lengths=self.content.sample_tokens,
             ),
         )
 

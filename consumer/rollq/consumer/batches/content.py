@@ -68,7 +68,8 @@ class BatchContent:
     """The groups of a batch, their flat samples and their sequences.
 
     `sample_groups` int64 [S] and `sequence_groups` int64 [n] are the group of each flat sample and of each sequence,
-    `sequence_samples` int64 [n] the flat sample of each sequence.
+    `sequence_samples` int64 [n] the flat sample of each sequence. `sample_tokens` int64 [S] are the loss tokens of each
+    flat sample, of any age.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ class BatchContent:
         self.sequence_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), sequences)
         segments = [len(lengths) for of_group in rows for lengths in of_group.lengths]
         self.sequence_samples: npt.NDArray[np.int64] = np.repeat(np.arange(len(segments)), segments)
+        tokens = [np.sum([*row.loss_tokens.values(), [0] * len(row.rewards)], axis=0, dtype=np.int64) for row in rows]
+        self.sample_tokens: npt.NDArray[np.int64] = np.concatenate([np.zeros(0, np.int64), *tokens])
         self.groups = OnDemand(len(rows), self._groups_at)
         self.samples = OnDemand(sum(samples), self._samples_at)
         self.sequences = OnDemand(sum(sequences), self._sequences_at)
