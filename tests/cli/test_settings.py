@@ -136,6 +136,50 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
             "tasks.*.staleness.sync_weights_interval: must be the same for every task of a run, not {'math': 1, ",
         ),
         ('judge = "environment"', 'adds up the rewards of an environment, but agent_loop = "single_turn" has none'),
+        ("judge = 3", "tasks.math.judge = 3: must be a text in quotes, or a table"),
+        ('judge = { math = "math" }', "tasks.math.judge: field: must name the column that chooses the judge"),
+        (
+            'judge = { field = "source" }',
+            "tasks.math.judge: names no judge: add one for each value of the column 'source'",
+        ),
+        (
+            'judge = { field = "source", a = 1 }',
+            "tasks.math.judge: a = 1: must be a judge's name in quotes, or a table",
+        ),
+        (
+            'judge = { field = "source", a = "none" }',
+            "tasks.math.judge: a = 'none': 'none' gives no reward; name another judge",
+        ),
+        ('judge = { field = "source", a = [] }', "tasks.math.judge: a = []: must name a judge"),
+        (
+            'judge = { field = "source", a = { judge = "b.c", wieght = 2 } }',
+            "tasks.math.judge: a.wieght: unknown key; did you mean 'weight'?",
+        ),
+        (
+            'judge = { field = "source", a = ["b.c", { judge = "b.d", weight = "2" }] }',
+            "tasks.math.judge: a[1].weight = '2': must be a number",
+        ),
+        ('judge = { field = "source", a = ["b.c", "d.c"] }', "tasks.math.judge: a: several judges have the same name"),
+        (
+            'judge = { field = "source", a = "environment" }',
+            'judge = "environment" adds up the rewards of an environment, but',
+        ),
+        (
+            'judge = { field = "source", a = "math" }\njudge_options = { x = 1 }',
+            "judge_options: judge is a table, so options belong to one of its judges",
+        ),
+        (
+            'judge = { field = "source", a = "math" }\nrows.answer_field = ""',
+            'judge.a compares with the answer of each prompt, but answer_field = ""',
+        ),
+        (
+            'judge = { field = "source", a = "math" }\nrows.metadata_fields = ["level"]',
+            'judge.field = "source": rows.metadata_fields leaves this column out',
+        ),
+        (
+            '[evaluations.test]\nprompts = "c"\njudge = { field = 1, a = "math" }',
+            "evaluations.test.judge: field: must name the column",
+        ),
         (
             'rows.answer_field = ""',
             'judge = "exact_match" compares with the answer of each prompt, but answer_field = ""',

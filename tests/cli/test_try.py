@@ -73,6 +73,26 @@ def test_a_row_without_an_answer_and_a_judge_that_raises_are_problems(tmp_path: 
     assert "tried_judges.py:3 in strips)" in result.output
 
 
+@pytest.mark.parametrize("table", ["", '[evaluations.mixed]\nprompts = "p.jsonl"\n'], ids=["task", "evaluation"])
+def test_each_row_is_tried_with_its_own_judge(tmp_path: Path, table: str) -> None:
+    judge = 'judge = { field = "source", sums = "last_number", text = ["tried_judges.strips", "exact_match"] }'
+    rows: list[object] = [
+        {"prompt": "a", "answer": "so it is 7", "source": "sums"},
+        {"prompt": "b", "answer": "words", "source": "text"},
+        {"prompt": "c", "answer": "words", "source": "sums"},
+        {"prompt": "d", "answer": 1, "source": "code"},
+        {"prompt": "e", "answer": "1"},
+    ]
+    result = tried(tmp_path, "--rows", "5", task="mixed" if table else "sums", rows=rows, more=table + judge)
+    assert result.exit_code == 1
+    assert "own answer 'so it is 7': reward 1" in result.output
+    assert "own answer 'words': reward 2 (strips 1, exact_match 1)" in result.output
+    assert "3 problems:" in result.output
+    assert "p.jsonl:3: the answer 'words' has no number" in result.output
+    assert "p.jsonl:4: source = 'code' has no judge; there are judges for sums, text" in result.output
+    assert "p.jsonl:5: no column 'source' (judge.field), which chooses the judge; there are" in result.output
+
+
 def test_given_answers_are_judged_with_their_parts(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     answers.write_text('"it is 1"\n"no\\nidea"\n')

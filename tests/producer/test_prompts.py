@@ -14,7 +14,7 @@ from rollq.producer.columns import Columns
 from rollq.producer.jsonl import MAX_LINE_BYTES
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerTask
-from rollq.workers.judging.answers import numbers_of
+from rollq.workers.judging.task_judge import row_reader
 
 
 def task(path: Path, **changes: Any) -> ProducerTask:
@@ -272,7 +272,7 @@ def test_blank_lines_are_not_rows_whatever_ends_them(tmp_path: Path) -> None:
 
 def test_an_answer_that_the_judge_cannot_use_makes_its_row_unusable(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", b'{"prompt": "a", "answer": "1,5"}\n{"prompt": "b", "answer": null}\n')
-    with PromptFile(task(path), numbers_of) as file:
+    with PromptFile(task(path), row_reader("last_number", {})) as file:
         with pytest.raises(InvalidPrompt, match=r"a\.jsonl:1: the answer '1,5' is ambiguous as a number"):
             file.prompt(0)
         with pytest.raises(InvalidPrompt, match=r"a\.jsonl:2: the prompt has no answer"):

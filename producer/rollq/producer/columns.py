@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
+from rollq.buffer.common.columns import look_up
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import ids_problem, message_problem
 from rollq.producer.prompt_images import NamedImage, collect_images, image_of, place_images
@@ -164,16 +165,6 @@ class Columns:
             return {name: look_up(row, name) for name in self.metadata_fields}
         used_names = {used, self.answer_field, self.ids_field, self.images_field}
         return {name: value for name, value in row.items() if name not in used_names}
-
-
-def look_up(row: Any, path: str, default: Any = None) -> Any:
-    """Return the value at a path of column names joined by dots; `default` if there is none."""
-    if not isinstance(row, Mapping):
-        return default
-    if path in row:
-        return row[path]
-    head, _, rest = path.partition(".")
-    return look_up(row.get(head), rest, default) if rest else default
 
 
 def _content(field: str, value: Any) -> Content:

@@ -12,7 +12,6 @@ same rows. The sampler's order and the statistics per prompt rely on it.
 """
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -23,10 +22,11 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from rollq.buffer.common.columns import look_up
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import prompt_problem
-from rollq.producer.columns import Columns, look_up
+from rollq.producer.columns import Columns
 from rollq.producer.jsonl import JsonLines
 from rollq.producer.prompt_images import ImageFiles
 from rollq.producer.settings import PromptSettings
@@ -72,18 +72,28 @@ class Table(Protocol):
         ...
 
 
-ReadAnswer = Callable[[Any], object]
+class ReadRow(Protocol):
+    """Reads of a prompt what its judge needs. Raises `ValueError` for a prompt that the judge cannot use."""
+
+    @property
+    def identity(self) -> str:
+        """The judges and what chooses them, as far as they decide which rows can be used."""
+        ...
+
+    def __call__(self, prompt: Prompt, /) -> object:
+        """Read a prompt."""
+        ...
 
 
 class PromptFile:
     """The prompts of one task. Entering the context opens and indexes the file; raises `ConfigError` if that fails."""
 
-    def __init__(self, task: PromptSettings, read_answer: ReadAnswer | None = None) -> None:
-        """`read_answer` raises `ValueError` for an answer that the task's judge cannot use."""
+    def __init__(self, task: PromptSettings, read_row: ReadRow | None = None) -> None:
+        """`read_row` raises `ValueError` for a prompt that the task's judge cannot use."""
         self.settings = task
         self.path = task.prompts
         self._columns = Columns.from_task(task)
-        self._read_answer = read_answer
+        self._read_row = read_row
         self._images = ImageFiles(task.prompts.parent, task.image_folders)
         self._image_options = task.image_options
         self._table: Table | None = None
@@ -134,7 +144,7 @@ class PromptFile:
     def account(self) -> str:
         """The digest of the file, of the settings by which rows become prompts, and of what reads their answers."""
         settings = self.settings.model_dump_json(include=READING)
-        reader = getattr(self._read_answer, "__qualname__", "")
+        reader = self._read_row.identity if self._read_row else ""
         return blake2b(f"{self.fingerprint} {reader} {settings}".encode(), digest_size=16).hexdigest()
 
     def place(self, row: int) -> str:
@@ -153,8 +163,8 @@ class PromptFile:
             prompt = replace(prompt, row=row, images=images, image_options=self._image_options if images else {})
             if problem := prompt_problem(prompt):
                 raise ValueError(problem)
-            if self._read_answer is not None:
-                self._read_answer(prompt.answer)
+            if self._read_row is not None:
+                self._read_row(prompt)
             return prompt
         except ConfigError:
             raise

@@ -18,7 +18,7 @@ from rollq.buffer.rules.shards import shard_of
 from rollq.producer.producer import EvaluationFeed, Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import PromptOrder, make_order
 from rollq.producer.prompt_records import check_prompts
-from rollq.producer.prompts import PromptFile, ReadAnswer
+from rollq.producer.prompts import PromptFile, ReadRow
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.producer.usable_rows import UsableRows
@@ -73,12 +73,12 @@ class RunPrompts:
 def open_prompts(
     tasks: Mapping[str, ProducerTask],
     evaluations: Mapping[str, PromptSettings],
-    read_answers: Mapping[str, ReadAnswer] = MappingProxyType({}),
+    read_rows: Mapping[str, ReadRow] = MappingProxyType({}),
 ) -> Iterator[RunPrompts]:
     """Open all prompt files and load all plugins, so that mistakes are found before a run is created.
 
-    Shards of a task share its file. `read_answers` has functions that raise `ValueError` for answers which the judge of
-    a task or an evaluation, by name, cannot use. Raises `ConfigError` for a file that cannot be read, lacks columns
+    Shards of a task share its file. `read_rows` has functions that raise `ValueError` for prompts which the judge of a
+    task or an evaluation, by name, cannot use. Raises `ConfigError` for a file that cannot be read, lacks columns
     that settings name or has fewer prompts than shards, and for an order or a hook that cannot be loaded.
     """
     opened: dict[str, PromptFile] = {}
@@ -88,7 +88,7 @@ def open_prompts(
             task, _, shards = shard_of(name)
             if task not in opened:
                 with inside(f"{kind}s.{task}"):
-                    file = opened[task] = files.enter_context(PromptFile(settings, read_answers.get(task)))
+                    file = opened[task] = files.enter_context(PromptFile(settings, read_rows.get(task)))
                 log.info("%s %s: %d prompts in %s", kind, task, file.rows, settings.prompts)
                 if file.rows < shards:
                     raise ConfigError(

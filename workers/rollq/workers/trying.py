@@ -99,9 +99,10 @@ class Trying:
         form = settings.answer_text
         if self._recipe.judge.name == NONE:
             return
-        row.own = await judge_own_answer(self._recipe.judge, row.prompt, as_sample, FORMS if form is None else (form,))
-        if row.own is not None and (form is not None or self._recipe.judge.name not in UNCHECKED):
-            self._note_own(row, row.own)
+        judge = self._recipe.judge.of(row.prompt)
+        row.own = await judge_own_answer(judge, row.prompt, as_sample, FORMS if form is None else (form,))
+        if row.own is not None and (form is not None or judge.name not in UNCHECKED):
+            self._note_own(row, row.own, judge.name)
 
     async def sample(self, rows: Iterable[TriedRow], engine: Engine, seed: int) -> None:
         """Sample a group of each row, and judge it."""
@@ -162,7 +163,7 @@ class Trying:
         if judged.verdict.error:
             row.problems.append(f"{row.place}: {judged.verdict.error}")
 
-    def _note_own(self, row: TriedRow, own: Judged) -> None:
+    def _note_own(self, row: TriedRow, own: Judged, judge: str) -> None:
         if own.verdict.error:
             row.problems.append(
                 f"{row.place}: {own.verdict.error}; the text was the row's own answer; "
@@ -170,8 +171,8 @@ class Trying:
             )
         elif not own.is_accepted:
             row.problems.append(
-                f"{row.place}: judge {self._recipe.judge.name!r} gives {own.verdict.reward:g} to the row's own answer, "
-                "and no less to a wrong text; answer_text names the form that it expects"
+                f"{row.place}: judge {judge!r} gives {own.verdict.reward:g} to the row's own answer, and no "
+                "less to a wrong text; answer_text names the form that it expects"
             )
 
 

@@ -46,7 +46,7 @@ def produce(file: Path) -> None:
     write_missing_prompts(settings, file)
     stop = stop_on_signals()
     with (
-        open_prompts(tasks, settings.evaluations, settings.answer_readers()) as prompts,
+        open_prompts(tasks, settings.evaluations, settings.row_readers()) as prompts,
         open_run(settings, stop, identities=known) as buffer,
     ):
         log.info("producing for run %r", settings.run)

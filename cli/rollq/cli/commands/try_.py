@@ -72,7 +72,7 @@ def try_rows(
         raise ConfigError(f"--answers: samples of task {task!r} are only judged together; use --sample or --model")
     given = None if answers is None else read_answers(answers)
     worker = settings.worker if model is None else _with_model(settings.worker, model)
-    reader = settings.answer_readers().get(task)
+    reader = settings.row_readers().get(task)
     with ExitStack() as stack:
         prompts = stack.enter_context(PromptFile(table, reader))
         wanted = rows or ROWS if given is None else min(rows or len(given), len(given))

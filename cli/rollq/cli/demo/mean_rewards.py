@@ -14,8 +14,8 @@ from rollq.workers.groups.agent_loops import make_loop
 from rollq.workers.groups.lone_rollouts import rollout_of
 from rollq.workers.groups.task_settings import RolloutSettings
 from rollq.workers.judging.judge import Judge, JudgeContext
-from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.judging.task_judge import make_task_judge
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 JUDGE_TIMEOUT_S = 10.0
@@ -58,7 +58,7 @@ class _Sampler:
     async def mean_reward(self, task: str, settings: RolloutSettings, prompts: Sequence[Prompt]) -> float:
         processes = JudgePool(1)
         loop = make_loop(settings.agent_loop, settings.agent_options)
-        judge = make_judge(settings.judge, settings.judge_options, JudgeContext(JUDGE_TIMEOUT_S, processes))
+        judge = make_task_judge(settings.judge, settings.judge_options, JudgeContext(JUDGE_TIMEOUT_S, processes))
         try:
             judged = await asyncio.gather(
                 *(

@@ -18,6 +18,7 @@ from rollq.buffer.archive.export import read_lines_row
 from rollq.buffer.archive.rows import sample_of
 from rollq.buffer.archive.schema import VERSION_KEY, parquet
 from rollq.buffer.calls.insertion import encode_finished
+from rollq.buffer.common.columns import look_up
 from rollq.buffer.errors import ConfigError, CorruptFrame, InvalidGroup
 from rollq.buffer.values.rollouts import (
     FinishedGroup,
@@ -34,7 +35,7 @@ from rollq.buffer.values.rollouts import (
 from rollq.buffer.wire.prompts import decode_prompt, ids_problem
 from rollq.cli.imports.conversations import conversation_sample, first_turn
 from rollq.cli.settings.model import TaskSettings
-from rollq.producer.columns import Columns, look_up, without_nulls
+from rollq.producer.columns import Columns, without_nulls
 from rollq.producer.prompts import Table, open_table
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.engines.protocol import Tokenizer

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
+from rollq.buffer.common.user_functions import inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.buffer.rules.names import check_name
@@ -25,8 +26,7 @@ from rollq.monitor.changes.settings import MonitorSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
 from rollq.workers.engines.limits import UNSUPPORTED
 from rollq.workers.groups.task_settings import RolloutSettings, WorkerTask
-from rollq.workers.judging.answers import AnswerReader
-from rollq.workers.judging.judges import answer_reader
+from rollq.workers.judging.task_judge import RowReader, row_reader
 from rollq.workers.settings import WorkerSettings
 
 
@@ -45,10 +45,22 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
     @model_validator(mode="after")
     def _answers_can_be_judged(self) -> Self:
         is_judged = not getattr(self, "offline", False)
-        if is_judged and not self.answer_field and answer_reader(self.judge, self.judge_options):
+        if is_judged and not self.answer_field and (key := row_reader(self.judge, self.judge_options).comparing):
+            named = f'judge = "{self.judge}"' if isinstance(self.judge, str) else key
             raise ValueError(
-                f'judge = "{self.judge}" compares with the answer of each prompt, but answer_field = "" says that '
-                "there are none; name the column, or choose another judge"
+                f'{named} compares with the answer of each prompt, but answer_field = "" says that there are none; '
+                "name the column, or choose another judge"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_see_the_column(self) -> Self:
+        column = self.judge.get("field") if isinstance(self.judge, dict) else None
+        kept = self.metadata_fields
+        if column and kept is not None and not any(column == name or column.startswith(f"{name}.") for name in kept):
+            raise ValueError(
+                f'judge.field = "{column}": rows.metadata_fields leaves this column out; add it, or leave '
+                "metadata_fields out"
             )
         return self
 
@@ -201,11 +213,16 @@ class RollqSettings(Settings):
         settings._environments = environments
         return settings
 
-    def answer_readers(self) -> dict[str, AnswerReader]:
-        """Task or evaluation -> reader of the answers that its judge compares with, if it compares any."""
-        judged: dict[str, JudgedPrompts] = {**self.tasks, **self.evaluations}
-        readers = {name: answer_reader(table.judge, table.judge_options) for name, table in judged.items()}
-        return {name: reader for name, reader in readers.items() if reader is not None}
+    def row_readers(self) -> dict[str, RowReader]:
+        """Task or evaluation -> reader of what its judge, or each row's own, compares with. Raises `ConfigError` for
+        options that a judge does not take."""
+        readers: dict[str, RowReader] = {}
+        tables: dict[str, Mapping[str, JudgedPrompts]] = {"tasks": self.tasks, "evaluations": self.evaluations}
+        for root, judged in tables.items():
+            for name, table in judged.items():
+                with inside(f"{root}.{name}"):
+                    readers[name] = row_reader(table.judge, table.judge_options)
+        return readers
 
     def all_tasks(self) -> dict[str, WorkerTask]:
         """Everything that the buffer registers: tasks by shard, and evaluations as tasks."""

@@ -46,7 +46,7 @@ def check_roles(settings: RollqSettings, file: Path) -> None:
     _check_devices(settings)
     sys.path.append(str(file.absolute().parent))
     write_missing_prompts(settings, file)
-    with open_prompts(settings.produced_tasks(), settings.evaluations, settings.answer_readers()):
+    with open_prompts(settings.produced_tasks(), settings.evaluations, settings.row_readers()):
         pass
     model = settings.worker.options.get("model")
     if settings.served_tasks():

@@ -20,9 +20,9 @@ from rollq.workers.groups.task_settings import WorkerTask
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.group_judge import GroupJudge, make_group_judge
 from rollq.workers.judging.judge import Judge, JudgeContext
-from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.own_answers import AsSample, OwnAnswers, sample_of
 from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.judging.task_judge import make_task_judge
 from rollq.workers.seeds import sample_seed, turn_seed
 from rollq.workers.settings import WorkerSettings
 
@@ -64,7 +64,7 @@ class Recipe:
     def hanging_calls(self) -> int:
         """How many calls of its judges should have ended long ago."""
         together = self.group_judge.call.slots.hanging if self.group_judge else 0
-        return self.judge.call.slots.hanging + together
+        return self.judge.hanging + together
 
     @property
     def min_valid_samples(self) -> int:
@@ -119,7 +119,7 @@ def make_recipes(
     for name, task in by_task.items():
         context = JudgeContext(limit_s, processes, task.isolate_judge, pools)
         with inside(table_of(name, task)):
-            judge = make_judge(task.judge, task.judge_options, context)
+            judge = make_task_judge(task.judge, task.judge_options, context)
             recipes[name] = Recipe(
                 settings=task,
                 loop=make_loop(task.agent_loop, task.agent_options, gateway),

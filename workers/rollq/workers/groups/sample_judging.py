@@ -42,7 +42,7 @@ class SampleJudging:
         self.judge_s += judge_s
         if judge_error := made.error or made.extra.get(JUDGE_ERROR):
             self._note_unrewarded(judge_error)
-        judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
+        judge = OWN_REWARD if rewarded else recipe.judge.name_for(held.lease.prompt)
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
 
     def note_unusable(self, problem: str) -> None:

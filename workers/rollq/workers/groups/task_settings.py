@@ -9,6 +9,7 @@ from rollq.workers.engines.protocol import Sampling
 from rollq.workers.groups.agent_loops import gives_rewards
 from rollq.workers.judging.answers import PLACEHOLDER
 from rollq.workers.judging.options import NONE
+from rollq.workers.judging.per_row import JudgesByColumn, names_of
 
 NOT_TRAINED: Final = (
     "min_p",
@@ -83,8 +84,10 @@ _SAMPLING_KEYS = tuple(SamplingSettings.model_fields.keys() - {"max_prompt_token
 class JudgeSettings(Settings):
     """How a finished sample is given its reward."""
 
-    judge: str = Field(
-        default="exact_match", description="name of a built-in judge, or the dotted path of a custom one"
+    judge: str | dict[str, Any] = Field(
+        default="exact_match",
+        description="name of a built-in judge, or the dotted path of a custom one; or a table: field names a column, "
+        "the other keys are its values, each with a judge",
     )
     judge_options: dict[str, Any] = Field(default_factory=dict, description="options of a built-in judge")
     isolate_judge: Literal[False, True, "sealed"] = Field(
@@ -101,6 +104,24 @@ class JudgeSettings(Settings):
         default="fail",
         description="a sample for which the judge raises or takes too long fails, or gets reward 0 and is trained",
     )
+
+    @field_validator("judge", mode="before")
+    @classmethod
+    def _names_judges(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            JudgesByColumn.parse(value)
+        elif not isinstance(value, str):
+            raise ValueError("must be a text in quotes, or a table")
+        return value
+
+    @model_validator(mode="after")
+    def _options_are_beside_their_judge(self) -> Self:
+        if self.judge_options and not isinstance(self.judge, str):
+            raise ValueError(
+                'judge_options: judge is a table, so options belong to one of its judges, as in { judge = "regex", '
+                "options = { ... } }"
+            )
+        return self
 
     @field_validator("answer_text")
     @classmethod
@@ -132,7 +153,7 @@ class RolloutSettings(SamplingSettings, JudgeSettings):
 
     @model_validator(mode="after")
     def _loop_gives_the_judged_rewards(self) -> Self:
-        if self.judge == "environment" and not gives_rewards(self.agent_loop):
+        if "environment" in names_of(self.judge) and not gives_rewards(self.agent_loop):
             raise ValueError(
                 'judge = "environment" adds up the rewards of an environment, but agent_loop = '
                 f'"{self.agent_loop}" has none; set agent_loop = "environment", or choose another judge'

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -46,13 +46,32 @@ async def nothing_to_close() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge by its name. `asks_models`: it takes the pools of auxiliary models."""
+    """A judge by its name. `asks_models`: it takes the pools of auxiliary models. `choose` gives the judge of a prompt,
+    one of `others`, where each row has its own."""
 
     name: str
     call: UserFunction
     close: Close = nothing_to_close
     asks_models: bool = False
+    choose: Callable[[Prompt], "Judge"] | None = None
+    others: Sequence["Judge"] = ()
     failures: LogOnce = field(default_factory=lambda: LogOnce(log))
+
+    @property
+    def hanging(self) -> int:
+        """How many calls should have ended long ago."""
+        return self.call.slots.hanging + sum(judge.hanging for judge in self.others)
+
+    def of(self, prompt: Prompt) -> "Judge":
+        """The judge of a prompt. Raises `ValueError` for a prompt without one."""
+        return self.choose(prompt) if self.choose else self
+
+    def name_for(self, prompt: Prompt) -> str:
+        """The last part of the name of a prompt's judge; empty for a prompt without one."""
+        try:
+            return self.of(prompt).name.rpartition(".")[2]
+        except ValueError:
+            return ""
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none, which is logged."""
@@ -66,6 +85,12 @@ class Judge:
         """The reward of a completed sample, or why it has none; neither from the judge `none`."""
         if self.name == NONE:
             return Verdict()
+        if self.choose:
+            try:
+                judge = self.of(prompt)
+            except ValueError as error:
+                return Verdict(error=f"judge: {error}")
+            return await judge.verdict(prompt, sample)
         try:
             answer = await self.call(prompt, sample)
         except TimeoutError as error:

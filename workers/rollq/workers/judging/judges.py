@@ -25,36 +25,51 @@ from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.workers.judging.answers import AnswerReader
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext, takes_pools, with_pools
-from rollq.workers.judging.options import WeightedOptions
+from rollq.workers.judging.options import Part, WeightedOptions
 from rollq.workers.judging.rewards import SCORE, Answer, Credit, Reward, Verdict
 from rollq.workers.judging.token_rewards import on_last_token
 from rollq.workers.user_code.calls import UserFunction
 
 
-def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext) -> Judge:
+def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext, setting: str = "judge_options") -> Judge:
     """A built-in judge, or a custom one by dotted path. Raises `ConfigError` for an unknown judge or unsupported
-    options."""
+    options, which `setting` has."""
     function = load_plugin("judge", name, BUILT_IN)
     if isinstance(function, BuiltInJudge):
-        return function(_settings_of(name, function, options), context)
+        return function(_settings_of(name, function, options, setting), context)
     if options:
-        raise ConfigError(f"judge {name!r} is a custom judge and takes no judge_options: {dict(options)!r}")
+        raise ConfigError(f"judge {name!r} is a custom judge and takes no {setting}: {dict(options)!r}")
     return Judge(name, _custom(name, function, context), asks_models=takes_pools(function))
 
 
-def answer_reader(name: str, options: Mapping[str, Any]) -> AnswerReader | None:
+def answer_reader(name: str, options: Mapping[str, Any], setting: str = "judge_options") -> AnswerReader | None:
     """The function that reads the answers for the judge called `name`; None for a judge that needs no answer, and for a
     custom one. Raises `ConfigError` for unsupported options."""
     if name not in BUILT_IN:
         return None
-    return BUILT_IN[name].reader(_settings_of(name, BUILT_IN[name], options))
+    return BUILT_IN[name].reader(_settings_of(name, BUILT_IN[name], options, setting))
 
 
-def _settings_of(name: str, judge: BuiltInJudge, options: Mapping[str, Any]) -> Any:
+def make_parts(parts: Mapping[str, Part], context: JudgeContext) -> Judge:
+    """The judge of one part with weight 1, or the weighted sum of several. Raises `ConfigError`."""
+    only = next(iter(parts.values()))
+    if len(parts) == 1 and only.weight == 1:
+        return make_judge(only.judge, only.options, context, "options")
+    return _weighted(WeightedOptions(parts=dict(parts)), context)
+
+
+def reader_of_parts(parts: Mapping[str, Part]) -> AnswerReader | None:
+    """A function that reads an answer for all parts that need one. Raises `ConfigError`."""
+    readers = [answer_reader(part.judge, part.options, "options") for part in parts.values()]
+    needed = [reader for reader in readers if reader is not None]
+    return (lambda answer: [read(answer) for read in needed]) if needed else None
+
+
+def _settings_of(name: str, judge: BuiltInJudge, options: Mapping[str, Any], setting: str) -> Any:
     try:
         return judge.options.model_validate(options)
     except ValidationError as error:
-        raise ConfigError(f"judge_options of judge {name!r}: {explanation(error, judge.options)}") from error
+        raise ConfigError(f"{setting} of judge {name!r}: {explanation(error, judge.options)}") from error
 
 
 def _custom(path: str, function: Callable[..., Any], context: JudgeContext) -> UserFunction:
@@ -100,7 +115,8 @@ def prepare_custom(path: str, prompt: str) -> None:
 def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
     """The weighted sum of other judges' rewards, and of their rewards of tokens."""
     parts = {
-        name: (part.weight, make_judge(part.judge, part.options, context)) for name, part in settings.parts.items()
+        name: (part.weight, make_judge(part.judge, part.options, context, "options"))
+        for name, part in settings.parts.items()
     }
 
     async def weighted(prompt: Prompt, sample: Sample) -> Answer:
@@ -123,7 +139,8 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
         for _, judge in parts.values():
             await judge.close()
 
-    return Judge("weighted", UserFunction.wrap(weighted, None, quick=False), close=close)
+    others = [judge for _, judge in parts.values()]
+    return Judge("weighted", UserFunction.wrap(weighted, None, quick=False), close=close, others=others)
 
 
 def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float, Verdict]]) -> Answer:
@@ -137,15 +154,8 @@ def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float
     return Credit(rewards, tokens=tokens)
 
 
-def _reader_of_parts(settings: WeightedOptions) -> AnswerReader | None:
-    """A function that reads an answer for all parts that need one."""
-    readers = [answer_reader(part.judge, part.options) for part in settings.parts.values()]
-    needed = [reader for reader in readers if reader is not None]
-    return (lambda answer: [read(answer) for read in needed]) if needed else None
-
-
 BUILT_IN: Final[Mapping[str, BuiltInJudge]] = {
     **SIMPLE,
-    "weighted": BuiltInJudge(WeightedOptions, _weighted, _reader_of_parts),
+    "weighted": BuiltInJudge(WeightedOptions, _weighted, lambda settings: reader_of_parts(settings.parts)),
 }
 """All built-in judges by name."""

@@ -117,7 +117,7 @@ async def judge_own_answer(
 
 
 class OwnAnswers:
-    """Checks that a task's judge accepts the own answers of the first rows."""
+    """Checks that the judge, or each of a task's judges, accepts the own answers of its first rows."""
 
     def __init__(
         self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
@@ -125,6 +125,30 @@ class OwnAnswers:
         """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: the usual forms.
         `may_raise`: a sample on which the judge raises is a wrong one, so it may raise on other forms.
         `of_text`: samples are only a text, so a custom judge cannot look at anything else."""
+        self._judge = judge
+        judges = judge.others if judge.choose else (judge,)
+        self._checks = {
+            id(one): _FirstAnswers(one, answer_text, of_text=of_text, may_raise=may_raise) for one in judges
+        }
+
+    @property
+    def doubt(self) -> str:
+        """Why a judge may not know a right answer; empty without doubt."""
+        return next((check.doubt for check in self._checks.values() if check.doubt), "")
+
+    async def problem(self, prompt: Prompt, as_sample: AsSample) -> str:
+        """Why samples of this prompt would get no right reward; empty if they may be made."""
+        try:
+            judge = self._judge.of(prompt)
+        except ValueError as error:
+            return f"judge: {error}"
+        return await self._checks[id(judge)].problem(prompt, as_sample)
+
+
+class _FirstAnswers:
+    """The check of one judge."""
+
+    def __init__(self, judge: Judge, answer_text: str | None, *, of_text: bool, may_raise: bool) -> None:
         self._judge = judge
         self._forms = FORMS if answer_text is None else (answer_text,)
         self._must_accept = answer_text is not None or judge.name in COMPARING
