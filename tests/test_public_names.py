@@ -26,7 +26,7 @@ PUBLIC = {
         "divergence_mask", "dppo_kl", "dppo_tv", "generalised_advantages", "geometric", "geometric_mask", "imitation",
         "ipo", "k1", "k2", "k3", "k3_by_k2", "k3_unbiased", "kl_in_reward", "masked", "off_policy_mask", "policy_terms",
         "sapo", "second_moment_mask", "sequence_importance", "sequence_ratio", "token_importance", "token_ratio",
-        "token_weights", "topr", "truncated", "unclipped", "value_loss",
+        "one_sided", "token_weights", "topr", "truncated", "unclipped", "value_loss",
     },
     "rollq.integrations.trl": {"RollqGRPOTrainer", "connect"},
     "rollq.producer": {

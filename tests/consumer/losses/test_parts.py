@@ -169,6 +169,23 @@ def test_topr_tapers_bad_samples_by_the_probability_of_the_whole_sample() -> Non
     assert found.was_clipped.tolist() == [False, False, True, False]
 
 
+def test_rec_drops_what_ppo_gives_no_gradient_and_weighs_the_rest_by_one() -> None:
+    ratios = [1.1, 1.3, 0.5, 1.3, 0.9, 0.7, 0.7]
+    advantages = tensor(2.0, 2.0, 2.0, -3.0, -3.0, -3.0, 0.0)
+    gradients = {}
+    for preset in ("rec", "ppo"):
+        new = tensor(*([-1.0] * 7), grad=True)
+        found = terms_of({"preset": preset}, new, -1 - tensor(*ratios).log(), advantages=advantages)
+        found.terms.sum().backward()  # type: ignore[no-untyped-call]
+        assert new.grad is not None
+        gradients[preset] = new.grad
+        assert found.was_clipped.tolist() == [False, True, False, False, False, True, False]
+        if preset == "rec":
+            assert found.terms.tolist() == [2, 0, 2, -3, -3, 0, 0]
+    assert gradients["rec"].tolist() == [-2, 0, -2, 3, 3, 0, 0]
+    torch.testing.assert_close(gradients["rec"] * tensor(*ratios), gradients["ppo"])
+
+
 def test_dppo_cuts_only_what_moved_in_the_direction_of_its_advantage() -> None:
     new, behaviour = tensor(-0.1, -0.1, -1.0, -1.0), tensor(-1.0, -1.0, -0.1, -0.1)
     found = dppo_kl(new, behaviour, tensor(1, -1, 1, -1), low=0.01, high=0.01, cap=20.0)

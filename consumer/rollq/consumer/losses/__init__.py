@@ -33,6 +33,7 @@ __all__ = [
     "kl_in_reward",
     "masked",
     "off_policy_mask",
+    "one_sided",
     "policy_terms",
     "sapo",
     "second_moment_mask",
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from rollq.consumer.losses.presets import PRESETS
     from rollq.consumer.losses.ratios import sequence_ratio, token_ratio
     from rollq.consumer.losses.settings import LossSettings
-    from rollq.consumer.losses.surrogates import Surrogate, cispo, clipped, geometric, sapo, topr, unclipped
+    from rollq.consumer.losses.surrogates import Surrogate, cispo, clipped, geometric, one_sided, sapo, topr, unclipped
     from rollq.consumer.losses.trust_regions import dppo_kl, dppo_tv, ipo
     from rollq.consumer.losses.values import generalised_advantages, value_loss
 else:
@@ -73,7 +74,7 @@ else:
             "rollq.consumer.losses.presets": "PRESETS",
             "rollq.consumer.losses.ratios": "sequence_ratio token_ratio",
             "rollq.consumer.losses.settings": "LossSettings",
-            "rollq.consumer.losses.surrogates": "Surrogate cispo clipped geometric sapo topr unclipped",
+            "rollq.consumer.losses.surrogates": "Surrogate cispo clipped geometric one_sided sapo topr unclipped",
             "rollq.consumer.losses.trust_regions": "dppo_kl dppo_tv ipo",
             "rollq.consumer.losses.values": "generalised_advantages value_loss",
         },

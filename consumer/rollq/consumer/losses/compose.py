@@ -10,7 +10,7 @@ from rollq.consumer.losses.corrections import masked, sequence_importance, token
 from rollq.consumer.losses.masks import geometric_mask, off_policy_mask
 from rollq.consumer.losses.ratios import sequence_ratio, token_ratio
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.losses.surrogates import Surrogate, cispo, clipped, geometric, sapo, topr, unclipped
+from rollq.consumer.losses.surrogates import Surrogate, cispo, clipped, geometric, one_sided, sapo, topr, unclipped
 from rollq.consumer.losses.trust_regions import dppo_kl, dppo_tv, ipo
 
 
@@ -96,15 +96,21 @@ def _surrogate(
         case "gmpo":
             return geometric(new, old, advantages, samples, low=settings.clip_low, high=settings.clip_high)
     ratio = token_ratio(new, old) if settings.ratio == "token" else sequence_ratio(new, old, samples)
+    return _of_ratio(settings, new, ratio, advantages)
+
+
+def _of_ratio(settings: LossSettings, new: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor) -> Surrogate:
+    bounds = {"low": settings.clip_low, "high": settings.clip_high}
     match settings.surrogate:
         case "clipped":
-            bounds = {"low": settings.clip_low, "high": settings.clip_high}
             return clipped(ratio, advantages, **bounds, dual=settings.dual_clip)
+        case "rec":
+            return one_sided(new, ratio, advantages, **bounds)
         case "cispo":
             return cispo(new, ratio, advantages, cap=settings.ratio_cap)
         case "sapo":
             return sapo(ratio, advantages, positive=settings.sapo_positive, negative=settings.sapo_negative)
-        case "unclipped":
+        case _:
             return unclipped(ratio, advantages)
 
 

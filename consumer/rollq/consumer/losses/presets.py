@@ -43,6 +43,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ipo": {"surrogate": "ipo", "trust_low": 0.2, "trust_high": 0.2},
         "topr": {"surrogate": "topr"},
         "reinforce": {"surrogate": "unclipped"},
+        "rec": {"surrogate": "rec"},
     }
 )
 """Name of a loss -> its settings."""

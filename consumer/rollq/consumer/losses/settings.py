@@ -19,6 +19,7 @@ _ALWAYS = (
 )  # fmt: skip
 _OF_SURROGATE: Mapping[str, tuple[str, ...]] = {
     "clipped": ("ratio", "clip_low", "clip_high", "dual_clip", "old_logprobs"),
+    "rec": ("ratio", "clip_low", "clip_high", "old_logprobs"),
     "gmpo": ("clip_low", "clip_high", "old_logprobs"),
     "cispo": ("ratio", "ratio_cap", "old_logprobs"),
     "sapo": ("ratio", "sapo_positive", "sapo_negative", "old_logprobs"),

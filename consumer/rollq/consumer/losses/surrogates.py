@@ -74,6 +74,16 @@ def cispo(new: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, *, c
     return Surrogate(-weight * advantages * new, ratio.detach(), ratio.detach() > cap)
 
 
+def one_sided(
+    new: torch.Tensor, ratio: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float
+) -> Surrogate:
+    """-A new, 0 where A > 0 and r > 1 + high, or A < 0 and r < 1 - low: REC-OneSide-NoIS (Yao et al. 2025,
+    arXiv:2509.24203). It drops the tokens that `clipped` gives no gradient, and weighs the others by 1 instead of r."""
+    ratio = ratio.detach()
+    outside = torch.where(advantages > 0, ratio > 1 + high, (advantages < 0) & (ratio < 1 - low))
+    return Surrogate(torch.where(outside, 0.0, -advantages * new), ratio, outside)
+
+
 def sapo(ratio: torch.Tensor, advantages: torch.Tensor, *, positive: float, negative: float) -> Surrogate:
     """-A (4 / t) sigmoid(t (r - 1)), where t = `positive` if A > 0, else `negative`: SAPO (Gao et al. 2025,
     arXiv:2511.20347). It bounds all tokens softly, and so clips none."""
