@@ -96,3 +96,13 @@ def test_workers_of_a_run_have_the_same_templates(folder: Path, buffer: Buffer) 
     ):
         with pytest.raises(RunMismatch, match=rf"chat template of {table} .*, this role has .*give the run another"):
             buffer.create_run(identities=templates(load_settings(written(folder, options, worker))))
+
+
+def test_the_reply_starts_with_a_prefix_in_single_turns_alone(folder: Path) -> None:
+    prefix = 'rows.reply_prefix = "It is"'
+    result = CliRunner().invoke(main, ["try", str(written(folder, prefix)), "sums"])
+    assert "| It is\n" in result.output, result.output  # and nothing after it
+    with pytest.raises(
+        ConfigError, match='reply_prefix: starts the one reply of agent_loop = "single_turn", and "tools"'
+    ):
+        load_settings(written(folder, prefix + '\nagent_loop = "tools"'))

@@ -191,6 +191,34 @@ def test_texts_become_messages_and_get_a_system_prompt_by_setting(columns: Colum
     assert prompt_of(columns, {"prompt": asked, "answer": 1}).content == content
 
 
+def test_a_row_has_its_own_system_prompt_or_the_tasks() -> None:
+    columns = Columns(system_prompt="Be long.", system_prompt_field="rules.system")
+    own = prompt_of(columns, {"prompt": "hi", "answer": 1, "rules": {"system": "Be brief."}})
+    assert own.content == (SYSTEM, USER)
+    without = prompt_of(columns, {"prompt": "hi", "answer": 1, "rules": {"system": None}})
+    assert without.content == ({**SYSTEM, "content": "Be long."}, USER)
+    with pytest.raises(ValueError, match=r"'rules\.system' \(system_prompt_field\) must be a text, not 3"):
+        prompt_of(columns, {"prompt": "hi", "answer": 1, "rules": {"system": 3}})
+    flat = Columns(chat=True, system_prompt_field="system")
+    assert prompt_of(flat, {"prompt": "hi", "answer": 1, "system": "Be brief."}).metadata == {}
+    assert Columns(metadata_fields=(), system_prompt_field="system").uses("system")
+    assert str(Columns(system_prompt_field="system").absent(lambda: [{"prompt": "hi"}])).startswith(
+        "system_prompt_field"
+    )
+
+
+def test_a_reply_starts_with_the_prefix() -> None:
+    columns = Columns(chat=True, reply_prefix="<think>")
+    assert prompt_of(columns, {"prompt": "hi", "answer": 1}).content == (
+        USER,
+        {"role": "assistant", "content": "<think>"},
+    )
+    with pytest.raises(ValueError, match=r"prompt is a text, and reply_prefix .* set chat = true"):
+        prompt_of(Columns(reply_prefix="<think>"), {"prompt": "hi", "answer": 1})
+    with pytest.raises(ValueError, match="messages ends with the assistant's message, so leave out reply_prefix"):
+        prompt_of(Columns(final_answer="continue", answer_field="", reply_prefix="<think>"), SFT_ROW)
+
+
 @pytest.mark.parametrize(
     ("column", "wanted"),
     [("prompt", True), ("messages", True), ("reward", True), ("extra", True), ("ids", True), ("image", False)],

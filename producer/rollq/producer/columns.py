@@ -6,6 +6,7 @@ setting of the task     column                                             field
 `answer_field`          the reference answer, any value; "": none          `answer`
 `ids_field`             token ids that replace the text; may be absent     `ids`
 `images_field`          an image, or a list of images; may be absent       `images`
+`system_prompt_field`   the row's own system prompt; may be absent         `content`
 `metadata_fields`       values for judges and agent loops;                 `metadata`
                         default: all other columns
 
@@ -23,8 +24,9 @@ the first text of the user if there are none.
 Messages that end with the assistant's are rows of another kind, with the answer in the prompt: they are refused, unless
 `final_answer` says that the last message is the reference answer, or that the model continues it.
 
-With `chat`, a text becomes a user's message, so that the model's chat template is applied to it. `system_prompt` adds a
-system message at the start, unless the row has one, and turns texts into messages.
+With `chat`, a text becomes a user's message, so that the model's chat template is applied to it. The row's own system
+prompt, or else `system_prompt`, becomes a system message at the start, unless the messages have one, and turns texts
+into messages. `reply_prefix` becomes an assistant's message at the end, which the model continues.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +57,8 @@ class Columns:
     chat: bool = False
     final_answer: Literal["refuse", "answer", "continue"] = "refuse"
     system_prompt: str = ""
+    system_prompt_field: str = ""
+    reply_prefix: str = ""
 
     @classmethod
     def from_task(cls, task: PromptSettings) -> Self:
@@ -68,6 +72,8 @@ class Columns:
             chat=task.chat,
             final_answer=task.final_answer,
             system_prompt=task.system_prompt,
+            system_prompt_field=task.system_prompt_field,
+            reply_prefix=task.reply_prefix,
         )
 
     def uses(self, column: str) -> bool:
@@ -75,7 +81,7 @@ class Columns:
         if self.metadata_fields is None:
             return True
         fields = (self.prompt_field, _MESSAGES, self.answer_field, self.ids_field, self.images_field)
-        names = fields + self.metadata_fields
+        names = (*fields, self.system_prompt_field, *self.metadata_fields)
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def absent(self, read_rows: Callable[[], Sequence[Mapping[str, Any]]]) -> str | None:
@@ -83,7 +89,7 @@ class Columns:
 
         The rows are read if settings ask for some column."""
         asked = [("metadata_fields", name) for name in self.metadata_fields or ()]
-        for setting in ("ids_field", "images_field"):  # by default, they may be absent
+        for setting in ("ids_field", "images_field", "system_prompt_field"):  # by default, they may be absent
             if (name := getattr(self, setting)) != getattr(Columns(), setting):
                 asked.append((setting, name))
         rows = read_rows() if asked else ()
@@ -111,7 +117,8 @@ class Columns:
                 f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
                 'set answer_field = "" when prompts have no answer'
             )
-        content, images = self._with_images(row, self._with_system_prompt(content))
+        content, images = self._with_images(row, self._with_system_prompt(row, content))
+        content = self._with_reply_prefix(field, content)
         metadata = self._metadata(row, field)
         prompt = Prompt(
             content=content,
@@ -150,20 +157,41 @@ class Columns:
             return content, inside
         return place_images(content, len(images)), tuple(images)
 
-    def _with_system_prompt(self, content: Content) -> Content:
+    def _with_system_prompt(self, row: Mapping[str, Any], content: Content) -> Content:
         """Turn a text into messages, and add the system message, as far as the settings ask for it."""
+        system_prompt = self._system_prompt(row)
         if isinstance(content, str):
-            if not self.chat and not self.system_prompt:
+            if not self.chat and not system_prompt:
                 return content
             content = ({"role": "user", "content": content},)
-        if self.system_prompt and content[0]["role"] != "system":
-            content = ({"role": "system", "content": self.system_prompt}, *content)
+        if system_prompt and content[0]["role"] != "system":
+            content = ({"role": "system", "content": system_prompt}, *content)
         return content
+
+    def _system_prompt(self, row: Mapping[str, Any]) -> str:
+        own = look_up(row, self.system_prompt_field) if self.system_prompt_field else None
+        if own is None:
+            return self.system_prompt
+        if not isinstance(own, str):
+            raise ValueError(
+                f"field {self.system_prompt_field!r} (system_prompt_field) must be a text, not {own!r:.80}"
+            )
+        return own
+
+    def _with_reply_prefix(self, field: str, content: Content) -> Content:
+        """The content with the start of the assistant's reply, if the settings have one."""
+        if not self.reply_prefix:
+            return content
+        if isinstance(content, str):
+            raise ValueError(f"{field} is a text, and reply_prefix starts an assistant's message: set chat = true")
+        if content[-1]["role"] == "assistant":
+            raise ValueError(f"{field} ends with the assistant's message, so leave out reply_prefix")
+        return (*content, {"role": "assistant", "content": self.reply_prefix})
 
     def _metadata(self, row: Mapping[str, Any], used: str) -> dict[str, Any]:
         if self.metadata_fields is not None:
             return {name: look_up(row, name) for name in self.metadata_fields}
-        used_names = {used, self.answer_field, self.ids_field, self.images_field}
+        used_names = {used, self.answer_field, self.ids_field, self.images_field, self.system_prompt_field}
         return {name: value for name, value in row.items() if name not in used_names}
 
 

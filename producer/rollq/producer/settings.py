@@ -68,6 +68,12 @@ class PromptSettings(PromptLength):
     system_prompt: str = Field(
         default="", description="system message put before prompts that have none; empty: no message"
     )
+    system_prompt_field: str = Field(
+        default="", description="column with a row's own system prompt, instead of system_prompt; default: none"
+    )
+    reply_prefix: str = Field(
+        default="", description="start of the assistant's reply, which the model continues; in single_turn alone"
+    )
     max_bad_rows: float = Field(
         default=0.05, ge=0, le=1, description="share of the rows that may be unusable; they are left out and counted"
     )

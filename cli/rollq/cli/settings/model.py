@@ -64,6 +64,15 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_reply_is_started(self) -> Self:
+        if self.reply_prefix and self.agent_loop != "single_turn" and "." not in self.agent_loop:
+            raise ValueError(
+                f'reply_prefix: starts the one reply of agent_loop = "single_turn", and "{self.agent_loop}" has more '
+                "than one; leave it out"
+            )
+        return self
+
 
 Profile = Literal["on-policy", "one-step-off", "throughput"]
 PROFILES: Final[Mapping[object, Mapping[str, Any]]] = {
@@ -83,7 +92,7 @@ PROFILES: Final[Mapping[object, Mapping[str, Any]]] = {
 """Profile -> the keys that it sets unless they are given. docs/guide/staleness.md gives the cost of each."""
 OFFLINE_KEYS = frozenset(TaskRules.model_fields) | {
     "prompt_field", "answer_field", "ids_field", "metadata_fields", "chat", "template_options", "system_prompt",
-    "max_prompt_tokens", "max_tokens", "shards",
+    "system_prompt_field", "max_prompt_tokens", "max_tokens", "shards",
 }  # fmt: skip
 """Keys of an offline task: its rules, and how `rollq import` reads rows."""
 
