@@ -87,6 +87,9 @@ WRONG = {
     "loss.sft.maths = 1.0": r"trainer\.loss\.sft: 'maths' is not a task; there are math",
     "loss.distillation.maths = 1.0": r"trainer\.loss\.distillation: 'maths' is not a task; there are math",
     "loss = { sft = { math = 1.0 }, distillation = { math = 1.0 } }": r"sft and distillation both name task 'math'",
+    'loss.surrogate = "custom"': r'surrogate = "custom": loss \'ppo\' has another; .*preset = "module.function"',
+    'loss = { preset = "my.loss", surrogate = "sapo" }': r"surrogate = \"sapo\": loss 'my\.loss' has another",
+    'loss = { preset = "my.loss", clip_low = 0.1 }': r"clip_low = 0\.1: loss 'my\.loss' .*leave it out",
     "loss.sft.math = -1.0": r"trainer\.loss\.sft\.math = -1\.0: ",
 }
 """Lines of `[trainer]` -> the error."""

@@ -115,6 +115,10 @@ EVALUATION_METRICS: Final = Contract(
     "evaluation_metrics", (Function("evaluation_metrics", ("name", "groups"), "dict[str, float]", How.PLAIN),)
 )
 PRIORITIES: Final = Contract("priorities", (Function("priorities", ("batch",), "list of float", How.PLAIN),))
+LOSS: Final = Contract(
+    "loss",
+    (Function("loss", (), "tensor", How.PLAIN, ("new", "old", "behaviour", "advantages", "samples")),),
+)
 
 CONTRACTS: Final[Mapping[str, Contract]] = {
     "judge": JUDGE,
@@ -132,6 +136,7 @@ CONTRACTS: Final[Mapping[str, Contract]] = {
     "hook": SHOULD_CONTINUE,
     "pipeline operator": OPERATOR,
     "priorities": PRIORITIES,
+    "loss": LOSS,
     "metrics of evaluations": EVALUATION_METRICS,
 }
 """Description of user code -> its contract. Tools have none: a model calls them, with any arguments."""

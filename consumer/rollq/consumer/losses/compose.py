@@ -7,6 +7,7 @@ import torch
 from rollq.buffer.errors import ConfigError
 from rollq.consumer.losses import kl
 from rollq.consumer.losses.corrections import masked, sequence_importance, token_importance, truncated
+from rollq.consumer.losses.custom import custom
 from rollq.consumer.losses.masks import geometric_mask, off_policy_mask
 from rollq.consumer.losses.ratios import sequence_ratio, token_ratio
 from rollq.consumer.losses.settings import LossSettings
@@ -93,6 +94,8 @@ def _surrogate(
             return ipo(new, behaviour, advantages, **trust, pull=settings.pull)
         case "topr":
             return topr(new, behaviour, advantages, samples)
+        case "custom":
+            return custom(settings.preset, new, old, behaviour, advantages, samples)
         case "gmpo":
             return geometric(new, old, advantages, samples, low=settings.clip_low, high=settings.clip_high)
     ratio = token_ratio(new, old) if settings.ratio == "token" else sequence_ratio(new, old, samples)

@@ -3,7 +3,9 @@
 from typing import Literal
 
 Aggregation = Literal["token", "sequence", "constant"]
-Surrogate = Literal["clipped", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl", "ipo", "topr", "unclipped", "rec"]
+Surrogate = Literal[
+    "clipped", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl", "ipo", "topr", "unclipped", "rec", "custom"
+]
 RatioLevel = Literal["token", "sequence"]
 OldLogprobs = Literal["behaviour", "recomputed"]
 Correction = Literal["none", "full", "truncated", "masked"]

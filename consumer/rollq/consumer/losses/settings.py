@@ -19,6 +19,7 @@ _ALWAYS = (
 )  # fmt: skip
 _OF_SURROGATE: Mapping[str, tuple[str, ...]] = {
     "clipped": ("ratio", "clip_low", "clip_high", "dual_clip", "old_logprobs"),
+    "custom": ("old_logprobs",),
     "rec": ("ratio", "clip_low", "clip_high", "old_logprobs"),
     "gmpo": ("clip_low", "clip_high", "old_logprobs"),
     "cispo": ("ratio", "ratio_cap", "old_logprobs"),
@@ -60,10 +61,14 @@ class LossSettings(Settings):
 
     Tokens are compared with `old_logprobs`: with `behaviour`, the engine's reported logprobs; with `recomputed`, the
     logprobs under the trainer's weights before the first update on the batch. The `correction` is for the difference
-    between the two. A setting that the loss does not use is refused.
+    between the two. A setting that the loss does not use is refused. A preset `module.function` is a function of the
+    user's, see `rollq.consumer.losses.custom`.
     """
 
-    preset: str = Field(default="ppo", description="the loss that sets the defaults of the other settings")
+    preset: str = Field(
+        default="ppo",
+        description="the loss that sets the defaults of the other settings, or the dotted path of a function",
+    )
     surrogate: Surrogate = Field(
         default="clipped", description="term to minimise for each token; gmpo, sapo, dppo_kl and ipo are experimental"
     )
@@ -154,9 +159,9 @@ class LossSettings(Settings):
             return handler(data)
         given = {} if isinstance(data, str) else data
         name = data if isinstance(data, str) else data.get("preset", "ppo")
-        if not isinstance(name, str) or name not in PRESETS:
+        if not isinstance(name, str) or ("." not in name and name not in PRESETS):
             raise ValueError(_unknown(name, is_text=isinstance(data, str)))
-        settings = handler({**PRESETS[name], **given, "preset": name})
+        settings = handler({**PRESETS.get(name, {"surrogate": "custom"}), **given, "preset": name})
         settings._check(given)
         return settings
 
@@ -205,14 +210,19 @@ class LossSettings(Settings):
         """Whether all segments of a sample must be in one micro-batch: ratios, weights or masks are per sample."""
         return (
             ("ratio" in _OF_SURROGATE[self.surrogate] and self.ratio == "sequence")
-            or self.surrogate in ("gmpo", "topr")
+            or self.surrogate in ("gmpo", "topr", "custom")
             or self.mask != "none"
             or (self.is_corrected and self.correction_level == "sequence")
         )
 
     def _check(self, given: Mapping[str, Any]) -> None:
         """Raise `ValueError` if settings that were `given` contradict each other, or have no effect."""
-        if PRESETS[self.preset].get("old_logprobs") == "recomputed" and self.old_logprobs == "behaviour":
+        if (self.surrogate == "custom") is not ("." in self.preset):
+            raise ValueError(
+                f'surrogate = "{self.surrogate}": loss {self.preset!r} has another; leave surrogate out. A function of '
+                'yours is named by preset = "module.function"'
+            )
+        if PRESETS.get(self.preset, {}).get("old_logprobs") == "recomputed" and self.old_logprobs == "behaviour":
             raise ValueError(
                 f'old_logprobs = "behaviour": loss {self.preset!r} corrects for the difference of trainer and engine, '
                 'which needs old_logprobs = "recomputed"; leave it out, or choose another preset'
@@ -240,4 +250,4 @@ def _unknown(name: object, *, is_text: bool) -> str:
     close = get_close_matches(str(name), PRESETS, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ";"
     key = "" if is_text else f"preset = {name!r}: "
-    return f"{key}unknown loss{hint} rollq has {', '.join(PRESETS)}"
+    return f"{key}unknown loss{hint} rollq has {', '.join(PRESETS)}; or name a function: module.function"

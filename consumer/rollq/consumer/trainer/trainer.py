@@ -24,6 +24,7 @@ from rollq.consumer.claims.epoch_start import wait_for_holder
 from rollq.consumer.claims.stream import BatchStream
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.losses.aggregation import averaged_over
+from rollq.consumer.losses.custom import load_loss
 from rollq.consumer.objective.metrics import LossMetrics
 from rollq.consumer.production import describe_production
 from rollq.consumer.settings import TrainerSettings
@@ -67,6 +68,8 @@ def train(
     check_packages(settings)
     priorities = load_priorities(settings.priorities)
     load_metric_function(settings.evaluation_metrics)  # before the model is loaded, which takes long
+    if settings.loss.surrogate == "custom":
+        load_loss(settings.loss.preset)
     with join_ranks(settings.device) as ranks:
         check_same(ranks, {**settings.model_dump(mode="json"), "run": connection.run, "seed": seed})
         with locked(settings.output) if ranks.is_first else nullcontext():
