@@ -254,6 +254,12 @@ def test_groups_must_be_larger_than_the_draws_of_pass_at_k(tmp_path: Path) -> No
     assert load(tmp_path, more="group_size = 5", trainer=asked).tasks["math"].group_size == 5
 
 
+@pytest.mark.parametrize("compared", ['baseline = "opo"', "pass_k = 2"])
+def test_credit_of_turns_refuses_what_compares_whole_samples(tmp_path: Path, compared: str) -> None:
+    with pytest.raises(ConfigError, match=r'credit = "turns": .* compare whole samples; leave them out'):
+        load(tmp_path, trainer=f'credit = "turns"\n[trainer.advantages]\n{compared}')
+
+
 def test_groups_of_one_can_be_compared_with_the_batch(tmp_path: Path) -> None:
     asked = '[trainer.advantages]\nbaseline = "batch"\nscale = "batch"'
     assert load(tmp_path, more="group_size = 1", trainer=asked).tasks["math"].group_size == 1
