@@ -64,7 +64,10 @@ def test_one_benchmark_writes_its_table_between_the_words_and_no_results_of_all(
     after = page.read_text()
     assert after.startswith(before[: before.index("<!-- table")])
     assert after.endswith("The last words.\n")
-    assert "| claim of 256 groups out of 20,000 completed, against out of 1,000 | ≤ 2 times as long |" in after
+    assert (
+        "| claim of 256 groups out of 20,000 completed, order priority, against out of 1,000 | ≤ 2 times as long |"
+        in after
+    )
 
 
 def test_the_process_of_a_store_measures_requests_on_its_standard_input() -> None:

@@ -86,7 +86,7 @@ def test_run_and_tasks_are_created_once_and_then_compared(world: World) -> None:
     rules = TaskRules(batch_groups=4)
     buffer.register_task("math", rules)
     assert buffer.rules("math").stale_threshold == rules.stale_threshold
-    with pytest.raises(RunMismatch, match="task 'math': group_size = 4, and the run has 8: it stays"):
+    with pytest.raises(RunMismatch, match="task 'math': group_size = 4, and the run has 8: it cannot change"):
         buffer.register_task("math", TaskRules(batch_groups=4, group_size=4))
 
 

@@ -101,7 +101,7 @@ def test_functions_that_no_role_uses_are_deleted(healthy_server: EmbeddedServer)
             other.ping()
             words = " ".join(doctor(*place).stdout.split())
             assert "bbbbbbbbbbbb (1)" in words, "before or after those of this rollq: they are sorted"
-            assert "; no role uses aaaaaaaaaaaa; rollq_5: of" in words
+            assert "; no role uses aaaaaaaaaaaa; rollq_5: from" in words
             result = doctor(*place, "--clean")
             assert (result.exit_code, result.stdout) == (0, "deleted the functions rollq_aaaaaaaaaaaa\n")
             assert doctor(*place, "--clean").stdout == "found no unused functions\n"

@@ -140,8 +140,8 @@ def test_xb15_every_example_of_the_help_is_a_query(ask: Ask) -> None:
     [
         ("{", "error: QUERY '{': not JSON: "),
         ("status", "error: QUERY 'status': not JSON: "),
-        ('{"colour": 1}', "error: unknown field 'colour': there are uid, task"),
-        ('{"uid": {"$about": 1}}', "error: unknown operator '$about' of field 'uid': there are $eq, "),
+        ('{"colour": 1}', "error: unknown field 'colour': the fields are uid, task"),
+        ('{"uid": {"$about": 1}}', "error: unknown operator '$about' of field 'uid': the operators are $eq, "),
         ("7", "error: query 7: must be an object"),
     ],
 )

@@ -75,7 +75,7 @@ def test_reward_0_and_the_longest_answer_of_a_step_is_one_command(
     )  # fmt: skip
     wrong = ask(file, WORST, "--sort", "colour")
     assert wrong.exit_code == 2
-    assert "sort by 'colour': there are reward, min_reward" in wrong.output
+    assert "sort by 'colour': must be one of reward, min_reward" in wrong.output
 
 
 def test_groups_that_a_checkpoint_has_dropped_are_said(world: World, server_url: str, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_a_copy_of_a_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
 def test_another_release_of_trl_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     installed.check_installed()
     monkeypatch.setattr(installed, "version", lambda _: "1.17.0")
-    with pytest.raises(ConfigError, match=r"with TRL 1\.16, and 1\.17\.0 is installed: pip install 'rollq\[trl\]'"):
+    with pytest.raises(ConfigError, match=r"with TRL 1\.16, but 1\.17\.0 is installed: pip install 'rollq\[trl\]'"):
         installed.check_installed()
     monkeypatch.setattr(installed, "version", lambda _: "1.160")
     with pytest.raises(ConfigError, match=r"1\.160 is installed"):

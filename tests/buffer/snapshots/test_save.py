@@ -231,7 +231,7 @@ def test_xb16_restoring_under_other_rules_is_refused_naming_the_rule(
     world.complete(2)
     world.buffer.save(tmp_path / "saved")
     asked = TaskRules(batch_groups=2, group_size=2, order="arrival")
-    with pytest.raises(RunMismatch, match="'math' was saved with order = staleness, the settings ask for arrival"):
+    with pytest.raises(RunMismatch, match="'math' was saved with order = staleness, but the settings have arrival"):
         elsewhere.buffer.restore(tmp_path / "saved", rules={"math": asked})
     assert elsewhere.buffer.client.dbsize() == 0
 
@@ -338,7 +338,7 @@ def test_a_snapshot_of_a_run_with_another_schema_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr("rollq.buffer.snapshots.save.SCHEMA_VERSION", version)
         world.buffer.save(tmp_path / "saved")
-    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores schema {SCHEMA_VERSION}"):
+    with pytest.raises(SnapshotError, match=f"schema {version}, but this rollq restores schema {SCHEMA_VERSION}"):
         elsewhere.buffer.restore(tmp_path / "saved")
 
 

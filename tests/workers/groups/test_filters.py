@@ -140,7 +140,7 @@ def one_sample(sample: Sample) -> bool:
 
 
 def test_a_filter_that_cannot_be_called_with_prompt_and_samples_is_refused() -> None:
-    with pytest.raises(ConfigError, match=rf'filters = "{__name__}.one_sample": def one_sample\(sample\) has the wrong p'):
+    with pytest.raises(ConfigError, match=rf'filters = "{__name__}.one_sample": def one_sample\(sample\) has the w'):
         Filter.load(f"{__name__}.one_sample", 1.0)
 
 
