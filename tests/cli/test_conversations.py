@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.values.rollouts import Sample, Segment
 from rollq.cli.demo.tiny_model import make_tokenizer
-from rollq.cli.imports.conversations import conversation_sample
+from rollq.cli.imports.conversations import check_conversation, conversation_sample
 from rollq.cli.main import main
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.buffer_run import World
@@ -126,6 +126,38 @@ batch_groups = 1
 group_size = {size}
 max_tokens = 60
 """
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "message"),
+    [
+        (["hello", *TALK], [], "message 0 is 'hello', expected an object with a role"),
+        ([*TALK[:3], said("assistant", 5)], [], "message 3: content is 5, expected a text"),  # type: ignore[arg-type]
+        ([*TALK[:3], {"role": "assistant"}], [], "message 3: content is None, expected a text"),
+        (TALK, '[{"type": "function"}]', "field 'tools' is .*, expected a list of objects"),
+    ],
+)
+def test_malformed_messages_and_tools_are_refused(messages: list[Any], tools: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_conversation(messages, tools)
+
+
+def test_the_tasks_system_prompt_is_rendered_and_another_prompt_is_not_taken(
+    make: Make, tmp_path: Path, server_url: str, run_name: str
+) -> None:
+    tokenizer = make(PLAIN)
+    settings, data = tmp_path / "rollq.toml", tmp_path / "talks.jsonl"
+    rules = SETTINGS.format(run=run_name, url=server_url, size=1) + 'rows.system_prompt = "s"\n'
+    settings.write_text(rules)
+    data.write_bytes(orjson.dumps({"messages": TALK, "prompt": "z"}))
+    command = ["import", str(settings), "talks", str(data), "--reward", "1", "--without-logprobs"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    with Buffer.connect(server_url, run_name) as buffer:
+        world = World(buffer)
+        world.begin(0, launch_id="a trainer")
+        (group,) = buffer.fetch(world.claim(1, talks=1).groups)
+    assert group.prompt.content == (said("system", "s"), said("user", "a"))
+    assert texts(tokenizer, group.samples[0].segments[0])[0] == "<system>s<eos><user>a<eos><assistant>"
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -71,7 +71,7 @@ def test_priorities_are_refused_where_nothing_is_drawn_by_them(
     with connect() as consumer:
         worker.produce(2)
         batch = next(consumer)
-        with pytest.raises(ConfigError, match="task 'math': order = 'uniform' has no priorities; expected order = 'p"):
+        with pytest.raises(ConfigError, match="no task has order = 'priority'"):
             consumer.prioritize(batch.group_ids, [1.0, 1.0])
 
 

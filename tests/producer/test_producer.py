@@ -434,10 +434,14 @@ def test_production_ends_after_the_last_pass(server_url: str, run_name: str, tmp
         assert buffer.clock(TASK).control is Control.RUN
         leases = lease(buffer, 99)
         assert len(leases) == 10
+        put(buffer, leases[:4], SampleStatus.ABORTED)
+        put(buffer, leases[4:])
+        made.tick()
+        assert buffer.clock(TASK).control is Control.RUN, "interrupted groups are sampled again"
+        put(buffer, lease(buffer, 99))
         made.tick()
         assert buffer.clock(TASK).control is Control.DONE
         assert buffer.clock(TASK).control_reason == "passes = 2 are over"
-        put(buffer, leases)
         assert buffer.counts(TASK).ready == 10, "all of it can be trained"
 
 

@@ -496,7 +496,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     def sure(self, fresh: list[int], held: int) -> list[int]:
         """The fresh groups that a batch with `held` groups would have, whichever others are finished before them."""
-        if self.order in ("uniform", "priority"):
+        if self.order in ("uniform", "priority", "newest"):
             return []
         unfinished = self.model.ids(Status.PENDING, Status.RUNNING, Status.ABORTED, Status.EXPIRED)
         return self.first(fresh, max(0, BATCH - held - len(unfinished)))

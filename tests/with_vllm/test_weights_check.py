@@ -81,7 +81,7 @@ def test_a_wrong_expert_of_128_is_noticed_in_bfloat16(tmp_path: Path) -> None:
         for number in range(1, 1 + TIMES):
             name, other = (f"model.layers.1.mlp.experts.{one}.down_proj.weight" for one in (number, number + 1))
             save_file({**new, name: new[other], other: new[name]}, bad / "model.safetensors")
-            with pytest.raises(WeightsRejected, match=rf"of version {number} .*experts\.down_proj\[{number}\]"):
+            with pytest.raises(WeightsRejected, match=rf"of version {number}: .*experts\.down_proj\[{number}\]"):
                 await host.swap(bad, version(number), SwapMode.ABORT, probe)
             await host.swap(folder, version(number), SwapMode.ABORT, probe)
             assert host.ready

@@ -288,17 +288,16 @@ class Consumer(Iterator[Batch]):
         `groups` are tasks and ids, as `Batch.group_ids` has them, and `priorities` float [n], one for each. A group is
         drawn in proportion to its priority, which is 1 at first and falls by the task's `priority_decay` with each use.
         Call it before `commit` for the groups of a batch: what may be trained again then takes its priority along.
-        Raises `ConfigError` for a task whose order is not `priority`, and for a priority that is not a finite number
-        above 0; and `FencedError`.
+        Groups of tasks with another order are left out. Raises `ConfigError` if no task has order `priority`, and for a
+        priority that is not a finite number above 0; and `FencedError`.
         """
+        drawn = {task for task, rules in self._sizes.rules.items() if rules.order == "priority"}
+        if not drawn:
+            raise ConfigError("prioritize: no task has order = 'priority', so nothing is drawn by priorities")
         by_task: dict[str, dict[int, float]] = {}
         for (task, group_id), priority in zip(groups, np.asarray(priorities, np.float64).tolist(), strict=True):
-            if self._sizes.rules[task].order != "priority":
-                raise ConfigError(
-                    f"task {task!r}: order = {self._sizes.rules[task].order!r} has no priorities; expected "
-                    "order = 'priority'"
-                )
-            by_task.setdefault(task, {})[group_id] = priority
+            if task in drawn:
+                by_task.setdefault(task, {})[group_id] = priority
         if self._settings.rank != 0:
             return 0
         buffer, epoch = self._lease.buffer, self._lease.epoch

@@ -95,7 +95,12 @@ def clip_rewards(low: float, high: float) -> Operator:
 
 
 def give_advantages(settings: AdvantageSettings) -> Operator:
-    """Return an operator that sets advantages over all groups of the batch; see `AdvantageSettings` for formulas."""
+    """Return an operator that sets advantages over all groups of the batch; see `AdvantageSettings` for formulas.
+
+    Raises `ConfigError` for baseline `opo`: operators do not know the lengths of samples.
+    """
+    if settings.baseline == "opo":
+        raise ConfigError("baseline = 'opo' needs the lengths of samples: leave it to the trainer's advantages")
 
     def give(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         if not groups:

@@ -92,6 +92,7 @@ class Producer:
         self._audit = Audit(buffer)
         self._rows = RowAccount(buffer)
         self._place = Place.here()
+        self._exhausted: dict[str, int] = {}  # the cursor of each task after which there are no prompts
         self._exclusions: dict[str, int] = {}  # changes by hand of each task's rows, when last looked at
         self._too_long: dict[str, int] = {}  # groups of each task that were dropped for it, when last looked at
 
@@ -233,6 +234,7 @@ class Producer:
             with self._rows.keeping(feed.task, feed.sampler.rows) as passed:
                 prompts = feed.sampler.prompts_from(cursor, min(target - index, PROMPTS_PER_CALL))
                 if not prompts:
+                    self._exhausted[feed.task] = cursor
                     break
                 passed.append(prompts[-1][1])
             admitted = self._buffer.admit(
@@ -254,7 +256,7 @@ class Producer:
             self._stop(feed, all_failed(counts, feed.stop_after_failures))
         elif too_little_kept(counts.outcomes, counts.kept, counts.clock.rules.keep_window, feed.min_keep_rate):
             self._stop(feed, diagnosis(feed, counts))
-        elif feed.sampler.is_over(int(counts.progress["cursor"])):
+        elif self._passes_are_over(feed.task, counts):
             log.info("task %s: production has ended after %d passes", feed.task, feed.sampler.passes)
             reason = f"passes = {feed.sampler.passes} are over"
             self._buffer.set_control(feed.task, Control.DONE, reason, only_from=Control.RUN)
@@ -267,6 +269,14 @@ class Producer:
         else:
             return False
         return True
+
+    def _passes_are_over(self, task: str, counts: Counts) -> bool:
+        """Whether all prompts were admitted, and no group is sampled or will be sampled again."""
+        again = {Status.PENDING, Status.RUNNING, Status.ABORTED}
+        if counts.clock.rules.tail_batch_trigger_size == 0:
+            again.add(Status.EXPIRED)
+        is_at_end = self._exhausted.get(task) == int(counts.progress["cursor"])
+        return is_at_end and not any(counts.statuses[status] for status in again)
 
     def _stop(self, feed: TaskFeed, reason: str) -> None:
         log.error("task %s: production stops: %s", feed.task, reason)

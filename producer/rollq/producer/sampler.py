@@ -78,12 +78,6 @@ class Sampler:
         self._pass_log.note(cursor, [after for _, after in picks], len(self.rows.bad))
         return picks
 
-    def is_over(self, cursor: int) -> bool:
-        """Whether no prompt of the last pass follows `cursor`."""
-        if self.passes is None or cursor < (self.passes - 1) * self._count:
-            return False
-        return not self.prompts_from(cursor, 1)
-
     def _rest_of_pass(self, number: int, position: int, n: int) -> list[Pick]:
         """Up to `n` prompts of a pass, starting at a position."""
         picks = list(islice(self._picks(number, position, self._count), n))

@@ -82,20 +82,30 @@ def result(step: int, **metrics: float) -> Evaluated:
 
 
 def test_a_table_has_a_row_for_each_folder_and_one_table_for_each_source() -> None:
+    of_source = {"source/org/math/count": 5.0, "source/org/math/parts/count": 2.0}
     results = [
-        result(1, reward=0.25, count=10.0, **{"pass@1": 0.5, "source/math/reward": 0.125}),
-        result(2, reward=1.0, count=10.0, reward_std=0.1, **{"pass@1": 0.75, "source/math/reward": 0.5}),
+        result(1, reward=0.25, count=10.0, **{"pass@1": 0.5, "source/org/math/reward": 0.125}, **of_source),
+        result(
+            2, reward=1.0, count=10.0, reward_std=0.1, **{"pass@1": 0.75, "source/org/math/reward": 0.5}, **of_source
+        ),
     ]
     assert list(tables(results, ["held_out"])) == [
         "held_out",
         "  weights        reward  count  pass@1",
         "  step-00000001    0.25     10     0.5",
         "  step-00000002       1     10    0.75",
-        "held_out, math",
-        "  weights        reward",
-        "  step-00000001   0.125",
-        "  step-00000002     0.5",
+        "held_out, org/math",
+        "  weights        reward  count  parts/count",
+        "  step-00000001   0.125      5            2",
+        "  step-00000002     0.5      5            2",
     ]
+
+
+@pytest.mark.parametrize("path", ["missing/a.png", "a.xyz"])
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_evaluated(evaluate: Evaluate, path: str) -> None:
+    done = evaluate("--weights", "step-00000001", "--plot", path)
+    assert done.returncode == 2
+    assert f"--plot '{path}': must be a .png file in a folder that exists" in done.stderr
 
 
 def test_checkpoints_are_drawn_by_their_steps(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def evaluate(
 ) -> None:
     """Run the evaluations of FILE with saved weights, without training.
 
-    A producer and workers run on this machine, in a run with another name that is deleted at the end; the training run
-    may continue. If no server answers at the URL in FILE, the command also runs one. Logs are in the folder evaluation
-    beside the output of [trainer].
+    A producer and workers run on this machine, in a run with another name that is deleted at the end. The training run
+    may continue, unless its engines are HTTP servers, which would get these weights. If no server answers at the URL in
+    FILE, the command also runs one. Logs are in the folder evaluation beside the output of [trainer].
 
     \b
     Example:
@@ -42,7 +42,7 @@ def evaluate(
     from rollq.cli.run_location import RunLocation
     from rollq.cli.settings.file import load_settings
     from rollq.cli.signals import interrupt_once
-    from rollq.cli.up.evaluation import Evaluation, check_weights, plot, tables
+    from rollq.cli.up.evaluation import Evaluated, Evaluation, check_plot, check_weights, plot, tables
     from rollq.cli.up.roles import check_roles
     from rollq.cli.up.run import alone_in, grace_s, run_folder
     from rollq.cli.up.server import server_at
@@ -52,9 +52,20 @@ def evaluate(
         raise ConfigError(f"{file}: there is nothing to evaluate: add a table [evaluations.NAME]")
     folders = [first, *map(Path, more)]
     check_weights(folders)
+    if plot_file:
+        check_plot(plot_file)
     sys.path.append(str(file.absolute().parent))
     folder = run_folder(settings, file) / "evaluation"
-    results = []
+    results = list[Evaluated]()
+
+    def show() -> None:
+        if as_json:
+            click.echo(orjson.dumps([{"weights": str(one.folder), "metrics": one.metrics} for one in results]))
+        elif results:
+            click.echo("\n".join(tables(results, list(settings.evaluations))))
+        if plot_file and results:
+            plot(results, list(settings.evaluations), plot_file)
+
     with interrupt_once(grace_s(settings) + 10, again_kills=True):
         try:
             check_roles(settings, file)
@@ -62,11 +73,7 @@ def evaluate(
                 for result in Evaluation(settings, file, workers, folder).run(folders):
                     results.append(result)
         except KeyboardInterrupt:
-            click.echo("stopped", err=True)
+            click.echo(f"stopped after {len(results)} of {len(folders)} folders", err=True)
             raise SystemExit(130) from None
-    if plot_file:
-        plot(results, list(settings.evaluations), plot_file)
-    if as_json:
-        click.echo(orjson.dumps([{"weights": str(one.folder), "metrics": one.metrics} for one in results]))
-    else:
-        click.echo("\n".join(tables(results, list(settings.evaluations))))
+        finally:
+            show()

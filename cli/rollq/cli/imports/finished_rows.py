@@ -33,7 +33,7 @@ from rollq.buffer.values.rollouts import (
     unversioned,
 )
 from rollq.buffer.wire.prompts import decode_prompt, ids_problem
-from rollq.cli.imports.conversations import conversation_sample, first_turn
+from rollq.cli.imports.conversations import check_conversation, conversation_sample, first_turn
 from rollq.cli.settings.model import TaskSettings
 from rollq.producer.columns import Columns, without_nulls
 from rollq.producer.prompts import Table, open_table
@@ -129,14 +129,18 @@ class FinishedRows:
         if not first:
             raise ValueError("the first of 'messages' is the assistant's; expected a prompt before it")
         messages, tools = row["messages"], row.get("tools") or []
+        check_conversation(messages, tools)
         (reward,) = _rewards(row, 1, self.default_reward)
         rest = {name: value for name, value in row.items() if name not in REWARDS}
-        columns = replace(Columns.from_task(self.task), answer_field="")
+        columns = replace(Columns.from_task(self.task), prompt_field="messages", answer_field="", reply_prefix="")
         prompt, images = columns.prompt({**rest, "messages": messages[:first]})
         if images:
             raise ValueError("the prompt has images, which only `Buffer.insert` takes")
+        if isinstance(prompt.content, str):
+            raise ValueError("field 'messages' must be a list of messages")
         tokenizer = tokenizer_of(self.tokenizer, self.task.template_options)
-        return FinishedGroup(prompt, (conversation_sample(messages, tools, reward, tokenizer),))
+        rendered = [*prompt.content, *messages[first:]]  # with the task's system prompt
+        return FinishedGroup(prompt, (conversation_sample(rendered, tools, reward, tokenizer),))
 
     def _sample(
         self, index: int, prompt_ids: Int32Array, response: Any, reward: float, logprobs: Sequence[float] | None

@@ -3,12 +3,14 @@
 import os
 import re
 import secrets
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,14 +24,19 @@ from rollq.cli.run_location import RunLocation, open_run
 from rollq.cli.settings.model import RollqSettings
 from rollq.cli.up.roles import RoleCommand, role_commands
 from rollq.cli.up.run import grace_s
-from rollq.cli.up.supervisor import Supervisor
+from rollq.cli.up.supervisor import RoleFailed, Supervisor, tail
+from rollq.consumer.claims.connection import Connection
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings
+from rollq.consumer.trainer.checkpoints import OPTIMIZER_FILE
 from rollq.consumer.trainer.user_functions import load_metric_function
 from rollq.monitor.text.tables import aligned
 
 LOOK_S = 0.5
 _STEP = re.compile(r"step-(\d+)")
+_COUNT = re.compile(r"source/(.+)(?<!/parts)/count")
+"""The metric that every data source has once; its name may have slashes."""
+_PASS = re.compile(r"pass@(\d+)")
 _LEADING = ("reward", "count", "failed", "unfinished", "tokens")
 
 
@@ -84,8 +91,7 @@ class Evaluation:
         function = load_metric_function(trainer.evaluation_metrics if trainer else None)
         with (
             Consumer.connect(
-                location.buffer_url,
-                run=location.run,
+                Connection(location.buffer_url, location.run, password=location.password, payloads=location.payloads),
                 weights=weights,
                 settings=self._consumer_settings(),
                 stop=stop,
@@ -106,7 +112,10 @@ class Evaluation:
         with tqdm(desc=title, unit=" prompts", leave=False, disable=None) as bar:
             while not wait_for([measuring], LOOK_S).done:
                 for note in roles.restart_dead():
-                    tqdm.write(note)
+                    tqdm.write(note, file=sys.stderr)
+                if stopped := [role for role in roles.roles if role.process is None]:
+                    log_file = roles.log(stopped[0])
+                    raise RoleFailed(f"{stopped[0].name} has stopped; the end of {log_file}:\n{tail(log_file)}")
                 states = [state for name in names if (state := buffer.evaluation(name)) and state.is_running]
                 bar.total, bar.n = sum(state.prompts for state in states), sum(state.finished for state in states)
                 bar.refresh()
@@ -137,7 +146,7 @@ def _opened(settings: RollqSettings, location: RunLocation) -> Iterator[None]:
 def check_weights(folders: Sequence[Path]) -> None:
     """Raise `ConfigError` for a folder without weights."""
     for folder in folders:
-        if not any(folder.glob("*.safetensors")):
+        if not any(file.name != OPTIMIZER_FILE for file in folder.glob("*.safetensors")):
             raise ConfigError(f"--weights {str(folder)!r}: there is no folder with *.safetensors")
 
 
@@ -149,7 +158,8 @@ def tables(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator
             {key.removeprefix(prefix): value for key, value in result.metrics.items() if key.startswith(prefix)}
             for result in results
         ]
-        parts = sorted({key.split("/")[1] for metrics in by_folder for key in metrics if key.startswith("source/")})
+        counts = (_COUNT.fullmatch(key) for metrics in by_folder for key in metrics)
+        parts = sorted({found[1] for found in counts if found})
         yield name
         yield from _table(results, by_folder, "")
         for source in parts:
@@ -174,15 +184,18 @@ def _cell(value: float | None) -> str:
     return "" if value is None else str(int(value)) if float(value).is_integer() and abs(value) > 1 else f"{value:.3g}"
 
 
-def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -> None:
-    """Draw the mean reward, and pass@k for the largest k, of each evaluation over the folders of weights.
+def check_plot(path: Path) -> None:
+    """Raise `ConfigError` if nothing could be drawn to `path`."""
+    if path.suffix != ".png" or not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {str(path)!r}: must be a .png file in a folder that exists")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'rollq[demo]'")
 
-    Raises `ConfigError` without matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install 'rollq[demo]'") from error
+
+def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -> None:
+    """Draw the mean reward, and pass@k for the largest k, of each evaluation over the folders of weights."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9.0, 4.5), layout="constrained")
     axes = figure.subplots()
     steps = [result.step for result in results]
@@ -190,8 +203,9 @@ def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -
     places = [step or 0 for step in steps] if by_step else list(range(len(results)))
     order = sorted(range(len(results)), key=places.__getitem__)
     for name in evaluations:
-        passes = [key for result in results for key in result.metrics if key.startswith(f"eval/{name}/pass@")]
-        keys = [f"eval/{name}/reward", *sorted(set(passes), key=lambda key: int(key.rpartition("@")[2]))[-1:]]
+        names = {key.removeprefix(f"eval/{name}/") for result in results for key in result.metrics}
+        passes = sorted(int(found[1]) for found in map(_PASS.fullmatch, names) if found)
+        keys = [f"eval/{name}/reward", *(f"eval/{name}/pass@{k}" for k in passes[-1:])]
         for key in keys:
             values = [results[index].metrics.get(key, float("nan")) for index in order]
             axes.plot([places[index] for index in order], values, marker="o", label=key.removeprefix("eval/"))

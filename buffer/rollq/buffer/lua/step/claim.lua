@@ -56,9 +56,10 @@ end
 
 -- How many groups of an open batch may be taken before it is whole: the groups that it has in the end, whichever others
 -- finish first. In the order of a claim, an unfinished group may come before every finished one. Without stragglers to
--- wait for, the first groups to finish are the batch. A batch that is drawn is drawn at once, from all that is there.
+-- wait for, the first groups to finish are the batch. A batch that is drawn is drawn at once, from all that is there,
+-- and any group may yet come before the newest ones.
 local function count_sure(clock, missing, ready)
-  if is_drawn(clock) then return 0 end
+  if is_drawn(clock) or clock.order == 'newest' then return 0 end
   if clock.stragglers ~= 'wait' then return math.min(missing, ready) end
   local unfinished = 0
   for _, status in ipairs({ 'pending', 'running', 'gathered', 'aborted', 'expired' }) do
