@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -276,6 +279,23 @@ def test_a_column_is_read_from_the_file_and_rows_without_a_number_are_refused(tm
         assert make_order(chosen, prompts.numbers).pass_order(3, (0,), 0).tolist() == [1, 0, 2]
         with pytest.raises(ConfigError, match=r'by = "prompt" \}: .*prompts.jsonl:1: expected a number, not \'a\''):
             prompts.numbers("prompt")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_the_column_of_an_order_need_not_be_metadata_but_must_exist(tmp_path: Path, suffix: str) -> None:
+    rows = [{"prompt": "a", "level": 2, "x": 1}, {"prompt": "b", "level": 1, "x": 1}]
+    file = tmp_path / f"prompts.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    given: dict[str, Any] = {"prompts": file, "batch_groups": 1, "answer_field": "", "metadata_fields": ("x",)}
+    chosen = ProducerTask(**given, prompt_order=ByColumn(by="level"))
+    with PromptFile(chosen) as prompts:
+        assert make_order(chosen, prompts.numbers).pass_order(2, (0,), 0).tolist() == [1, 0]
+    absent = ProducerTask(**given, prompt_order=ByColumn(by="depth"))
+    with pytest.raises(ConfigError, match="prompt_order: no row has a column 'depth'"), PromptFile(absent):
+        pass
 
 
 @pytest.mark.parametrize(("pass_rate", "share"), [(0.0, 0.1), (1.0, 0.1), (0.5, 1.0), (0.1, 0.36), (0.9, 0.36)])

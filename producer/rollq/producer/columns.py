@@ -37,7 +37,7 @@ from rollq.buffer.common.columns import look_up
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import ids_problem, message_problem
 from rollq.producer.prompt_images import NamedImage, collect_images, image_of, place_images
-from rollq.producer.settings import PromptSettings
+from rollq.producer.settings import ByColumn, PromptSettings
 
 _MESSAGES: Final = "messages"
 
@@ -59,10 +59,12 @@ class Columns:
     system_prompt: str = ""
     system_prompt_field: str = ""
     reply_prefix: str = ""
+    sorted_by: str = ""
 
     @classmethod
     def from_task(cls, task: PromptSettings) -> Self:
         """The mapping that a task's settings describe."""
+        order = getattr(task, "prompt_order", None)  # an evaluation has none
         return cls(
             prompt_field=task.prompt_field,
             answer_field=task.answer_field,
@@ -74,6 +76,7 @@ class Columns:
             system_prompt=task.system_prompt,
             system_prompt_field=task.system_prompt_field,
             reply_prefix=task.reply_prefix,
+            sorted_by=order.by if isinstance(order, ByColumn) else "",
         )
 
     def uses(self, column: str) -> bool:
@@ -81,7 +84,7 @@ class Columns:
         if self.metadata_fields is None:
             return True
         fields = (self.prompt_field, _MESSAGES, self.answer_field, self.ids_field, self.images_field)
-        names = (*fields, self.system_prompt_field, *self.metadata_fields)
+        names = (*fields, self.system_prompt_field, self.sorted_by, *self.metadata_fields)
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def absent(self, read_rows: Callable[[], Sequence[Mapping[str, Any]]]) -> str | None:
@@ -92,6 +95,8 @@ class Columns:
         for setting in ("ids_field", "images_field", "system_prompt_field"):  # by default, they may be absent
             if (name := getattr(self, setting)) != getattr(Columns(), setting):
                 asked.append((setting, name))
+        if self.sorted_by:
+            asked.append(("prompt_order", self.sorted_by))
         rows = read_rows() if asked else ()
         missing = object()
         for setting, name in asked if rows else ():
