@@ -27,7 +27,7 @@ def evaluate(
 
     A producer and workers run on this machine, in a run with another name that is deleted at the end. The training run
     may continue, unless its engines are HTTP servers, which would get these weights. If no server answers at the URL in
-    FILE, the command also runs one. Logs are in the folder evaluation beside the output of [trainer].
+    FILE, the command starts another. Logs are in the folder evaluation beside the output of [trainer].
 
     \b
     Example:
@@ -45,7 +45,7 @@ def evaluate(
     from rollq.cli.up.evaluation import Evaluated, Evaluation, check_plot, check_weights, plot, tables
     from rollq.cli.up.roles import check_roles
     from rollq.cli.up.run import alone_in, grace_s, run_folder
-    from rollq.cli.up.server import server_at
+    from rollq.cli.up.server import server_beside
 
     settings = load_settings(file)
     if not settings.evaluations:
@@ -69,8 +69,8 @@ def evaluate(
     with interrupt_once(grace_s(settings) + 10, again_kills=True):
         try:
             check_roles(settings, file)
-            with server_at(RunLocation.from_settings(settings), folder / "server"), alone_in(folder):
-                for result in Evaluation(settings, file, workers, folder).run(folders):
+            with alone_in(folder), server_beside(RunLocation.from_settings(settings), folder / "server") as url:
+                for result in Evaluation(settings, file, workers, folder, url).run(folders):
                     results.append(result)
         except KeyboardInterrupt:
             click.echo(f"stopped after {len(results)} of {len(folders)} folders", err=True)

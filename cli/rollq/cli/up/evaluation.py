@@ -55,12 +55,16 @@ class Evaluated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`."""
+    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`.
+
+    `url`: the server that was started for it; None if it uses the server of the settings.
+    """
 
     settings: RollqSettings
     file: Path
     workers: int
     folder: Path
+    url: str | None = None
 
     def run(self, weights: Sequence[Path]) -> Iterator[Evaluated]:
         """The metrics of each folder of weights, one after the other.
@@ -68,8 +72,12 @@ class Evaluation:
         Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
         """
         settings = self.settings.model_copy(update={"run": f"{self.settings.run[:40]}-eval-{secrets.token_hex(4)}"})
-        location = RunLocation.from_settings(settings)
         environment = {**os.environ, "ROLLQ_RUN": settings.run}
+        if self.url is not None:
+            environment |= {"ROLLQ_REDIS_URL": self.url, "ROLLQ_QUEUE_URL": self.url}
+            redis = settings.redis.model_copy(update={"buffer_url": self.url, "queue_url": self.url})
+            settings = settings.model_copy(update={"redis": redis})
+        location = RunLocation.from_settings(settings)
         with (
             _opened(settings, location),
             Supervisor(self.folder / "logs", environment, grace_s=grace_s(settings)) as roles,

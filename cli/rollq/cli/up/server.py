@@ -46,6 +46,17 @@ def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | 
     yield None
 
 
+@contextmanager
+def server_beside(location: RunLocation, folder: Path) -> Iterator[str | None]:
+    """The URL of an embedded server at a free port, for the duration of the `with` block; None if a server answers at
+    the location. Other roles, which look at the location, do not find it."""
+    if embedded_place(location.buffer_url) is None or _answers(location):
+        yield None
+        return
+    with EmbeddedServer(folder, password=location.password, directives=memory_limit(folder)) as server:
+        yield server.url
+
+
 def _answers(location: RunLocation) -> bool:
     """Whether a server answers at once. Raises `ServerRefused`, `ConfigError` for one that rollq cannot use."""
     with closing(open_client(location.buffer_url, location.password)) as client:
