@@ -80,7 +80,7 @@ COMMON: Final[Mapping[str, str]] = {
     "[tasks.NAME.judging]": "group_judge isolate_judge on_judge_error",
     "[tasks.NAME.sampling]": "top_p top_k stop",
     "[tasks.NAME.staleness]": "sync_weights_interval stragglers partial_rollout",
-    "[tasks.NAME.batches]": "weight schedule max_uses",
+    "[tasks.NAME.batches]": "weight max_uses",
     "[tasks.NAME.curriculum]": "prompt_order low high",
     "[tasks.NAME.limits]": "lease_s min_valid_samples min_keep_rate",
     "[tasks.NAME.judge_options], judge regex": "pattern",
