@@ -26,7 +26,7 @@ from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder
 from rollq.cli.demo.held_out import read_prompts
 from rollq.cli.demo.mean_rewards import mean_rewards
-from rollq.cli.settings.model import EvaluationSettings
+from rollq.cli.settings.task_settings import EvaluationSettings
 from rollq.cli.up.supervisor import Supervisor
 from rollq.cli.up.watch import Watch
 from rollq.monitor.report.records import read_steps

@@ -12,8 +12,9 @@ from pydantic_core import PydanticUndefined
 from rollq.buffer.rewards.advantages import AdvantageSettings
 from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings
 from rollq.cli.settings.file import load_settings
-from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.model import RollqSettings
 from rollq.cli.settings.shared_batch import BatchSettings
+from rollq.cli.settings.task_settings import EvaluationSettings, TaskSettings
 from rollq.cli.settings.task_tables import REMOVED, flattened
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.settings import LoraSettings, TrainerSettings

@@ -15,7 +15,8 @@ from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.cli.main import main
 from rollq.cli.run_location import open_run
 from rollq.cli.settings.file import load_settings
-from rollq.cli.settings.model import RollqSettings, TaskSettings
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.task_settings import TaskSettings
 from rollq.producer.run import open_prompts
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.judging.process_pool import JudgePool

@@ -7,7 +7,8 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.cli.settings.file import load_settings
-from rollq.cli.settings.model import PROFILES, EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.task_settings import PROFILES, EvaluationSettings, TaskSettings
 from rollq.cli.settings.task_tables import MAIN, REMOVED, SUBTABLES, field_of, place_of
 
 HEAD = 'run = "r"\n[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 4\n'

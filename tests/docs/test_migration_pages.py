@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.rollouts import Status
-from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.task_settings import EvaluationSettings, TaskSettings
 from rollq.cli.settings.task_tables import field_of, place_of
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings

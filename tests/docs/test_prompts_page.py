@@ -8,7 +8,7 @@ import pytest
 
 from rollq.buffer.calls.replies.prompts import PromptStats
 from rollq.buffer.rules.settings import TaskRules
-from rollq.cli.settings.model import TaskSettings
+from rollq.cli.settings.task_settings import TaskSettings
 from rollq.cli.settings.task_tables import flattened, place_of
 from rollq.producer.columns import Columns
 from rollq.producer.prompt_order import make_order

@@ -15,7 +15,7 @@ from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
 from rollq.buffer.values.memory_use import Fullness
 from rollq.buffer.values.rollouts import SampleStatus, Status
-from rollq.cli.settings.model import EvaluationSettings
+from rollq.cli.settings.task_settings import EvaluationSettings
 from rollq.producer.producer import EvaluationFeed, Producer, task_state
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings

@@ -10,7 +10,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.replies.prompts import Unusable, UnusableRow
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.tickets import open_queue
-from rollq.cli.settings.model import EvaluationSettings
+from rollq.cli.settings.task_settings import EvaluationSettings
 from rollq.producer.producer import EvaluationFeed, Producer
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings

@@ -20,7 +20,8 @@ from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
 from rollq.cli.options import DEFAULT_FILE
 from rollq.cli.settings.file import load_settings, payloads_from, redis_from
-from rollq.cli.settings.model import JudgedPrompts, RollqSettings
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.task_settings import JudgedPrompts
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
     from rollq.cli.run_location import RunLocation
-    from rollq.cli.settings.model import RollqSettings, TaskSettings
+    from rollq.cli.settings.model import RollqSettings
+    from rollq.cli.settings.task_settings import TaskSettings
     from rollq.monitor.doctor.examine import Weights
     from rollq.monitor.doctor.findings import Finding
     from rollq.monitor.doctor.sizing import TaskSize

@@ -16,7 +16,8 @@ from rollq.cli.signals import stop_on_signals
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.cli.imports.finished_rows import FinishedRows
-    from rollq.cli.settings.model import RollqSettings, TaskSettings
+    from rollq.cli.settings.model import RollqSettings
+    from rollq.cli.settings.task_settings import TaskSettings
 
 GROUPS_PER_INSERTION = 64
 SOURCE_DIGITS = 16

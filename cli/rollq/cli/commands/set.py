@@ -73,7 +73,7 @@ def _check_are_rules(names: Iterable[str], task: str) -> None:
     """Raise `ConfigError` for a key of a task's table that is not a rule: it takes effect only when a role reads the
     file."""
     from rollq.buffer.rules.settings import TaskRules
-    from rollq.cli.settings.model import TaskSettings
+    from rollq.cli.settings.task_settings import TaskSettings
     from rollq.cli.settings.task_tables import place_of
 
     for name in names:

@@ -15,7 +15,8 @@ from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.options import file_and
 
 if TYPE_CHECKING:
-    from rollq.cli.settings.model import JudgedPrompts, RollqSettings
+    from rollq.cli.settings.model import RollqSettings
+    from rollq.cli.settings.task_settings import JudgedPrompts
     from rollq.producer.prompts import PromptFile
     from rollq.workers.gateway.open_sessions import Gateway
     from rollq.workers.groups.task_settings import WorkerTask
@@ -167,7 +168,7 @@ def _table(settings: "RollqSettings", task: str | None) -> "tuple[str, JudgedPro
 
 
 def _as_task(table: Any) -> "WorkerTask":
-    from rollq.cli.settings.model import EvaluationSettings
+    from rollq.cli.settings.task_settings import EvaluationSettings
 
     rules: WorkerTask = table.as_task() if isinstance(table, EvaluationSettings) else table
     return rules

@@ -6,7 +6,7 @@ from pathlib import Path
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.values.rollouts import Prompt
 from rollq.cli.demo.mean_rewards import mean_rewards
-from rollq.cli.settings.model import EvaluationSettings
+from rollq.cli.settings.task_settings import EvaluationSettings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings
 

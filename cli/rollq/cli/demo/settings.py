@@ -8,7 +8,7 @@ from typing import Any
 
 from rollq.cli.demo.files import DemoFolder, DemoTask
 from rollq.cli.demo.models import DemoModel
-from rollq.cli.settings.model import EvaluationSettings
+from rollq.cli.settings.task_settings import EvaluationSettings
 
 RUN = "demo"
 GROUP_SIZE = 8

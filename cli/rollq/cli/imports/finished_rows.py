@@ -34,7 +34,7 @@ from rollq.buffer.values.rollouts import (
 )
 from rollq.buffer.wire.prompts import decode_prompt, ids_problem
 from rollq.cli.imports.conversations import check_conversation, conversation_sample, first_turn
-from rollq.cli.settings.model import TaskSettings
+from rollq.cli.settings.task_settings import TaskSettings
 from rollq.producer.columns import Columns, without_nulls
 from rollq.producer.prompts import Table, open_table
 from rollq.workers.agents.loops import prompt_tokens

@@ -18,8 +18,9 @@ from pydantic.fields import FieldInfo
 
 from rollq.buffer.rewards.advantages import AdvantageSettings
 from rollq.buffer.rules.settings import ArchiveSettings, PayloadSettings, RedisSettings, Settings
-from rollq.cli.settings.model import EvaluationSettings, RollqSettings, TaskSettings
+from rollq.cli.settings.model import RollqSettings
 from rollq.cli.settings.shared_batch import BatchSettings, BatchStep
+from rollq.cli.settings.task_settings import EvaluationSettings, TaskSettings
 from rollq.cli.settings.task_tables import MAIN, REMOVED, SUBTABLES, field_of
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.settings import LoraSettings, NcclSettings, TrainerSettings
