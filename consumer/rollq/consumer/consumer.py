@@ -43,7 +43,7 @@ from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.production import together
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.weights.checkpoint_format import Weights
-from rollq.consumer.weights.publisher import WeightPublisher, make_sender
+from rollq.consumer.weights.publisher import WeightPublisher, make_publisher
 from rollq.consumer.weights.sources import gathering
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Consumer(Iterator[Batch]):
         try:
             buffer.check_payloads()
             sizes = BatchSizes.from_run(buffer, batch)
-            publisher = _publisher(buffer, settings)
+            publisher = make_publisher(buffer, settings)
             with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as source:
                 start = None if source is None else partial(publisher.start, source)
                 epoch = begin_epoch(buffer, settings, start, resume_from, lineage)
@@ -405,17 +405,3 @@ class Consumer(Iterator[Batch]):
             )
         self._lease.buffer.report_evaluations(self._lease.epoch, self._step - 1, rewards_of(metrics))
         return metrics
-
-
-def _publisher(buffer: TrainerBuffer, settings: ConsumerSettings) -> WeightPublisher:
-    """The publisher over the transport of the settings."""
-    return WeightPublisher(
-        buffer,
-        settings.transport,
-        settings.s3_url if settings.transport == "s3" else settings.weights_dir,
-        settings.keep_versions,
-        full_every=settings.full_every,
-        max_file_bytes=settings.max_file_bytes,
-        scratch=settings.weights_dir,
-        sender=make_sender(buffer, settings),
-    )

@@ -12,11 +12,18 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rewards.advantages import AdvantageSettings, advantages, draw_weights
 from rollq.buffer.rewards.credit import StepKind
 from rollq.buffer.rules.shards import task_of
-from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
+from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, Sample
 from rollq.buffer.values.sample_numbers import Numbers
-from rollq.buffer.wire.sample_rows import SampleRows
 from rollq.consumer.batches import packing
 from rollq.consumer.batches.content import BatchContent, HeldGroups, Reader
+from rollq.consumer.batches.group_columns import (
+    counts_of,
+    pipeline_advantages,
+    probability_of,
+    segment_lengths,
+    task_numbers,
+    trained_rewards,
+)
 from rollq.consumer.batches.group_credit import group_credit
 from rollq.consumer.batches.sequences import BatchCounts, Reduction, TokenSequence, TokenStaleness
 
@@ -106,23 +113,23 @@ class Batch:
         settings = settings or AdvantageSettings()
         staleness = [TokenStaleness(step)] * len(groups) if staleness is None else staleness
         valid = np.array([reward is not None for of_group in rows for reward in of_group.rewards], dtype=np.bool_)
-        trained = np.where(valid, _trained_rewards(groups, rows), np.float32(0))
+        trained = np.where(valid, trained_rewards(groups, rows), np.float32(0))
         content = BatchContent(rows, valid, staleness, source.read, before)
         if reader is None:
             content.make_sequences(range(len(groups)))
         group_ids = tuple([(group.task, group.group_id) for group in groups])
-        tasks = _task_numbers(group_ids)[content.sample_groups]
+        tasks = task_numbers(group_ids)[content.sample_groups]
         lengths = content.sample_tokens
         computed = advantages(trained, content.sample_groups, valid, settings, tasks=tasks, lengths=lengths)
         return cls(
             step=step,
             group_ids=group_ids,
             content=content,
-            lengths=_lengths(rows),
+            lengths=segment_lengths(rows),
             rewards=trained,
             valid=valid,
-            advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
-            group_counts=tuple([_counts(of_group, ages) for of_group, ages in zip(rows, staleness, strict=True)]),
+            advantages=pipeline_advantages(computed, groups, content.sample_groups, valid),
+            group_counts=tuple([counts_of(of_group, ages) for of_group, ages in zip(rows, staleness, strict=True)]),
             part=tuple(range(len(groups))),
             advantage_settings=settings,
             ends=(*[end for end in ends if end < len(groups)], len(groups)),
@@ -132,7 +139,7 @@ class Batch:
             claim_round=claim_round,
             numbers=tuple([of_group.numbers for of_group in rows]),
             uses=np.array([group.uses if isinstance(group, ClaimedGroup) else 0 for group in groups], np.int64),
-            probabilities=np.array([_probability(group) for group in groups], np.float64),
+            probabilities=np.array([probability_of(group) for group in groups], np.float64),
         )
 
     @property
@@ -192,7 +199,7 @@ class Batch:
         correction = self.advantage_settings.draw_correction
         if not correction:
             return np.ones(len(self.group_ids), np.float32)
-        return draw_weights(self.probabilities, _task_numbers(self.group_ids), correction)
+        return draw_weights(self.probabilities, task_numbers(self.group_ids), correction)
 
     @property
     def loss_scale(self) -> float:
@@ -291,7 +298,7 @@ class Batch:
                 self.sample_groups,
                 self.valid,
                 self.advantage_settings,
-                tasks=_task_numbers(self.group_ids)[self.sample_groups],
+                tasks=task_numbers(self.group_ids)[self.sample_groups],
                 lengths=self.content.sample_tokens,
             ),
         )
@@ -357,57 +364,3 @@ class Batch:
             return np.asarray(per_token * weight, np.float32)
         advantage = self.advantages[self.content.sequence_samples[sequence]] * weight
         return np.full(self.lengths[sequence], advantage, np.float32)
-
-
-def _task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:
-    """A number for each group's task, the same for all of its shards."""
-    return np.unique([task_of(name) for name, _ in group_ids], return_inverse=True)[1].astype(np.int64)
-
-
-def _trained_rewards(groups: Sequence[Group | ClaimedGroup], rows: Sequence[SampleRows]) -> Float32Array:
-    """The rewards of all samples, float32 [n], 0 without one."""
-    pairs = zip(groups, rows, strict=True)
-    return np.array([reward or 0.0 for group, row in pairs for reward in _rewards(group, row)], dtype=np.float32)
-
-
-def _probability(group: Group | ClaimedGroup) -> float:
-    drawn = group.probability if isinstance(group, ClaimedGroup) else None
-    return np.nan if drawn is None else drawn
-
-
-def _lengths(rows: Sequence[SampleRows]) -> npt.NDArray[np.int64]:
-    """The tokens of every segment of all samples, int64 [segments]."""
-    return np.array([length for row in rows for segments in row.lengths for length in segments], dtype=np.int64)
-
-
-def _rewards(group: Group | ClaimedGroup, rows: SampleRows) -> Sequence[float | None]:
-    """The rewards of a group's samples: the pipeline's if it set any, otherwise the judge's."""
-    return group.shaped.rewards if group.shaped else rows.rewards
-
-
-def _counts(rows: SampleRows, staleness: TokenStaleness) -> BatchCounts:
-    samples = sum(reward is not None for reward in rows.rewards)
-    return BatchCounts(_loss_tokens(rows, staleness), samples, int(samples > 0))
-
-
-def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:
-    """Tokens of a group that the loss counts: those that are young enough, or belong to a sample with labels."""
-    young = staleness.mask([VersionSpan(*weights, 1) for weights in rows.loss_tokens])
-    return sum(
-        n
-        for is_young, tokens in zip(young, rows.loss_tokens.values(), strict=True)
-        for n, is_labelled in zip(tokens, rows.labelled, strict=True)
-        if is_young or is_labelled
-    )
-
-
-def _pipeline_advantages(
-    computed: Float32Array, groups: Sequence[Group | ClaimedGroup], owners: npt.NDArray[np.int64], valid: BoolArray
-) -> Float32Array:
-    """The `computed` advantages [S] of samples of the groups `owners` [S], replaced where a pipeline has set them."""
-    chosen = computed.copy()
-    for index, group in enumerate(groups):
-        if group.shaped and group.shaped.advantages is not None:
-            in_group = owners == index
-            chosen[in_group] = np.where(valid[in_group], group.shaped.advantages, 0.0)
-    return chosen

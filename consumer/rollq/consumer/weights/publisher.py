@@ -130,3 +130,17 @@ def _check_shapes(shapes: Shapes, started_from: Shapes) -> None:
         f"these weights do not match those that training started from: {difference}. Pass the model itself, or "
         "to_checkpoint_format(model, state_dict), to connect and publish: both have the names and shapes of files"
     )
+
+
+def make_publisher(buffer: TrainerBuffer, settings: ConsumerSettings) -> WeightPublisher:
+    """The publisher over the transport of the settings. Raises `ConfigError` if NCCL cannot work."""
+    return WeightPublisher(
+        buffer,
+        settings.transport,
+        settings.s3_url if settings.transport == "s3" else settings.weights_dir,
+        settings.keep_versions,
+        full_every=settings.full_every,
+        max_file_bytes=settings.max_file_bytes,
+        scratch=settings.weights_dir,
+        sender=make_sender(buffer, settings),
+    )
