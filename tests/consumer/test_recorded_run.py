@@ -12,7 +12,7 @@ import pytest
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.reader import Archive
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ArchiveError, InvalidGroup
+from rollq.buffer.errors import ArchiveError, ConfigError, InvalidGroup
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import GroupResult, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.frame_encoding import encode_samples
@@ -20,6 +20,7 @@ from rollq.buffer.wire.prompts import encode_prompt
 from rollq.consumer.batches.batch import Batch
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+from rollq.consumer.trainer.from_archive import train_from_archive
 from rollq.consumer.trainer.recorded_run import RecordedRun
 from support.any_server import AnyServer
 from support.buffer_run import World
@@ -229,3 +230,11 @@ def test_the_reference_trainer_trains_on_an_archive(
     lines = [orjson.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_bytes().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[0]["reward"] == pytest.approx(recorded[0].rewards[recorded[0].valid].mean())
+
+
+def test_a_correction_for_draws_is_refused_because_the_archive_has_no_probabilities(
+    recorded: list[Batch], folder: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    chosen = {"model": model_folder, "output": tmp_path / "out", "steps": 1, "advantages": {"draw_correction": 0.5}}
+    with pytest.raises(ConfigError, match="draw_correction: the archive does not have the probabilities of draws"):
+        train_from_archive(Archive(str(folder)), TrainerSettings.model_validate(chosen))

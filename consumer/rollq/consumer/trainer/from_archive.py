@@ -4,7 +4,7 @@ import threading
 from contextlib import nullcontext
 
 from rollq.buffer.archive.reader import Archive
-from rollq.buffer.errors import ArchiveError
+from rollq.buffer.errors import ArchiveError, ConfigError
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers.trackers import check_packages
 from rollq.consumer.trainer.learner import start_learner
@@ -22,9 +22,15 @@ def train_from_archive(
     """Like `rollq.consumer.trainer.trainer.train`, on the batches of a recorded run, until its last one at most.
 
     Raises `ArchiveError` for an archive that lacks groups, and for an output folder with checkpoints of another run;
-    `ConfigError` if `settings.output` cannot be created or another trainer uses it.
+    `ConfigError` for `draw_correction`, since an archive does not have the probabilities of draws, and if
+    `settings.output` cannot be created or another trainer uses it.
     """
     check_packages(settings)
+    if settings.advantages.draw_correction:
+        raise ConfigError(
+            "[trainer.advantages] draw_correction: the archive does not have the probabilities of draws; leave it out "
+            "to train without the correction"
+        )
     with join_ranks(settings.device) as ranks, locked(settings.output) if ranks.is_first else nullcontext():
         check_same(ranks, {**settings.model_dump(mode="json"), "seed": seed})
         return _train(archive, settings, ranks, seed, stop or threading.Event())
