@@ -93,26 +93,27 @@ def test_draws_have_their_distribution(world: World, order: Order, draws: int) -
     assert sum((counts[place + 1] - mean) ** 2 / mean for place, mean in enumerate(expected)) < 18.5
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_restarted_trainer_gets_the_same_batch_again(world: World, order: Order) -> None:
+def train_two_steps(world: World, order: Order) -> list[list[int]]:
+    """Fill a task, and train two batches of it; returns their groups."""
     fill(world, [0] * 12, order=order)
     world.buffer.prioritize(world.held, "math", {group_id: float(group_id) for group_id in range(1, 13)})
     batches = list[list[int]]()
     for step in (1, 2):
         batches.append(claim(world, step))
         world.buffer.commit(world.held, step)
+    return batches
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_restarted_trainer_gets_the_same_batch_again(world: World, order: Order) -> None:
+    batches = train_two_steps(world, order)
     world.begin(0, launch_id="after a crash")
     assert [claim(world, step) for step in (1, 2)] == batches
 
 
 @pytest.mark.parametrize("order", ["uniform", "priority"])
 def test_a_trainer_that_gives_its_batches_back_draws_the_same_again(world: World, order: Order) -> None:
-    fill(world, [0] * 12, order=order)
-    world.buffer.prioritize(world.held, "math", {group_id: float(group_id) for group_id in range(1, 13)})
-    batches = list[list[int]]()
-    for step in (1, 2):
-        batches.append(claim(world, step))
-        world.buffer.commit(world.held, step)
+    batches = train_two_steps(world, order)
     world.begin(0, launch_id="after a crash", mode="return")
     for step in (1, 2):
         assert claim(world, step) == batches[step - 1]

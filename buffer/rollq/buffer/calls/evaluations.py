@@ -20,7 +20,7 @@ from rollq.buffer.wire.sample_rows import SampleRows
 BatchType = Literal["train", "eval"]
 GROUPS_PER_TRIP = 500
 SOURCE_FIELD = "data_source"
-"""The column of a row, in its metadata, that names the data set which it comes from."""
+"""The column that names the data set of a row; either the first row has it, or none is looked at."""
 
 
 class EvaluatedGroup(NamedTuple):
@@ -76,10 +76,12 @@ class Evaluations(Batches):
         """The results of an open evaluation so far, in the order of its prompts. Reads no payload."""
         keys = task_keys(self.run, task)
         ids = self.send("LRANGE", keys.batch_groups(handle), 0, -1)
+        first = self.send("HGET", keys.group(int(ids[0])), "prompt") if ids else None
+        sourced = ("prompt",) if first and _source(first) is not None else ()  # prompts may be large
         groups: list[EvaluatedGroup] = []
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             commands = [
-                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows", "prompt")
+                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows", *sourced)
                 for group_id in ids[start : start + GROUPS_PER_TRIP]
             ]
             groups += [_evaluated(*fields) for fields in self.send_all(commands)]
@@ -102,7 +104,7 @@ def _evaluated(
     tokens: bytes | None,
     letters: bytes | None,
     rows: bytes | None,
-    prompt: bytes | None,
+    prompt: bytes | None = None,
 ) -> EvaluatedGroup:
     source = _source(prompt) if prompt else None
     if status != b"gathered":

@@ -136,18 +136,9 @@ do
       redis.call('COPY', payload_key(clock.prefix, id, payload), payload_key(clock.prefix, clone, payload))
     end
     redis.call('HSET', key, 'clone', clone)
-    redis.call(
-      'HSET',
-      group_key(clock.prefix, clone),
-      'arrival',
-      clone,
-      'uses',
-      uses,
-      'status',
-      'cooling',
-      'copy_of',
-      id
-    )
+    -- stylua: ignore
+    redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling',
+      'copy_of', id)
     redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
   end
 
