@@ -34,7 +34,8 @@ def evaluate(prepared_demo: Path, tmp_path: Path, fresh_server: EmbeddedServer) 
     folder = tmp_path / "run"
     shutil.copytree(prepared_demo, folder)
     rows = (folder / "prompts" / "sum.jsonl").read_text().splitlines()[:6]
-    (folder / "held_out.jsonl").write_text("\n".join(rows))
+    held_out = [json.dumps({**json.loads(row), "data_source": f"org/{i % 2}"}) for i, row in enumerate(rows)]
+    (folder / "held_out.jsonl").write_text("\n".join(held_out))
     with (folder / "rollq.toml").open("a") as file:
         file.write(HELD_OUT)
     for name in ("step-00000001", "step-00000002"):
@@ -59,6 +60,7 @@ def test_saved_weights_are_evaluated_in_a_run_that_is_deleted(
     assert [one["weights"] for one in (first, second)] == ["step-00000001", "step-00000002"]
     assert [one["metrics"]["eval/held_out/count"] for one in (first, second)] == [6, 6]
     assert "eval/held_out/pass@2" in first["metrics"]
+    assert [first["metrics"][f"eval/held_out/source/org/{number}/count"] for number in (0, 1)] == [3, 3]
     assert (tmp_path / "run" / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert find_runs(connect_servers(fresh_server.url, None), Patience()) == []
 
