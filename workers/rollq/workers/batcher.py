@@ -1,4 +1,4 @@
-"""Many small calls combined into few large ones."""
+"""Combines many small calls into a few large ones."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Gathers submitted items for a moment and while calls run, then makes one call for all of them.
+    """Gathers submitted items for a moment, and while calls run; then makes one call for all of them.
 
     `call` takes items and returns one answer each; it runs in a thread, up to `parallel` calls at a time, so that one
     can prepare its data while the server works on another's.
@@ -37,7 +37,7 @@ class Batcher(Generic[T, R]):
     def submit(self, item: T) -> asyncio.Future[R]:
         """Send `item` with the next call. The future gets its answer, or the call's error.
 
-        A future that is cancelled does not take its item back.
+        Cancelling the future does not withdraw the item.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
@@ -52,13 +52,13 @@ class Batcher(Generic[T, R]):
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        if self._waiting:  # else they went when another call ended
+        if self._waiting:  # otherwise they were sent when another call ended
             self._idle -= 1
             self._send()
 
     def _send(self) -> None:
-        """Make the next call. Callbacks follow one another without a task, whose steps would each take a turn of the
-        event loop: agents wait for each record."""
+        """Make the next call. Callbacks, not a task, chain the steps: each step of a task would take a turn of the
+        event loop, and agents wait for each record."""
         batch, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
         items = [item for item, _ in batch]
         try:

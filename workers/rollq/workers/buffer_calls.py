@@ -1,4 +1,5 @@
-"""The buffer from the event loop: it is synchronous and thread-safe, so each call runs in one of a few threads."""
+"""Calls the buffer from the event loop. The buffer is synchronous and thread-safe, so each call runs in one of a few
+threads."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,12 +13,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 THREADS = 16
-"""Calls under way: two puts, lease, hand back, salvage, record, renew, report, live model, controls, wake-ups, offer,
-borrow, the end of loans; two to spare."""
+"""The most concurrent calls: two puts, lease, hand back, salvage, record, renew, report, live model, controls,
+wake-ups, offer, borrow, and the end of loans, with two to spare."""
 
 
 class BufferCalls:
-    """A buffer and the threads that call it. `await calls(calls.buffer.live_model)`."""
+    """A buffer and the threads that call it: `await calls(calls.buffer.live_model)`."""
 
     def __init__(self, buffer: WorkerBuffer) -> None:
         self.buffer = buffer
@@ -31,7 +32,8 @@ class BufferCalls:
     async def poll(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await `function(...)`, one of the calls that are made every second.
 
-        They take turns, and so need one connection. In a cluster they do not, since one may wait for its primary.
+        These calls take turns, so they need only one connection. In a cluster they run concurrently, since a call may
+        wait for its primary.
         """
         if self.buffer.servers.spread:
             return await self(function, *args, **kwargs)

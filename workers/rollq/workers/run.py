@@ -1,7 +1,7 @@
 """One worker process: its engine, weights, leases, tickets and reports, wired together.
 
 Invariant: when a part fails for good (the run is gone, the engine died too often), all parts end, held groups are
-handed back if the server still accepts them, and the reason is raised.
+handed back if the server accepts them, and the error is raised.
 """
 
 import asyncio
@@ -65,9 +65,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.001
-"""How long a thread back from Redis may wait for a busy event loop. Python's default, 5 ms, slows every call."""
+"""The longest wait of a thread that returns from Redis to a busy event loop. Python's default, 5 ms, slows every
+call."""
 LAST_WORDS_S = 1.0
-"""How long a worker that ends tries to reach the server."""
+"""How long an ending worker tries to reach the server."""
 
 
 def run_worker(
@@ -75,9 +76,9 @@ def run_worker(
 ) -> None:
     """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call it in the main thread.
 
-    The caller closes `buffer` and `queue`. The worker waits out an outage of either server, of any length.
-    Raises `ConfigError`, `StoreLost`, `RunMismatch`, `ServerError` at the start, and `EngineDead` when the engine died
-    more often than `settings.engine_restarts`.
+    The caller closes `buffer` and `queue`. The worker waits out an outage of either server, of any length. Raises
+    `ConfigError`, `StoreLost`, `RunMismatch`, `ServerError` at the start, and `EngineDead` if the engine died more
+    often than `settings.engine_restarts`.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     buffer.wait_out_outages()
@@ -158,7 +159,7 @@ class Worker:
                 await self._end()
 
     async def _start_engine(self) -> bool:
-        """Start the engine; False, and no engine, if the worker is asked to stop during the start."""
+        """Start the engine. Returns False, without an engine, if the worker is asked to stop during the start."""
         starting = asyncio.create_task(self.host.start())
         parts = [starting, asyncio.create_task(self.rq.until_stop())]
         try:
@@ -207,12 +208,12 @@ class Worker:
             await asyncio.wait([ending, *background])
 
     async def _end_waits(self) -> None:
-        """Once the worker stops, or is drained, have no program wait for a session."""
+        """Once the worker stops or is drained, end programs' waits for sessions."""
         await self.rq.until_stop()
         self.gateway.offers.end_waits()
 
     async def _end(self) -> None:
-        """Hand back the leases that are left, sign off, stop the engine."""
+        """Hand back the remaining leases, sign off, and stop the engine."""
         leases = [held.lease for held in self.table if not held.lease.borrowed]
         with suppress(RollqError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
@@ -232,7 +233,7 @@ class Worker:
         self.traces.close()
 
     async def _report(self) -> None:
-        """Report to monitors what this worker does: every second, and at once when its state changes."""
+        """Report this worker's state to monitors: every second, and at once when it changes."""
         facts = {
             "engine": self._engine_name,
             **({"gateway": self.gateway.url} if self.gateway.url else {}),
@@ -258,12 +259,13 @@ class Worker:
             await self._signals.state.wait()
 
     def _while_blocked(self, place: str) -> None:
-        """Keep the leases and say why, in the thread of the watch, while a function blocks the event loop."""
+        """While a function blocks the event loop, renew the leases and report the function. Called in the watch's
+        thread."""
         self.table.renew_in_thread()
         self.calls.buffer.report_worker(self.rq.name, self._last_report | {"blocked_by": place})
 
     def _follow(self, order: Order) -> None:
-        """Do what the operator has ordered."""
+        """Carry out the operator's order."""
         if self.control.paused != (order is Order.PAUSE):
             self.control.paused = order is Order.PAUSE
             log.info("worker %s is %s by the operator", self.rq.name, "paused" if self.control.paused else "resumed")
@@ -311,8 +313,8 @@ class Worker:
 def make_places(
     recipes: Mapping[str, Recipe], host: EngineHost, signals: Signals, samples_in_flight: int | None
 ) -> AllPlaces:
-    """The places for samples: the engine's, and a separate kind for each agent loop that limits its sessions; at most
-    `samples_in_flight` of each kind."""
+    """The places for samples: the engine's, and a separate kind for each agent loop that limits its sessions. Each kind
+    has at most `samples_in_flight`."""
     engine = Places(lambda: samples_in_flight or host.max_sequences, signals)
     by_recipe: dict[int, Places] = {}  # shards share one
     sessions: dict[str, Places] = {}
@@ -344,7 +346,8 @@ def load_engine(settings: WorkerSettings) -> Engine:
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
     """The tokenizer of the settings, otherwise the tokenizer of the engine's model, otherwise bytes.
 
-    Raises `ConfigError` if the settings name none and the engine's model is elsewhere, or a chat template is broken.
+    Raises `ConfigError` if the settings name no tokenizer and the engine's model is elsewhere, or if a chat template is
+    broken.
     """
     folder = settings.tokenizer or settings.options.get("model")
     if folder is None and settings.engine in ("openai", "sglang"):

@@ -1,4 +1,4 @@
-"""Seeds of samples and turns: the same on every worker, so a sample made again gets the same seeds."""
+"""Seeds of samples and turns. They are the same on every worker, so a repeated sample gets the same seeds."""
 
 from hashlib import blake2b
 

@@ -12,11 +12,11 @@ from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.http.pools import PoolSettings
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
-"""Also a part of an environment variable's name."""
+"""Also part of an environment variable's name."""
 
 
 class PauseMode(StrEnum):
-    """How running groups of a paused task end."""
+    """How the running groups of a paused task end."""
 
     DRAIN = "drain"  # they finish
     ABORT = "abort"  # they are interrupted, and keep partial rollouts and finished samples

@@ -1,4 +1,4 @@
-"""Rows of a task, tried without a buffer: their prompts, what the judge says of texts, and samples."""
+"""Tries rows of a task without a buffer: renders prompts, judges texts, and makes samples."""
 
 import asyncio
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ from rollq.workers.judging.rewards import Verdict, failed_as_wrong
 from rollq.workers.user_code.errors import reason_of
 
 MOST_SAMPLES: Final = 100_000
-"""At the same time, where the engine limits them."""
+"""How many samples run at the same time if the engine sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedText:
-    """A sample, what the judge said of it and how long that took."""
+    """A sample, its verdict, and the duration of judging."""
 
     sample: Sample
     verdict: Verdict
@@ -42,13 +42,13 @@ class JudgedText:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether it ended at the limit of tokens."""
+        """Whether it ended at the token limit."""
         return self.sample.finish_reason is FinishReason.LENGTH
 
 
 @dataclass(slots=True)
 class TriedRow:
-    """A row: its prompt as the model gets it, the texts that were judged, and the samples."""
+    """A row: its rendered prompt, the judged texts, and the samples."""
 
     place: str
     prompt: Prompt
@@ -61,7 +61,7 @@ class TriedRow:
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Whether its samples have the same reward, so nothing can be learned from them."""
+        """Whether its samples have equal rewards, so training would learn nothing."""
         return len({sample.verdict.reward for sample in self.samples}) == 1
 
 
@@ -75,7 +75,7 @@ class Trying:
         self._places = asyncio.Semaphore(recipe.sessions or MOST_SAMPLES)
 
     async def look(self, row: TriedRow, given: str | None) -> None:
-        """Render a row's prompt, and judge the text that is `given`, or the row's own answer."""
+        """Render a row's prompt, and judge the text `given`, or the row's own answer."""
         settings = self._recipe.settings
         try:
             read = await read_prompt(row.prompt, self._tokenizer)
@@ -130,7 +130,7 @@ class Trying:
         return await self._judged(row.prompt, made)
 
     async def _judged_together(self, prompt: Prompt, judge: GroupJudge, samples: list[JudgedText]) -> list[JudgedText]:
-        """The samples with the rewards of their group, as far as they have not failed."""
+        """The samples with the rewards of their group judge; failed samples are unchanged."""
         started_s = monotonic()
         given = [
             replace(one.sample, reward=one.verdict.reward, reward_parts={**one.verdict.parts, **one.verdict.facts})
@@ -177,5 +177,5 @@ class Trying:
 
 
 def facts_of(verdict: Verdict) -> dict[str, Any]:
-    """The parts of a reward and what else the judge said, by name."""
+    """The parts of a reward and the judge's other facts, by name."""
     return {**verdict.parts, **verdict.facts, **verdict.notes}

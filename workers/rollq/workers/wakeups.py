@@ -15,9 +15,9 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.wake_signals import Signal, Signals
 
 LISTEN_S = 0.25
-"""How soon the listening thread notices that it should end."""
+"""How soon the listening thread notices a request to end."""
 LAST_LISTEN_S = 4 * LISTEN_S
-"""How long the end waits for that thread, which hangs while the server is unreachable."""
+"""How long to wait for that thread at the end: it hangs while the server is unreachable."""
 
 
 class Wakeups:
@@ -57,7 +57,7 @@ class Wakeups:
         self._signals.control.set()
 
     def _listen(self, stop: threading.Event, wake: Callable[[], object]) -> None:
-        """Call `wake` at every wake-up until `stop`. The subscription lives and dies in this one thread."""
+        """Call `wake` at every wake-up until `stop`. Only this thread uses the subscription."""
         while not stop.is_set():
             try:
                 with self._calls.buffer.events(EventKind.PUBLISH, EventKind.CONTROL, others=self._others) as events:

@@ -1,7 +1,7 @@
-"""Weight following: the engine serves the weights that the trainer published last.
+"""Keeps the engine on the weights that the trainer published last.
 
-Invariant: weights reach the engine only if their bytes are those that were announced, or come from the trainer itself.
-Weights that are refused or fail leave the old version serving, are logged once, and are tried again.
+Invariant: weights reach the engine only if their bytes match the announcement, or come from the trainer itself. If
+weights are refused or fail, the old version stays, the error is logged once, and they are tried again.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class WeightFollower:
             await self._signals.weights.wait()
 
     async def catch_up(self) -> bool:
-        """Load the live weights, if the engine serves others. False when they were refused."""
+        """Load the live weights if the engine serves others. Returns False if they were refused."""
         async with self._catching_up:
             live = await self._calls.poll(self._calls.buffer.live_model)
             if live is None or self._host.version is None:
@@ -95,9 +95,9 @@ class WeightFollower:
             return await self._serve(live, wanted)
 
     async def _may_stay(self, live: LiveModel) -> bool:
-        """Whether the engine's weights are newer, and the trainer may publish them again: tokens of older ones between
-        its own would make all its samples older. A broadcast waits for every engine, and an evaluation for one that
-        serves its weights."""
+        """Whether the engine's weights are newer and the trainer may publish them again: tokens of older weights in the
+        middle would make all its samples staler. False for a broadcast, which waits for every engine, and for an
+        evaluation, which waits for its weights."""
         served = self._host.version
         if served is None or not live.awaits(served.epoch, served.version, served.digest):
             return False
@@ -137,7 +137,8 @@ class WeightFollower:
         return True
 
     async def _go_back(self) -> None:
-        """Serve the weights before the refused ones if they are still in files, unless the engine serves them."""
+        """Go back to the weights before the refused weights, if their files still exist and the engine does not serve
+        them."""
         good = self._good
         if self._host.published.is_set() or good is None or round_number(good.uri) is not None:
             return

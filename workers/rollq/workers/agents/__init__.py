@@ -1,1 +1,1 @@
-"""How one sample comes about: agent loops, conversations, environments and tools."""
+"""How one sample is generated: agent loops, conversations, environments and tools."""

@@ -1,4 +1,4 @@
-"""Tools that come with rollq: a calculator, and a table to look things up in."""
+"""Tools that come with rollq: a calculator and a lookup table."""
 
 import ast
 import math
@@ -10,9 +10,9 @@ from rollq.buffer.values.rollouts import Prompt
 from rollq.workers.agents.tool_calls import CallError
 
 MAX_EXPRESSION = 400
-"""Characters of an expression; parentheses cannot nest deeper than that."""
+"""The most characters of an expression, which also bounds the nesting of parentheses."""
 MAX_BITS = 4096
-"""Size of a whole number."""
+"""The largest absolute value of an integer, in bits."""
 
 Number = int | float
 
@@ -50,7 +50,7 @@ OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Number]]] = {
 
 
 def _value(node: ast.expr) -> Number:
-    """The value of a part of an expression. Raises `ValueError` for all that is not arithmetic."""
+    """The value of a part of an expression. Raises `ValueError` for anything but arithmetic."""
     value: Number
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
@@ -74,7 +74,7 @@ class Lookup:
     """Look up a key in a table."""
 
     def __init__(self, table: Mapping[str, Any] | None = None) -> None:
-        """`table` serves all prompts; without one, each prompt has a table in its metadata, column `table`."""
+        """`table` serves all prompts. Without it, each prompt's table is in the column `table` of its metadata."""
         self._table = table
 
     def __call__(self, key: str, prompt: Prompt) -> Any:

@@ -1,4 +1,4 @@
-"""Chat formats by their names in the settings: rollq's, which need nothing else, and vLLM's if it is installed."""
+"""Chat formats by their names in the settings: the built-in ones, and vLLM's if vLLM is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ AUTO: Final = "auto"
 
 @dataclass(frozen=True, slots=True)
 class BuiltInFormat:
-    """A format of rollq. `parser` is a pure function, and so is `thoughts`, for models that have no tools; `tokens` are
-    those that the tokenizer must have."""
+    """A built-in format. `parser` and `thoughts`, for models without tools, are pure functions. `tokens` are the tokens
+    that the tokenizer must have."""
 
     name: str
     parser: Callable[[str, Sequence[Message], str], Turn]
@@ -85,15 +85,15 @@ BUILT_IN: Final[Mapping[str, BuiltInFormat]] = {
         BuiltInFormat("openai", parse_harmony, parse_harmony_thoughts, (START, CHANNEL, BODY)),
     )
 }
-"""Names as vLLM's server has them; `harmony` is `openai` there."""
+"""Names as in vLLM's server, which calls `harmony` `openai`."""
 PLAIN: Final = BuiltInFormat("", parse_plain, parse_plain, verbatim=True)
 NAMES: Final = ", ".join(BUILT_IN)
 
 
 def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
-    """The chat format of these parsers, by name: built-in ones, and vLLM's if it is installed; "" for none.
+    """The chat format of these parsers, by name: built-in ones, and vLLM's if vLLM is installed. "" means no parser.
 
-    Raises `ConfigError` for an unknown name, and for a parser of vLLM if it is not installed.
+    Raises `ConfigError` for an unknown name, and for a parser of vLLM if vLLM is not installed.
     """
     if reasoning_parser and (tool_parser == AUTO or (tool_parser in BUILT_IN and tool_parser != HERMES)):
         raise ConfigError(f"agent_options.tool_parser {tool_parser!r} parses thoughts too: leave out reasoning_parser")

@@ -3,8 +3,8 @@
 Invariant: text that the model wrote is never tokenised again. Between two turns the chat template renders the whole
 conversation. If the result starts with the text of the tokens so far, only the rest is tokenised and appended to the
 segment as text of the environment, outside the loss. If the template rewrites earlier text (drops earlier thoughts,
-trims spaces, ends turns differently than the model did), a new segment starts with all of it as its prompt. If a turn
-of the model can be a message in several forms, it takes the first form that needs no new segment.
+trims spaces, ends turns differently from the model), a new segment starts, and the whole rendering is its prompt. If a
+turn of the model can be written as several messages, the conversation uses the first that needs no new segment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ConversationEnd:
-    """An earlier end of a conversation: its messages, its `forms` and `preferred` messages, the `characters` of its
-    text, the number of its `closed` segments, and the tokens of the segment after them."""
+    """An earlier end of a conversation: its messages, its `forms` and `preferred` messages, the number of `characters`
+    in its text, the number of `closed` segments, and the numbers of prompt and response tokens in its last segment."""
 
     messages: tuple[Message, ...]
     forms: tuple[Message, ...]
@@ -45,9 +45,10 @@ class ConversationEnd:
 class Conversation:
     """One conversation after some turns.
 
-    `rendered` is the text of the last segment's tokens, its prompt included. `segment` is the last one, None before its
-    first token; `prompt_ids` int32 [P] are its prompt; `closed` are the segments before it. `forms` are messages that
-    may replace the model's last turn, the preferred one first; `preferred` are `messages` with the preferred forms.
+    `rendered` is the text of the last segment's tokens, its prompt included. `segment` is the last segment, None before
+    its first token. `prompt_ids` int32 [P] are its prompt. `closed` are the segments before it. `forms` are messages
+    that may replace the model's last turn, the preferred message first. `preferred` are `messages` with the preferred
+    forms.
     """
 
     tokenizer: Tokenizer
@@ -62,7 +63,7 @@ class Conversation:
 
     @classmethod
     def begin(cls, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Message]) -> Self:
-        """A conversation whose next turn is the model's. Raises `ValueError` if the last one is the assistant's."""
+        """A conversation whose next turn is the model's. Raises `ValueError` if the last message is the assistant's."""
         if messages and messages[-1]["role"] == "assistant":
             raise ValueError("the messages end with the assistant's, which only the agent loop single_turn continues")
         conversation, tools = for_template(tokenizer, messages), tools_for_template(tokenizer, tools)
@@ -72,7 +73,8 @@ class Conversation:
 
     @classmethod
     def begin_with(cls, tokenizer: Tokenizer, text: str, ids: Sequence[int] | None = None) -> Self:
-        """A conversation without messages: the model continues `text`, whose token ids are `ids` if given."""
+        """A conversation without messages: the model continues `text`, whose token ids are `ids`; without `ids` it is
+        tokenised."""
         prompt_ids = np.array(tokenizer.encode_prompt(text) if ids is None else ids, np.int32)
         return cls(tokenizer, (), (), text, prompt_ids)
 
@@ -84,7 +86,7 @@ class Conversation:
         return replace(self, rendered=self.rendered + text, prompt_ids=prompt_ids, segment=segment, forms=())
 
     def branched(self) -> Self:
-        """This conversation in a new segment, whose prompt is the whole conversation so far."""
+        """This conversation in a new segment whose prompt is the whole conversation so far."""
         return replace(self, prompt_ids=self.context, closed=(), segment=None)
 
     def resumed(self, messages: Sequence[Message], segments: Sequence[Segment]) -> Self:
@@ -97,7 +99,7 @@ class Conversation:
         conversation = (*self.messages, *messages)
         rendered = self.tokenizer.render(conversation, self.tools)
         last = segments[-1]
-        continues = last.loss_mask is not None and not last.loss_mask[-1]  # it ends with text of the environment
+        continues = last.loss_mask is not None and not last.loss_mask[-1]  # it ends with the environment's text
         return replace(
             self,
             messages=conversation,
@@ -145,8 +147,8 @@ class Conversation:
         return sum(len(segment.response_ids) for segment in self.segments)
 
     def after_model(self, completion: Completion, end_ids: frozenset[int] | None = None) -> Self:
-        """The conversation after the model's turn. A token of `end_ids`, by default an EOS token, at its end is not
-        part of the message.
+        """The conversation after the model's turn. A final token of `end_ids`, by default the EOS tokens, is not part
+        of the message.
 
         Raises `ValueError` as `join` does.
         """
@@ -165,7 +167,7 @@ class Conversation:
         )
 
     def with_forms(self, forms: Sequence[Message]) -> Self:
-        """This conversation, whose last turn is the model's, with other messages for that turn."""
+        """This conversation with other messages for its last turn, which must be the model's."""
         return replace(
             self,
             messages=(*self.messages[:-1], forms[0]),
@@ -176,7 +178,7 @@ class Conversation:
     def after_environment(self, messages: Sequence[Message]) -> Self:
         """The conversation after the environment's `messages`; the next turn is the model's.
 
-        Raises what the chat template raises if it accepts no form of the model's turn.
+        Raises the chat template's error if the template accepts no form of the model's turn.
         """
         messages = for_template(self.tokenizer, messages)
         histories = [(*self.messages[:-1], form, *messages) for form in self.forms] or [(*self.messages, *messages)]
@@ -201,13 +203,13 @@ class Conversation:
         )
 
     def _renderings(self, histories: Sequence[tuple[Message, ...]]) -> Iterator[tuple[tuple[Message, ...], str]]:
-        """The histories that the chat template accepts, rendered. If it accepts none, raises the template's error for
-        the last one."""
+        """The histories that the chat template accepts, rendered. Raises the template's error for the last history if
+        it accepts none."""
         accepted = False
         for place, history in enumerate(histories, start=1):
             try:
                 rendered = self.tokenizer.render(history, self.tools)
-            except Exception:  # templates raise what they like
+            except Exception:  # a template may raise any exception
                 if place == len(histories) and not accepted:
                     raise
                 continue
@@ -218,8 +220,8 @@ class Conversation:
 def with_environment(segment: Segment, ids: Int32Array) -> Segment:
     """The segment with `ids` int32 [E] of the environment appended.
 
-    They are outside the loss, with logprob 0 and zeros in arrays per token. They get the version of the token before
-    them, so a sample gets neither older nor newer.
+    The new tokens are outside the loss, with logprob 0 and zeros in arrays per token. They get the version of the token
+    before them, so the sample's staleness does not change.
     """
     added, before = len(ids), len(segment.response_ids)
     if not added:

@@ -1,7 +1,7 @@
-"""Environments answer the model in a conversation of several turns. One is made for every sample.
+"""Environments answer the model in a conversation of several turns. Each sample gets a new environment.
 
-Invariant: an environment whose `setup` has started is torn down whether the sample ends, fails, is aborted or loses its
-lease, and when the worker stops. That takes at most `TEARDOWN_S`, and a failure of it is only logged.
+Invariant: an environment whose `setup` has started is torn down when the sample ends, fails, is aborted or loses its
+lease, and when the worker stops. The teardown takes at most `TEARDOWN_S`. If it fails, the error is only logged.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ class Opening:
 class Step:
     """An environment's answer to one turn of the model: messages for the next turn, or `done`.
 
-    `reward` is what the turn earned, if it earned anything; all are kept with the sample, for the judge `environment`.
-    Among rewards of turns, a turn without one has 0. `truncated`: the environment cut the episode off, which ends with
-    the finish reason `length`. `invalid`: how many actions of the turn the environment did not accept; the sample has
-    their sum as the number `invalid_actions`.
+    `reward` is the turn's reward, None for a turn without a reward. The sample keeps all of them for the judge
+    `environment`, which counts a missing reward as 0 if other turns have rewards. `truncated`: the environment cut the
+    episode off, so the sample ends with the finish reason `length`. `invalid`: how many actions of the turn the
+    environment did not accept; the sample has their sum as the number `invalid_actions`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -52,7 +52,7 @@ class Step:
 class Environment(Protocol):
     """The other side of one conversation. All methods run on the worker's event loop and must not block it.
 
-    The class is made with the options of the settings; its constructor takes no resources.
+    The class is called with the options of the settings. Its constructor acquires no resources.
     """
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
@@ -70,7 +70,7 @@ class Environment(Protocol):
 
 @runtime_checkable
 class TurnEnvironment(Protocol):
-    """An environment that reads thoughts, content and calls of the model's turns instead of their text."""
+    """An environment that reads the thoughts, content and calls of the model's turns instead of their text."""
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`."""
@@ -90,7 +90,8 @@ AnyEnvironment = Environment | TurnEnvironment
 
 @runtime_checkable
 class ResumableEnvironment(Protocol):
-    """An environment that can continue the conversation of another one after its worker was killed or interrupted."""
+    """An environment that can continue another environment's conversation after its worker was killed or
+    interrupted."""
 
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
         """Get ready for the turn after `messages`; called instead of `setup`. `messages` are all from the model and
@@ -99,12 +100,13 @@ class ResumableEnvironment(Protocol):
 
 
 TEARDOWN_S = 10.0
-"""Seconds that a teardown may take."""
+"""Longest time for a teardown, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Turns of the model in one sample, and seconds that setup and step may take; None: no limit."""
+    """The most turns of the model in one sample, and the longest times for setup and step, in seconds. None means no
+    limit."""
 
     max_turns: int
     setup_s: float | None = None
@@ -112,14 +114,14 @@ class Limits:
 
 
 Unfinished = float | Literal["fail", "judge"]
-"""The reward of a sample that runs out of turns or tokens before it has earned one; or it fails, or only its judge
-rewards it."""
+"""The reward of a sample that runs out of turns or tokens before it has a reward: a number, "fail" (the sample fails),
+or "judge" (only its judge rewards it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of one task. `resumable`: they can `resume`. `give_rewards`: in their steps, so the number of
-    `unfinished` is one of a step; else it is the sample's reward."""
+    """The environments of one task. `resumable`: they can `resume`. `give_rewards`: their steps have rewards, so a
+    number in `unfinished` is a reward of a step. Otherwise it is the sample's reward."""
 
     make: Callable[[], AnyEnvironment]
     limits: Limits
@@ -145,8 +147,8 @@ class Environments:
             raise _broken(f"the environment: {what_happened(error)}") from error
 
     async def setup(self, environment: AnyEnvironment, prompt: Prompt, session: str) -> Opening:
-        """See `Environment.setup`. Raises `SampleFailed` naming the step, and what an environment with a text
-        `waits_for` was waiting for; of the kind `environment` unless the environment raises one itself."""
+        """See `Environment.setup`. Raises `SampleFailed` with the name of the step and the environment's text
+        `waits_for`, if it has one. Its kind is `environment` unless the environment raises `SampleFailed` itself."""
         setup = environment.setup(prompt, session)
         waits_for = partial(getattr, environment, "waits_for", "")
         return await _within(self.limits.setup_s, "the environment's setup", setup, waits_for)
@@ -160,14 +162,15 @@ class Environments:
         return await _within(self.limits.setup_s, "the environment's resume", resuming)
 
     async def step(self, environment: AnyEnvironment, turn: Turn, text: str) -> Step:
-        """See `TurnEnvironment.respond`, and `Environment.step`, which gets `text`. Raises `SampleFailed` as
+        """See `TurnEnvironment.respond`, and `Environment.step`, which receives `text`. Raises `SampleFailed` as
         `setup` does."""
         step = environment.respond(turn) if isinstance(environment, TurnEnvironment) else environment.step(text)
         return await _within(self.limits.step_s, "a step of the environment", step)
 
 
 async def tear_down(environment: AnyEnvironment, limit_s: float) -> None:
-    """Tear down; a cancellation is raised afterwards. An environment that takes longer than `limit_s` is abandoned."""
+    """Tear the environment down, then raise a cancellation that arrived. Abandon a teardown that takes longer than
+    `limit_s`."""
     loop = asyncio.get_running_loop()
     ending = asyncio.ensure_future(contained(environment.teardown()))
     ending.add_done_callback(_log_failure)

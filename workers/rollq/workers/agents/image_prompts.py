@@ -1,4 +1,5 @@
-"""The tokenizer of a prompt with images: text whose placeholders for images become the tokens of these images."""
+"""The tokenizer of a prompt with images. It replaces each image's placeholder in the text by the tokens of the
+image."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 
 def read_images(prompt: Prompt, tokenizer: Tokenizer) -> PlacedImages:
-    """Read and process the images of a prompt, which takes a while.
+    """Read and process the images of a prompt. Slow: call it in a thread.
 
     Raises `ImageError`, and `ConfigError` for a model without images.
     """
@@ -23,7 +24,8 @@ def read_images(prompt: Prompt, tokenizer: Tokenizer) -> PlacedImages:
 class ImageTokenizer:
     """`Tokenizer` for the conversation that begins with a prompt with `images`.
 
-    Invariant: ids hold the tokens of all images, or of none. All come with the prompt; none can be added later.
+    Invariant: ids hold the tokens of all images or of no image. All images are in the prompt; later messages cannot add
+    any.
     """
 
     def __init__(self, tokenizer: Tokenizer, images: PlacedImages) -> None:
@@ -31,7 +33,7 @@ class ImageTokenizer:
         self._images = images
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`. Raises `ImageError` for some, but not all, of the placeholders for images."""
+        """Ids of `text`. Raises `ImageError` if `text` has only some of the placeholders for images."""
         return self.expand(self._tokenizer.encode(text))
 
     def encode_prompt(self, text: str) -> list[int]:

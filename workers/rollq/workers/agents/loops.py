@@ -1,7 +1,7 @@
-"""Agent loops: how one sample is generated, from its prompt to its last token.
+"""Agent loops generate one sample, from its prompt to its last token.
 
-Invariant: tokens that already exist, of an interrupted rollout, are continued and never generated again, and keep the
-versions that made them. A loop returns a sample that is completed, aborted or failed with a reason; rewards come later.
+Invariant: the existing tokens of an interrupted rollout are continued, never generated again, and keep their versions.
+A loop returns a sample that is completed, aborted, or failed with a reason. Rewards come later.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,13 +35,13 @@ STATUS_OF: Final = {
 class Rollout:
     """One sample to generate. `previous` holds the tokens of earlier attempts; `sampling` includes the sample's seed.
 
-    `session` identifies this attempt at this sample: put it into requests that belong together, so that they reach the
-    same server. `generate` asks the engine; it raises `EngineDead` if the engine has died. `keep`, if there is one,
-    takes the sample so far, aborted: if this worker is killed, the next attempt gets it as `previous`. Each sample that
-    it takes extends the one before. `record` does the same and waits until it is kept; it returns False if it is not,
-    and never will be. `is_stopped` says whether the group is being stopped: then requests return at once, aborted.
-    `at_end` takes functions that are called once the sample has been judged; they may block. It is sample `index` of
-    its group, which is of the `task`, or of an `evaluation`.
+    `session` identifies this attempt at this sample: requests with the same session reach the same server. `generate`
+    asks the engine and raises `EngineDead` if the engine has died. `keep`, unless it is None, takes the sample so far,
+    with status aborted: if this worker is killed, the next attempt gets it as `previous`. Each kept sample extends the
+    previous one. `record` does the same and waits until the sample is kept; it returns False if it cannot be kept.
+    `is_stopped` returns whether the group is being stopped; requests then return at once, aborted. `at_end` takes
+    functions to call after the sample is judged; they may block. This is sample `index` of a group of the `task`, or of
+    an `evaluation`.
     """
 
     prompt: Prompt
@@ -63,14 +63,14 @@ class Rollout:
 
 
 class AgentLoop(Protocol):
-    """Generates one sample. A loop with the attribute `resumable`, a bool, says whether it continues
-    `Rollout.previous`; loops without it do not, and get an empty one. One with the attribute `records`, a bool, says
-    whether it awaits `Rollout.record` instead of calling `Rollout.keep`. One with the attribute `sessions`, an int,
-    says how many samples one worker may run at a time; without it, the engine limits them."""
+    """Generates one sample. The attribute `resumable`, a bool, says whether the loop continues `Rollout.previous`;
+    loops without it get an empty one. The attribute `records`, a bool, says whether the loop awaits `Rollout.record`
+    instead of calling `Rollout.keep`. The attribute `sessions`, an int, says how many samples one worker may run at a
+    time; without it, the engine limits them."""
 
     async def run(self, rollout: Rollout) -> Sample:
-        """Generate the sample. An exception fails this sample alone, a `SampleFailed` with its kind; `EngineDead` must
-        not be caught."""
+        """Generate the sample. An exception fails only this sample; a `SampleFailed` also sets the kind of the failure.
+        The loop must not catch `EngineDead`."""
         ...
 
 
@@ -80,17 +80,17 @@ def is_resumable(loop: AgentLoop) -> bool:
 
 
 def records(loop: AgentLoop) -> bool:
-    """Whether the loop records what it has made before it continues."""
+    """Whether the loop records each part of the sample before it continues."""
     return getattr(loop, "records", False)
 
 
 def sessions(loop: AgentLoop) -> int | None:
-    """How many samples the loop runs at a time; None when that is up to the engine."""
+    """How many samples the loop runs at a time; None if only the engine limits them."""
     return getattr(loop, "sessions", None)
 
 
 class PromptTooLong(Exception):
-    """The prompt has more `tokens` than may be."""
+    """The prompt has `tokens` tokens, more than allowed."""
 
     def __init__(self, tokens: int, limit: int) -> None:
         super().__init__(f"the prompt has {tokens} tokens, max_prompt_tokens is {limit}")
@@ -98,7 +98,7 @@ class PromptTooLong(Exception):
 
 
 def check_length(rollout: Rollout) -> None:
-    """Raise `PromptTooLong` if the prompt alone is too long: then its group is dropped, and its row is left out."""
+    """Raise `PromptTooLong` if the prompt is too long. Its group is then dropped, and its row is excluded."""
     if len(rollout.prompt_ids) > rollout.max_prompt_tokens:
         raise PromptTooLong(len(rollout.prompt_ids), rollout.max_prompt_tokens)
 
@@ -131,17 +131,18 @@ class SingleTurn:
 
     @staticmethod
     def _keep(rollout: Rollout, before: Segment | None, new: Completion) -> None:
-        """Keep the sample so far: `new` continues `before`. A malformed `new` is the finished sample's to report."""
+        """Keep the sample so far: `new` continues `before`. A malformed `new` is ignored here and reported with the
+        finished sample."""
         assert rollout.keep is not None
         if before is not None:
             new = cut_at_stop_string(before.response_ids, new, rollout.sampling.stop, rollout.tokenizer)
-        if new.finish_reason is FinishReason.ABORT:  # else it has ended, and the engine does not know yet
+        if new.finish_reason is FinishReason.ABORT:  # otherwise the cut has ended it, and the engine does not know yet
             with suppress(ValueError):
                 rollout.keep(finish(rollout, (join(rollout.prompt_ids, before, new),), FinishReason.ABORT, ""))
 
 
 def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, text: str) -> Sample:
-    """The sample of these segments, without empty ones. A sample that completed without a token counts as failed."""
+    """The sample of the nonempty segments. A sample that completed without a token counts as failed."""
     status = STATUS_OF[reason]
     filled = tuple(segment for segment in segments if len(segment.response_ids))
     error = None
@@ -161,12 +162,12 @@ def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, 
 
 
 def failed(reason: str, kind: FailureKind = FailureKind.PROGRAM) -> Sample:
-    """A failed sample without tokens; by default the loop, or the program that it runs, has failed."""
+    """A failed sample without tokens. The default `kind` is a failure of the loop or of the program that it runs."""
     return Sample((), SampleStatus.FAILED, finish_reason=FinishReason.ERROR, error=reason, failure=kind)
 
 
 def checked(made: object) -> Sample:
-    """The sample that a loop has returned. Raises `TypeError` for anything else."""
+    """The sample that a loop returned. Raises `TypeError` for anything else."""
     if isinstance(made, Sample):
         return made
     with guarded():
@@ -174,15 +175,15 @@ def checked(made: object) -> Sample:
 
 
 def failed_with(error: Exception) -> Sample:
-    """A failed sample without tokens, of the kind that the error of a loop has."""
+    """A failed sample without tokens. Its failure kind is the error's."""
     if isinstance(error, SampleFailed):
         return failed(said_by(error), error.kind)
     return failed(f"agent loop: {reason_of(error)}")
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
-    """Ids int32 [P] of a prompt: its own, else its text with the special tokens of a prompt, or its messages through
-    the chat template."""
+    """Ids int32 [P] of a prompt: its ids if it has any, otherwise its text with a prompt's special tokens, or its
+    messages through the chat template."""
     if prompt.ids is not None:
         ids = list(prompt.ids)
         return np.array(tokenizer.expand(ids) if isinstance(tokenizer, ImageTokenizer) else ids, dtype=np.int32)

@@ -1,7 +1,7 @@
 """The agent loop of several turns: the model and an environment take turns until one of them ends the conversation.
 
-Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, the model's and the environment's. A sequence is
-at most `max_prompt_tokens` plus `max_tokens` long, even after a changed prefix has started a new segment.
+Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, from the model and from the environment. A sequence
+is at most `max_prompt_tokens` plus `max_tokens` long, even after a changed prefix has started a new segment.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -57,8 +57,8 @@ class EnvironmentSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class MultiTurn:
-    """Several turns with an environment. An interrupted sample continues after its last whole turn if a new environment
-    can resume, and otherwise starts again. `closing` is called when the worker ends."""
+    """Several turns with an environment. An interrupted sample continues after its last complete turn if a new
+    environment can resume; otherwise it starts again. `closing` is called when the worker ends."""
 
     environments: Environments
     chat_format: ChatFormat
@@ -94,7 +94,7 @@ class MultiTurn:
             return dialogue.sample(await dialogue.run())
 
     async def close(self) -> None:
-        """Release what its samples have shared."""
+        """Release the resources that its samples share."""
         for close in self.closing:
             await close()
 
@@ -108,14 +108,15 @@ class MultiTurn:
 
 EMPTY_TURN: Final = Turn("", "")
 INVALID_ACTIONS: Final = "invalid_actions"
-"""Name of a number in `Sample.extra`: how many of the model's actions an environment did not accept."""
+"""Name of a number in `Sample.extra`: how many of the model's actions an environment refused."""
 
 
 @dataclass(slots=True)
 class _Dialogue:
     """One conversation with an environment. `conversation` ends with the model's last turn; `messages` follow the
     opening; `turn` is the model's last turn and `text` the part of it that the judge sees. `rewards` has one entry for
-    each turn of the model so far, None where the environment gave none. `invalid`: actions that it did not accept."""
+    each turn of the model so far, None for a turn without a reward. `invalid`: how many actions the environment
+    refused."""
 
     rollout: Rollout
     environments: Environments
@@ -131,7 +132,7 @@ class _Dialogue:
     has_turns: bool = True
 
     def resume(self, previous: Sample) -> None:
-        """Continue an interrupted conversation, which was kept before a turn of the model."""
+        """Continue an interrupted conversation that was kept before a turn of the model."""
         self.messages = list(previous.extra["messages"])
         self.conversation = self.conversation.resumed(self.messages, previous.segments)
         self.text = previous.text
@@ -139,11 +140,11 @@ class _Dialogue:
         self.rewards = [None] * sum(message["role"] == "assistant" for message in self.messages)
         if TURN_REWARDS in previous.extra:
             self.rewards = list(previous.extra[TURN_REWARDS])
-        elif "environment_reward" in previous.extra:  # of a worker of an earlier release
+        elif "environment_reward" in previous.extra:  # kept by a worker of an earlier release
             self.rewards[-1] = previous.extra["environment_reward"]
 
     async def run(self) -> FinishReason:
-        """Take turns until the conversation ends; returns why it ended."""
+        """Take turns until the conversation ends. Returns why it ended."""
         upcoming = self.conversation
         taken = sum(message["role"] == "assistant" for message in self.messages)
         for turn in range(taken + 1, self.environments.limits.max_turns + 1):
@@ -165,7 +166,7 @@ class _Dialogue:
             if tokens_left(self.rollout, upcoming) <= 0:
                 return FinishReason.LENGTH
         self.has_turns = False
-        return FinishReason.LENGTH  # the model wanted to continue
+        return FinishReason.LENGTH  # the model had not finished
 
     def _keep(self, upcoming: Conversation) -> None:
         """Keep the conversation before a turn of the model, in case this worker is killed."""
@@ -189,7 +190,7 @@ class _Dialogue:
         self.conversation = upcoming.after_model(completion, end_ids)
         text = self.conversation.messages[-1]["content"]
         without_end = ids[:-1] if ids and ids[-1] in end_ids else ids
-        tools = self.opening.tools or None  # an environment may describe some in words
+        tools = self.opening.tools or None  # an environment may describe tools in words
         self.turn = await self.chat_format.parse(tokenizer, text, without_end, tools, upcoming.rendered)
         if self.chat_format.verbatim:
             self.text = tokenizer.decode(ids)
@@ -210,8 +211,8 @@ class _Dialogue:
         return step
 
     def sample(self, reason: FinishReason) -> Sample:
-        """The sample of a conversation that ended with `reason`. Raises `SampleFailed` for one that did not earn
-        anything before it ran out of turns or tokens, if such samples fail."""
+        """The sample of a conversation that ended with `reason`. Raises `SampleFailed` for a sample that ran out of
+        turns or tokens without a reward, if the settings say that such samples fail."""
         invalid = {INVALID_ACTIONS: self.invalid} if self.invalid else {}
         sample = finish(self.rollout, self.conversation.segments, reason, self.text)
         turns, given = self.rewards, None
@@ -243,7 +244,7 @@ class _Dialogue:
 def next_request(rollout: Rollout, conversation: Conversation, turn: int) -> Request:
     """The request for the model's turn number `turn`, with a separate seed.
 
-    All earlier turns are in its prompt, so a stop string in them does not end it.
+    Its prompt holds all earlier turns, so a stop string in them does not end it.
     """
     sampling = replace(
         rollout.sampling,
@@ -262,7 +263,7 @@ def tokens_left(rollout: Rollout, conversation: Conversation) -> int:
 
 
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
-    """A prompt's messages; a text becomes one of the user. Raises `SampleFailed` for token ids."""
+    """A prompt's messages; a text becomes a user message. Raises `SampleFailed` for token ids."""
     if prompt.ids is not None:
         problem = "prompt: it has token ids, and a conversation of several turns needs messages or a text"
         raise SampleFailed(FailureKind.PROMPT, problem)
@@ -270,7 +271,7 @@ def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
 
 
 def environment_loop(**options: Any) -> MultiTurn:
-    """The loop `environment` from its `agent_options`. Raises `ConfigError` when they do not give an environment."""
+    """The loop `environment` from its `agent_options`. Raises `ConfigError` when the options name no environment."""
     settings = EnvironmentSettings(**options)
     make_environment = load_plugin("environment", settings.environment, {})
 

@@ -1,4 +1,4 @@
-"""Segments of a response that comes in parts: joined, cut, and checked. Pure."""
+"""Joins, cuts and checks the segments of a response that arrives in parts. Pure."""
 
 from dataclasses import replace
 from typing import Any, TypeGuard
@@ -21,7 +21,7 @@ def spent(prefix: Int32Array | None, max_tokens: int, end_ids: frozenset[int]) -
 
 
 def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Segment:
-    """The segment `before` with the tokens of `new` appended; a new segment if there is none before.
+    """The segment `before` with the tokens of `new` appended; a new segment if `before` is None.
 
     Named arrays per token are joined too; arrays per sample stay as they are. Raises `ValueError` when the engine's
     logprobs, versions or arrays do not cover its tokens.
@@ -43,7 +43,7 @@ def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Seg
 
 
 def first_tokens(segment: Segment, tokens: int) -> Segment:
-    """The segment up to its first `tokens` response tokens, without a copy of them."""
+    """The segment cut after its first `tokens` response tokens, which are not copied."""
     response = len(segment.response_ids)
     left, versions = tokens, list[VersionSpan]()
     for epoch, version, spanned in segment.versions:
@@ -121,7 +121,7 @@ def _continued(name: str, array: npt.NDArray[Any], before: Segment, new: Complet
 
 
 def _filled(first: npt.NDArray[Any], again: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array `first` [T, ...], its all-zero entries replaced from `again` [T, ...] unless that is empty."""
+    """The array `first` [T, ...], its all-zero entries replaced by entries of `again` [T, ...] unless that is empty."""
     if len(again) == 0:
         return first
     is_read = first.reshape(len(first), -1).any(axis=1)

@@ -1,7 +1,7 @@
-"""Stop strings that an interruption cut in two. Pure functions.
+"""Finds stop strings that an interruption cut in two. Pure.
 
-Engines look for stop strings in the tokens that they generate, so when they continue a response, they miss a stop
-string that began before the interruption.
+Engines search only the tokens that they generate. When they continue a response, they miss a stop string that began
+before the interruption.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Messages and tools from elsewhere, in the form that the model's chat template takes. Pure.
+"""Converts messages and tools to the form that the model's chat template takes. Pure.
 
-Clients and rows write the arguments of a tool call as JSON, or as a mapping. Most templates write a mapping as JSON
-themselves: they would write JSON as a text in quotes, or refuse it. A few take nothing but JSON. So each template is
-shown a call once, and what it makes of it decides for all messages.
+Clients and rows write the arguments of a tool call as JSON or as a mapping. Most templates convert a mapping to JSON:
+they would put JSON into quotes, or refuse it. A few take only JSON. Each template renders one call as a trial, and the
+result decides the form of all messages.
 """
 
 import json
@@ -31,7 +31,7 @@ class TemplateForms:
     @classmethod
     @lru_cache(maxsize=16)
     def of(cls, tokenizer: Tokenizer) -> "TemplateForms":
-        """The forms that the chat template of the tokenizer takes; the usual forms, if it shows no call at all."""
+        """The forms that the chat template of the tokenizer takes; the usual forms if it renders no calls."""
         descriptions = not _accepts(tokenizer, [USER], [_tool()]) and _accepts(tokenizer, [USER], [_tool("-")])
         shows_json = not _shows_call(tokenizer, dict(ARGUMENTS)) and _shows_call(tokenizer, _as_json(ARGUMENTS))
         return cls(shows_json, descriptions)
@@ -82,7 +82,7 @@ def tools_for_template(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]])
 
 
 def _as_value(text: str) -> Any:
-    """The value that a text is in JSON; the text itself, if it is not JSON or would be a text again."""
+    """The value of a text in JSON; the text itself if it is not JSON, or is a JSON string."""
     try:
         value = exact_json.loads(text)
     except ValueError:
@@ -96,7 +96,7 @@ def _as_json(value: Any) -> str:
 
 
 def _shows_call(tokenizer: Tokenizer, arguments: Any) -> bool:
-    """Whether the chat template renders a call with these arguments, and not as Python writes a mapping."""
+    """Whether the chat template renders a call with these arguments, other than as Python's repr of a mapping."""
     call = {"id": "0" * ID_LENGTH, "type": "function", "function": {"name": NAME, "arguments": arguments}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "name": NAME, "tool_call_id": call["id"], "content": "-"}

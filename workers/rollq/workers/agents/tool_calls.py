@@ -1,4 +1,4 @@
-"""Function calls of a model. Pure."""
+"""A model's function calls. Pure."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from rollq.buffer.common import exact_json
 from rollq.buffer.errors import RollqError
 
 ID_LENGTH: Final = 9
-"""Characters of an id that we give a call; Mistral's templates accept no other length."""
+"""Length of the id that rollq gives a call. Mistral's templates accept no other length."""
 ROOM: Final = 16
-"""Levels that a record may add around a value before orjson, which writes at most 254, refuses it."""
+"""Nesting levels that a record may add around a value. orjson writes at most 254."""
 
 
 class CallError(RollqError, ValueError):
-    """The model called a tool incorrectly. Tools raise it too; its message becomes the answer to the model."""
+    """The model called a tool incorrectly. Tools may raise it too. Its message becomes the answer to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "argument
 
 
 def nested(value: Any) -> Any:
-    """A value as deep as a record may have it, so it can be written later."""
+    """The value in as many levels as a record may add, so writing it shows whether a record can hold it."""
     for _ in range(ROOM):
         value = (value,)
     return value

@@ -1,9 +1,9 @@
-"""The environment of the loop `tools`: it runs the calls that the model writes, and answers with their results.
+"""The environment of the loop `tools`. It runs the calls that the model writes and answers with their results.
 
 Invariant: a mistake of the model (unknown tool, wrong arguments, a malformed call, too many calls) is answered with an
-error message, and the sample continues. A failure of a tool (an exception, a timeout) fails the sample with the reason
-kept, or is answered too, as the settings say. The loss of an MCP server fails the samples that had a session with it.
-Neither affects other samples.
+error message, and the sample continues. A tool that fails (by an exception or a timeout) fails the sample, which keeps
+the reason, or is answered with an error message, as the settings say. The loss of an MCP server fails the samples that
+had a session with it. Neither affects other samples.
 """
 
 import asyncio
@@ -55,7 +55,8 @@ class ToolEnvironment:
         self._sessions: list[McpSession] = []
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Give the model the tools, with a session of each MCP server. Raises `SampleFailed` without one."""
+        """Give the model the tools, and open a session with each MCP server. Raises `SampleFailed` if a server gives no
+        session."""
         self._prompt = prompt
         for server in self._offer.servers:
             self._sessions.append(await server.open())
@@ -63,7 +64,7 @@ class ToolEnvironment:
         return Opening(tools=tuple(self._offer.definitions.values()))
 
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
-        """Give the model the tools, with the calls that it has made already. None is run again."""
+        """Give the model the tools. The calls in `messages` are not run again."""
         for message in messages:
             if message["role"] == "tool" and message["name"] in self._offer.definitions:
                 self._calls[message["name"]] += 1
@@ -107,8 +108,7 @@ class ToolEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """The tools of one task: functions, the servers of others, and the definitions of all in the order of the settings,
-    by name."""
+    """The tools of one task: functions, MCP servers, and all definitions by name, in the order of the settings."""
 
     tools: Mapping[str, Tool]
     servers: Sequence[McpServer]
@@ -116,7 +116,7 @@ class ToolOffer:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, ToolSettings]) -> "ToolOffer":
-        """Load functions and list the tools of servers. Raises `ConfigError`, for two tools of one name too."""
+        """Load functions and list the tools of servers. Raises `ConfigError`, including for two tools of one name."""
         tools: dict[str, Tool] = {}
         servers: list[McpServer] = []
         definitions: dict[str, Message] = {}
@@ -134,12 +134,12 @@ class ToolOffer:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a conversation can continue in another worker, since no server has state of it."""
+        """Whether a conversation can continue in another worker: no server holds state of it."""
         return not any(server.keeps_state for server in self.servers)
 
     @property
     def most_samples(self) -> int | None:
-        """How many samples one worker may run at a time, if each starts processes; None without a limit."""
+        """How many samples one worker may run at a time if each sample starts processes; None without a limit."""
         return min((server.settings.concurrent for server in self.servers if server.has_processes), default=None)
 
 

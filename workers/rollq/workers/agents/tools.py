@@ -1,4 +1,4 @@
-"""Tools that a model may call: their settings, their definitions, and how they are called."""
+"""Tools that a model may call: their settings, their definitions and their calls."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "
 
 
 class ToolSettings(McpOptions):
-    """One tool: a table in `agent_options.tools`, whose key is the name by which the model calls the tool. With `mcp`,
-    all tools of a server, with the server's names."""
+    """One tool: a table in `agent_options.tools`. Its key is the name by which the model calls the tool. With `mcp`, it
+    means all tools of a server, under the server's names."""
 
     function: str | None = Field(
         default=None, description="dotted path of a custom tool; default: the built-in tool of this name"
@@ -47,7 +47,7 @@ class ToolError(SampleFailed, RuntimeError):
 
 
 class ToolLost(SampleFailed):
-    """A tool is gone, with the state that the sample had in it. The model never sees that."""
+    """A tool is gone, with the sample's state in it. The model never sees this error."""
 
 
 class AnyTool(Protocol):
@@ -66,7 +66,8 @@ class AnyTool(Protocol):
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool that can be called. `arguments` is the schema of its arguments, and `definition` describes it to the
-    model, in the form that chat templates take; `prompt_name` is the parameter that gets the sample's prompt, if any.
+    model, in the form that chat templates take; `prompt_name` names the parameter that receives the sample's prompt, if
+    there is one.
     """
 
     settings: ToolSettings
@@ -78,7 +79,7 @@ class Tool:
 
     @classmethod
     def from_settings(cls, name: str, settings: ToolSettings) -> "Tool":
-        """Load a tool. Raises `ConfigError` for an unknown tool, or one whose parameters have no types."""
+        """Load a tool. Raises `ConfigError` for an unknown tool, or a tool with untyped parameters."""
         plugin = load_plugin("tool", settings.function or name, BUILT_IN)
         function, description = plugin, inspect.getdoc(plugin)
         if inspect.isclass(plugin):
@@ -136,7 +137,7 @@ class Tool:
 
 
 class _Schema(GenerateJsonSchema):
-    """JSON schema without titles, which only repeat names."""
+    """A JSON schema without titles, which only repeat names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

@@ -1,8 +1,8 @@
 """One turn of the model, parsed: its thoughts, its answer and its calls, and how a conversation keeps them.
 
-Templates of models read the same turn in different fields: the whole text as content, or thoughts and calls apart, with
-arguments as a mapping or as JSON. `forms` gives all of them; the conversation keeps the first that repeats the model's
-own tokens.
+Chat templates read the same turn from different fields: the whole text as content, or thoughts and calls separately,
+with arguments as a mapping or as JSON. `forms` returns all of these forms. The conversation keeps the first that
+reproduces the model's tokens.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ PROBE = "probe_of_the_template"
 class Turn:
     """One turn of the model.
 
-    `text` is as written, with special tokens, but without the token that ended it. `content` is what belongs neither to
-    the thoughts (`reasoning`, None without any) nor to the `calls`. `lead` is the text before the calls, for families
-    whose templates have no place for thoughts but the content.
+    `text` is the whole turn with special tokens, except the token that ended it. `reasoning` is the thoughts, None for
+    a turn without thoughts. `content` is the text outside the thoughts and the `calls`. `lead` is the text before the
+    calls, for families whose templates put thoughts into the content.
     """
 
     text: str
@@ -44,7 +44,7 @@ class ChatFormat(Protocol):
 
     @property
     def verbatim(self) -> bool:
-        """Whether conversations keep a turn as its text, and environments and judges see all of it.
+        """Whether conversations keep a turn as its text, and environments and judges see the whole text.
 
         Otherwise they get the parts: thoughts, content and calls.
         """
@@ -59,10 +59,10 @@ class ChatFormat(Protocol):
     ) -> Turn:
         """The turn with this text and these token ids, without the token that ended it; it continued `prompt`.
 
-        The model was given these `tools`. Without any, nothing is a call, and all but thoughts is content. None: it is
-        not known which; the prompt may describe some in words.
+        The model was given these `tools`. If `tools` is empty, nothing is a call, and all text outside the thoughts is
+        content. None means unknown: the prompt may describe tools in words.
 
-        Never raises for what a model wrote: a turn that cannot be parsed has a malformed call.
+        Accepts any text: a turn that cannot be parsed has a malformed call.
         """
         ...
 
@@ -75,11 +75,12 @@ def verbatim_message(turn: Turn) -> Message:
 def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
     """The turn as messages for the chat template, the preferred one first.
 
-    First its parts, with the arguments of calls as a mapping, then as JSON; then with its lead as content; then all of
-    its text; at last its parts without the content, for templates that accept either content or thoughts.
+    The order: its parts, with the arguments of calls as a mapping, then as JSON; then with its lead as content; then
+    its whole text; last, its parts without the content, for templates that accept either content or thoughts.
 
-    If a call is malformed or the template ignores calls, the parts would not show what the model did: it is its text.
-    Templates that refuse the text of a malformed call, as GPT-OSS does after thoughts, get the parts without calls.
+    If a call is malformed or the template ignores calls, the parts would hide what the model did, so the only form is
+    the text. Templates that refuse the text of a malformed call, as GPT-OSS's does after thoughts, get the parts
+    without calls.
     """
     if len(turn.well_formed) < len(turn.calls):
         return verbatim_message(turn), _parts(replace(turn, calls=()), [])
@@ -108,8 +109,8 @@ def _parts(turn: Turn, arguments: Sequence[Any]) -> Message:
 def answer(turn: Turn, call: ToolCall | Malformed, text: str, *, verbatim: bool) -> Message:
     """The message that answers one call of a turn.
 
-    Templates refuse the role `tool` after a turn without calls, so if none is well-formed, the user answers. With
-    `verbatim` they are always of the role `tool`.
+    Templates refuse the role `tool` after a turn without calls, so if no call is well-formed, the role is `user`. With
+    `verbatim`, it is always `tool`.
     """
     name = call.name if isinstance(call, ToolCall) else ""
     if verbatim:

@@ -1,7 +1,7 @@
 """vLLM's parsers of tool calls and thoughts, called in the worker, without a server.
 
-They run on any text that a model writes: in threads, with a time limit. If a parser raises, the model reads that its
-call is malformed. Tool calls within closed thoughts are not parsed.
+Parsers run in threads with a time limit, since a model may write any text. If a parser raises, the call counts as
+malformed, and the model is informed. Tool calls within closed thoughts are not parsed.
 """
 
 import logging
@@ -19,12 +19,12 @@ from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.user_code.calls import UserFunction
 
 PARSE_TIMEOUT_S: Final = 10.0
-"""Longest time that one turn may take."""
+"""Longest time for parsing one turn."""
 HERMES: Final = "hermes"
 NOISY: Final = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
 """Loggers that print a traceback for every call that a model gets wrong."""
 UNBOUNDED: Final = {"dots": "takes hours for a call followed by a few thousand spaces"}
-"""Parsers that a model could keep busy indefinitely, and why."""
+"""Parsers that a model's text could keep busy indefinitely, with the reason."""
 TOOL: Final[Message] = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
 """A tool for trying a parser."""
 MARKS: Final = ("tool", "<|python_tag|>")
@@ -35,8 +35,8 @@ MARKS: Final = ("tool", "<|python_tag|>")
 class VllmFormat:
     """The format of a tool parser and a reasoning parser of vLLM, each by name, or "".
 
-    The tool parser `hermes` is our own. `both`, `tools_alone` and `thoughts_alone` are vLLM's classes, composed as in
-    its server; `run` calls them in a thread.
+    The tool parser `hermes` is rollq's. `both`, `tools_alone` and `thoughts_alone` are vLLM's classes, composed as in
+    vLLM's server. `run` calls them in a thread.
     """
 
     tool_parser: str
@@ -49,8 +49,8 @@ class VllmFormat:
 
     @classmethod
     def load(cls, tool_parser: str, reasoning_parser: str, *, instead: str) -> Self:
-        """Import the parsers. Raises `ConfigError` for a name that vLLM does not know, or without vLLM; its message
-        has `instead`, which lists the other tool parsers."""
+        """Import the parsers. Raises `ConfigError` if vLLM is not installed or does not know a name. The message
+        includes `instead`, which lists the other tool parsers."""
         for logger in NOISY:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         theirs = "" if tool_parser == HERMES else tool_parser
@@ -153,14 +153,15 @@ def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[
 
 
 def _parser(format: VllmFormat, calls_none: bool, *, has_thoughts: bool) -> Any:
-    """The parser for the rest of a text, with or without thoughts found; None if nothing is left to parse."""
+    """The parser for the rest of a text, after thoughts or without thoughts; None if nothing is left to parse."""
     if has_thoughts:
         return None if calls_none else format.tools_alone
     return format.thoughts_alone if calls_none else format.both
 
 
 def _parsed_calls(calls: Sequence[Any], text: str) -> list[ToolCall | Malformed]:
-    """The calls that vLLM found in `text`; a call whose id is not in it gets an id that depends only on the text."""
+    """The calls that vLLM found in `text`; a call whose id is not in `text` gets an id that depends only on the
+    text."""
     return [
         parse_arguments(call.name, call.arguments or "{}", call.id if _is_in(call.id, text) else call_id(text, index))
         for index, call in enumerate(calls)
@@ -190,12 +191,12 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
 
 
 def _is_in(id: str | None, text: str) -> bool:
-    """Whether the model wrote the id of a call; otherwise vLLM made it up."""
+    """Whether the model wrote the id of a call. Otherwise vLLM invented it."""
     return bool(id) and str(id) in text
 
 
 def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str | None, str]:
-    """Thoughts, and the text after their end; None without the token that ends them."""
+    """The thoughts, and the text after their end; None if the token that ends them is missing."""
     if not format.reasoning_parser:
         return None, text
     reasoning = format.both(backend).reasoning_parser
@@ -208,8 +209,8 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
 
 
 def _problem(marks: Sequence[str], text: str, *, has_calls: bool) -> str | None:
-    """The problem of the last call of a text; None without one. `has_calls`: calls were found in the text. Parsers skip
-    text that they cannot read, and some complete a call that was cut off."""
+    """The problem with the last call of a text; None without a problem. `has_calls`: calls were found in the text.
+    Parsers skip text that they cannot read, and some complete a call that was cut off."""
     for mark in marks:
         end = mark.replace("<", "</", 1) if "</" not in mark else mark
         end = end if end in marks else mark.replace("begin", "end").replace("start", "end")

@@ -1,8 +1,9 @@
 """The gate between requests and an engine: it holds requests back while weights change or the engine sleeps.
 
 Invariant: a request reaches the engine only while no swap is under way and the engine is awake. A swap starts when all
-running requests that must not see it have ended: with mode `wait` all of them, with `abort` all of them too (most are
-stopped first), with `keep` only those that must finish. After a swap, or its failure, waiting requests are let in.
+running requests that must not see it have ended. In the modes `wait` and `abort`, these are all requests (`abort` first
+stops most of them); in mode `keep`, only requests that must finish. After a swap succeeds or fails, waiting requests
+are let in.
 """
 
 import asyncio
@@ -31,13 +32,13 @@ class Call:
 
     @property
     def running(self) -> bool:
-        """Whether the engine has started the request and not ended it."""
+        """Whether the request is running in the engine."""
         return self.version is not None and not self.answer.done()
 
 
 C = TypeVar("C", bound=Call)
 Stop = Callable[[Sequence[C]], Awaitable[None]]
-"""Ends running calls with the tokens they have. Those still running afterwards are cancelled."""
+"""Ends running calls with the tokens they have. Calls that still run afterwards are cancelled."""
 
 
 class RequestGate(Generic[C]):
@@ -66,7 +67,7 @@ class RequestGate(Generic[C]):
 
     @property
     def running(self) -> list[C]:
-        """The calls that the engine has started and not ended."""
+        """The calls that are running in the engine."""
         return [call for call in self.calls if call.running]
 
     def check_alive(self) -> None:
@@ -102,7 +103,7 @@ class RequestGate(Generic[C]):
         return result
 
     async def _when_open(self, call: C, ask: Callable[[C], Awaitable[T]]) -> T:
-        while not self._open.is_set():  # it may have closed again before this task runs
+        while not self._open.is_set():  # the gate may have closed again before this task runs
             await self._open.wait()
         return await ask(call)
 
@@ -113,7 +114,7 @@ class RequestGate(Generic[C]):
 
     @asynccontextmanager
     async def swap(self) -> AsyncIterator[None]:
-        """Take the turn of one swap: others wait. Requests still come in, until `closed`. Raises `EngineDead`."""
+        """Hold the lock for one swap. Requests still enter until `closed`. Raises `EngineDead`."""
         async with self._lock:
             self.check_alive()
             yield
@@ -122,9 +123,9 @@ class RequestGate(Generic[C]):
     async def closed(
         self, mode: SwapMode, *, outlives: Callable[[C], bool] = lambda _: True, interrupt: bool = False
     ) -> AsyncIterator[None]:
-        """Keep the gate closed: the body runs when no request is at the engine that the swap must wait for.
+        """Keep the gate closed. The body runs once every request that the swap must wait for has ended.
 
-        With mode `keep`, running requests outlive the swap unless they must finish or `outlives` is false of them. An
+        In mode `keep`, a running request outlives the swap unless it must finish or `outlives` returns False for it. An
         engine that cannot keep them sets `interrupt`: then `serve` returns None for them, and they are served again
         after the swap. Raises `EngineDead`.
         """

@@ -1,7 +1,7 @@
-"""Keeps an engine alive, and knows whether it serves weights that the trainer published.
+"""Keeps an engine alive, and tracks whether it serves weights that the trainer published.
 
 Invariant: `published` is set exactly while a live engine serves weights that came through `swap` or `receive`. Groups
-are leased only then, so a token never claims a version that its engine has not loaded.
+are leased only then, so a token never carries a version that its engine has not loaded.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 YOUNG_OBJECTS = 10_000
-"""Objects made between two collections of young ones; at Python's 700 they take 0.02 of a core in a busy worker."""
+"""New objects between two collections of the youngest generation. With Python's default, 700, a busy worker spends 2 %
+of a core on them."""
 
 
 class EngineHost:
@@ -70,22 +71,22 @@ class EngineHost:
 
     @property
     def version(self) -> WeightsVersion | None:
-        """The weights that serve now; None while no engine lives."""
+        """The version that the engine serves; None while no engine lives."""
         return None if self._engine is None else self._engine.version
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences the engine can have at a time."""
+        """How many sequences the engine can run at a time."""
         sequences = self._engine.max_sequences if isinstance(self._engine, BoundedEngine) else None
         return sequences or SEQUENCES
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks that the living engine brings into a group with the trainer; 0: it takes weights from files only."""
+        """Ranks that the engine adds to the trainer's process group. 0: it loads weights only from files."""
         return self._engine.transfer_ranks if isinstance(self._engine, Receiver) else 0
 
     async def start(self) -> None:
-        """Make and start an engine. Raises what the engine raises when it cannot start."""
+        """Make and start an engine. Raises the engine's error if it cannot start."""
         if self._freeze:
             gc.unfreeze()  # a dead engine may be collected
         engine = self._make()
@@ -134,7 +135,7 @@ class EngineHost:
         return await self._trials.sift(completion)
 
     def trusts(self, versions: Collection[VersionSpan]) -> bool:
-        """Whether all these weights have passed their check: none failed, and none is being checked."""
+        """Whether all these versions have passed their check; False while one is being checked."""
         return self._trials.trusts(versions)
 
     @property
@@ -151,7 +152,7 @@ class EngineHost:
     async def swap(
         self, weights: Path, version: WeightsVersion, mode: SwapMode, probe: Probe | None = None
     ) -> float | None:
-        """See `Engine.swap`. Does nothing and returns None while the engine sleeps: its weights are not on the device.
+        """See `Engine.swap`. Returns None without a swap while the engine sleeps: its weights are not on the device.
 
         Raises `WeightsRejected` if the engine's logprobs differ from the logprobs of `probe`, or are not finite.
         """
@@ -180,10 +181,10 @@ class EngineHost:
     async def _change(
         self, engine: Engine, change: Awaitable[float], version: WeightsVersion, probe: Probe | None
     ) -> float:
-        """Await a change of weights, and check them. Their tokens leave only after the check. All requests end if the
-        weights are rejected."""
+        """Await a change of weights, then check the weights. Their tokens are held back until the check has ended. If
+        it fails, all requests end."""
         passed = False
-        self._trials.begin(version)  # before the engine loads them: it may answer with them at once
+        self._trials.begin(version)  # before the load: the engine may use the weights at once
         if isinstance(engine, SelfChecking):
             engine.expect(probe)
         try:
@@ -246,9 +247,9 @@ class EngineHost:
             raise
 
     def _bury(self, engine: Engine, error: EngineDead) -> None:
-        """Drop a dead engine. Every pending request ends up here; only the first has an effect.
+        """Drop a dead engine. Every pending request calls this; only the first call has an effect.
 
-        `keep_alive` closes the engine, because the request may be cancelled before it could.
+        `keep_alive` closes the engine, because the request may be cancelled first.
         """
         if engine is self._engine:
             self._reason = str(error)
@@ -259,7 +260,7 @@ class EngineHost:
 
 
 def freeze_heap() -> None:
-    """Exclude all living objects from garbage collection, and collect young ones less often, for this whole process."""
+    """Exclude all existing objects of this process from garbage collection, and collect new objects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)

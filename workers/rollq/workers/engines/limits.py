@@ -1,4 +1,4 @@
-"""Refuses requests that can never work, and computes the token limit of the others, for every engine."""
+"""Refuses requests that can never work, and computes the token limit of all others. All engines use it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -20,11 +20,11 @@ UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }
-"""Engine -> the sampling parameters that it refuses."""
+"""Engine -> the sampling parameters that it does not support."""
 
 
 def token_limit(request: Request, context_tokens: int) -> int:
-    """Most new tokens that `request` may get in a context of `context_tokens`.
+    """The most new tokens for `request` in a context of `context_tokens`.
 
     Raises `ContextFull`, and `ValueError` for an empty prompt or invalid sampling parameters.
     """

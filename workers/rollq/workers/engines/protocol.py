@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 SEQUENCES = 256
-"""How many sequences an engine gets at a time if it does not say how many it can run."""
+"""How many sequences an engine gets at a time if it reports no limit."""
 REPORT_TOKENS = 128
 """An engine reports a running request's tokens after this many new ones."""
 
@@ -48,7 +48,7 @@ class SwapMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Every parameter of sampling. Each default except the default `temperature` has no effect.
+    """Every parameter of sampling. All defaults except `temperature` have no effect.
 
     A response ends with an EOS token, unless `ignore_eos`, or with one of `stop_token_ids`. `logit_bias` maps token ids
     in decimal, as text, to numbers that are added to their logits. At most one of `guided_json`, a JSON schema, and
@@ -74,7 +74,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as they are stored with the sample: the usual parameters, and the rare ones that are set."""
+        """Plain values, as stored with the sample: the usual parameters, and the rare parameters that are set."""
         return {name: getattr(self, name) for name in _USUAL} | self.rare()  # asdict would copy deeply
 
     def rare(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Sampling:
         return {name: value for name, neutral in _NEUTRAL.items() if (value := getattr(self, name)) != neutral}
 
     def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
-        """The tokens that end a response of a model with these EOS tokens."""
+        """The tokens that end a response, for a model with these EOS tokens."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids)
 
 
@@ -95,19 +95,19 @@ class Request:
     """One sequence to generate. `prefix_ids` are response tokens that already exist (partial rollout); the engine
     continues them and returns only new tokens; `sampling.max_tokens` counts new tokens.
 
-    `must_finish`: once it runs, swaps of every mode wait for it, so that its tokens are of one version. `report` gets
-    all new tokens so far, with their versions, whenever there are `REPORT_TOKENS` more; it is called on the event loop
-    and does not raise. An engine that cannot see the tokens of a running request never calls it.
+    `must_finish`: once it runs, swaps of every mode wait for it, and all its tokens are of one version. `report`
+    receives all new tokens so far, with their versions, after every `REPORT_TOKENS` tokens. It is called on the event
+    loop and does not raise. An engine that cannot see the tokens of a running request never calls it.
     """
 
     prompt_ids: Int32Array
     sampling: Sampling
     prefix_ids: Int32Array | None = None
-    priority: int = 0  # smaller is sooner
+    priority: int = 0  # smaller runs first
     must_finish: bool = False
     report: "Callable[[Completion], None] | None" = None
-    session: str | None = None  # requests of one conversation share it, and are best served by the same server
-    images: PlacedImages | None = None  # whose tokens `prompt_ids` hold
+    session: str | None = None  # shared by the requests of one conversation, which prefer the same server
+    images: PlacedImages | None = None  # `prompt_ids` hold their tokens
 
     @property
     def context(self) -> Int32Array:
@@ -119,9 +119,9 @@ class Request:
 class Completion:
     """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R.
 
-    `versions` are empty if the engine does not report them: then all tokens count as of the version that served at the
-    request's start. `arrays` hold further values per token (routed experts, top-k logprobs): each [R, ...] over the new
-    tokens, or [P + R, ...] over the P tokens of prompt and prefix too; 0 for a token without a value.
+    `versions` is empty if the engine does not report versions. Then all tokens count as of the version at the request's
+    start. `arrays` hold further values per token (routed experts, top-k logprobs): each [R, ...] over the new tokens,
+    or [P + R, ...] over the P tokens of prompt and prefix too; 0 for a token without a value.
     """
 
     ids: Int32Array
@@ -158,7 +158,7 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model; afterwards `version` identifies the weights that serve."""
+        """Load the model. Afterwards `version` identifies its weights."""
 
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence. Cancelling the task frees the request.
@@ -169,22 +169,23 @@ class Engine(Protocol):
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Serve the weights of directory `weights` as `version` from now on: one or several safetensors files, or an
-        adapter. Returns for how many seconds no request could make a token.
+        adapter. Returns for how many seconds no tokens could be generated.
 
         Raises `rollq.buffer.errors.WeightsError`, with the old weights still serving, when the directory does not hold
         exactly the tensors (names and shapes) of the model.
         """
 
     async def abort(self, requests: Collection[Request]) -> None:
-        """End these requests soon, running or waiting: `generate` returns what they have, finish reason `abort`.
+        """End these requests soon, running or waiting. `generate` then returns their tokens so far, with finish reason
+        `abort`.
 
         Requests that have already ended are ignored.
         """
 
     async def sleep(self) -> None:
-        """Give accelerator memory to others: caches go, weights leave the device. Running requests are aborted first.
+        """Free the accelerator's memory: drop caches, and move weights off the device. Abort running requests first.
 
-        Requests that arrive while the engine sleeps wait. The worker makes no swaps then.
+        Requests that arrive while the engine sleeps wait. The worker swaps no weights then.
         """
 
     async def wake(self) -> None:
@@ -196,47 +197,46 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """The additional members of an `Engine` that can say how likely given tokens are; its weights are checked by them.
+    """The additional members of an `Engine` that can score given tokens. Checks of its weights use them.
 
-    `dtype` is the dtype of its forward pass, as torch calls it (`bfloat16`), or a name of its quantization.
+    `dtype` is torch's name for the dtype of its forward pass (`bfloat16`), or the name of its quantization.
     """
 
     dtype: str
     vocabulary: int
 
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
-        """The logprobs float32 [T - 1] in nats of the tokens of each prompt int32 [T] but the first, under the weights
-        that serve; None when the engine cannot say. Called only while no weights change. Raises `EngineDead`."""
+        """For each prompt int32 [T], the logprobs float32 [T - 1] in nats of all tokens but the first, under the
+        current weights; None if the engine cannot score. Called only while no weights change. Raises `EngineDead`."""
         ...
 
 
 @runtime_checkable
 class Summing(Protocol):
-    """The additional method of an `Engine` that can add up the parameters that it holds."""
+    """The additional method of an `Engine` that can add up its parameters."""
 
     async def bit_sums(self) -> Mapping[str, BitSums]:
-        """The sums of its parameters, by the names that transformers has for them in memory. Raises `EngineDead`."""
+        """The sums of its parameters, by their names in transformers. Raises `EngineDead`."""
         ...
 
 
 @runtime_checkable
 class CachingEngine(Engine, Protocol):
-    """The additional method of an `Engine` that uses keys and values of earlier prompts again."""
+    """The additional method of an `Engine` that reuses keys and values of earlier prompts."""
 
     async def cache_error(self) -> float:
-        """The mean distance, in nats, between logprobs of next tokens with the cache and without it, after a prompt
-        that was used before the last swap too. Stale keys and values show here. Raises `EngineDead`."""
+        """The mean distance, in nats, between logprobs of next tokens with and without the cache, after a prompt that
+        was also used before the last swap. It detects stale keys and values. Raises `EngineDead`."""
         ...
 
 
 @runtime_checkable
 class BoundedEngine(Protocol):
-    """The additional member of an `Engine` that may know how many sequences it can run at a time."""
+    """The additional member of an `Engine` that can report how many sequences it runs at a time."""
 
     @property
     def max_sequences(self) -> int | None:
-        """Requests beyond this number would only wait in the engine; None if there is no such number. Read once the
-        engine has started."""
+        """Further requests would only wait in the engine. None means no limit. Read after the engine has started."""
         ...
 
 
@@ -246,7 +246,7 @@ class ImageEngine(Protocol):
 
     @property
     def takes_images(self) -> bool:
-        """Whether the model that is served reads `Request.images`. Without this, requests with images are refused."""
+        """Whether the served model reads `Request.images`. If not, requests with images are refused."""
         ...
 
 
@@ -256,7 +256,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a text that is a whole prompt, with the special tokens that belong to one, such as BOS."""
+        """Ids of a text that is a whole prompt, with a prompt's special tokens, such as BOS."""
         ...
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
@@ -264,7 +264,7 @@ class Tokenizer(Protocol):
         ...
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """A conversation and definitions of tools through the chat template, up to the assistant's turn."""
+        """Render a conversation and definitions of tools by the chat template, up to the assistant's turn."""
         ...
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -277,12 +277,12 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str | None:
-        """The template of `render` for conversations with tools, None without one."""
+        """The template that `render` uses for conversations with tools; None without a template."""
         ...
 
     @property
     def template_options(self) -> Mapping[str, Any]:
-        """The task's values for names in the template."""
+        """The task's values for variables of the template."""
         ...
 
     @property

@@ -1,8 +1,8 @@
-"""A worker's side of a weight broadcast: weights that the trainer sends straight into the engine.
+"""A worker's side of a weight broadcast, in which the trainer sends weights straight into the engine.
 
-Invariant: an engine joins the trainer's process group only once the trainer has named its worker a member of the
-attempt. Until then it is unchanged; afterwards it either serves the new weights or is dead, since partly loaded weights
-are unusable.
+Invariant: an engine joins the trainer's process group only after the trainer has named its worker a member of the
+attempt. Until then the engine is unchanged. Afterwards it serves the new weights or is dead, since partly loaded
+weights are unusable.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.tensors import torch_tensor
 
 SLACK_S = 10.0
-"""How much longer than the trainer a worker waits before it considers the trainer dead."""
+"""How much longer than the trainer a worker waits before the trainer counts as dead."""
 
 
 class TooLate(WeightsError):
-    """A weight broadcast started without this worker, which joins the next attempt."""
+    """A weight broadcast started without this worker. The worker joins the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,15 @@ class TransferPlan:
 
 @runtime_checkable
 class Receiver(Protocol):
-    """The additional methods of an `Engine` that can take weights from the trainer."""
+    """The additional methods of an `Engine` that can receive weights from the trainer."""
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks that this engine adds to the process group, one per GPU; 0: it was started without weight transfer."""
+        """Ranks that this engine adds to the process group, one per GPU; 0 if it was started without weight
+        transfer."""
 
     async def receive(self, incoming: "Incoming", version: WeightsVersion, mode: SwapMode) -> float:
-        """Serve the weights that the trainer sends as `version`; otherwise like `Engine.swap`.
+        """Like `Engine.swap`, with weights that the trainer sends as `version`.
 
         Compares `incoming.tensors` with its model, drains as `mode` says, calls `incoming.join`, and takes the weights.
         Raises `WeightsError` if the engine still serves the old weights, `EngineDead` if it serves none.

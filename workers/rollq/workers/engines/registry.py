@@ -1,7 +1,7 @@
 """The engines that ship with rollq, by name. A module is imported on demand: only `transformers` needs torch, only
 `vllm` vLLM, only `openai` and `sglang` aiohttp.
 
-A worker's settings name an engine of this table and nothing else; options are checked by the engine's own settings.
+A worker's settings name an engine in this table. Each engine's settings class checks its options.
 """
 
 from collections.abc import Mapping

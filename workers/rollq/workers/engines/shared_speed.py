@@ -1,9 +1,9 @@
-"""Time of sequences that run at one speed each, and share a speed limit: what makes a GPU slower under load.
+"""The time of sequences that share a speed limit, as on a GPU under load.
 
-Invariant: between a start and an end, all running sequences make tokens at the same pace. So one clock, the tokens that
-each has made, serves all of them: a sequence ends when the clock has moved by its length. An event costs the logarithm
-of the sequences that run, and there is one timer, for the next mark that any of them reaches. A mark counts as reached
-at its own time, however late the event loop comes to see it.
+Invariant: between a start and an end, all running sequences make tokens at the same pace. One clock, which counts the
+tokens per sequence, serves all sequences: a sequence ends when the clock has moved by its length. An event costs the
+logarithm of the number of running sequences. A single timer waits for the next mark. A mark counts as reached at its
+due time, even if the event loop is late.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ EARLY_S = 1e-6
 
 
 def pace_of(sequences: int, tokens_per_s: float, most_tokens_per_s: float | None) -> float:
-    """Tokens per second that each of `sequences` makes: at most its own speed, and its part of the speed of all.
+    """Tokens per second of each of `sequences` sequences: `tokens_per_s`, or an equal part of `most_tokens_per_s` if
+    that is less.
 
     >>> pace_of(2, 50.0, 200.0), pace_of(8, 50.0, 200.0), pace_of(8, 50.0, None)
     (50.0, 25.0, 50.0)
@@ -28,7 +29,7 @@ def pace_of(sequences: int, tokens_per_s: float, most_tokens_per_s: float | None
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A sequence. `first` and `last` are the clock's values at its start and at its end, None before it."""
+    """A sequence. `first` and `last` are the clock's values at its start and end; `last` is None until it ends."""
 
     first: float
     last: float | None = None
@@ -36,7 +37,7 @@ class Running:
 
 @dataclass(slots=True, eq=False)
 class _Mark:
-    """A number of tokens that a sequence comes to. `ends`: they are all it makes."""
+    """A number of tokens that a sequence will reach. `ends`: the sequence ends there."""
 
     sequence: Running
     ends: bool
@@ -56,7 +57,7 @@ class SharedSpeed:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, tokens: int) -> Running:
-        """A new sequence of `tokens` tokens. It must be stopped if it is not to run until then."""
+        """Start a sequence of `tokens` tokens. Call `stop` to end it earlier."""
         self._advance()
         self.running += 1
         sequence = Running(self._clock)
@@ -64,14 +65,14 @@ class SharedSpeed:
         return sequence
 
     def reach(self, sequence: Running, tokens: int) -> "asyncio.Future[None]":
-        """A future that is done when a sequence has made `tokens` tokens, or has ended."""
+        """A future that is done when a sequence has made `tokens` tokens or has ended."""
         reached = self._mark(sequence, tokens, ends=False)
         if sequence.last is not None:
             reached.set_result(None)
         return reached
 
     def stop(self, sequence: Running) -> None:
-        """End a sequence now. One that has ended stays as it is."""
+        """End a sequence now. No effect on a sequence that has ended."""
         self._advance()
         self._end(sequence, self._clock)
         self._set_timer()
@@ -83,7 +84,7 @@ class SharedSpeed:
 
     def _mark(self, sequence: Running, tokens: int, *, ends: bool) -> "asyncio.Future[None]":
         mark = _Mark(sequence, ends, asyncio.get_running_loop().create_future())
-        # Of the marks at one place, the end is the last.
+        # Among marks at the same token, the end comes last.
         heapq.heappush(self._marks, (sequence.first + tokens, ends, next(self._order), mark))
         self._set_timer()
         return mark.reached
@@ -94,7 +95,7 @@ class SharedSpeed:
             self.running -= 1
 
     def _advance(self) -> None:
-        """Move the clock to the present, past every mark on the way: each end makes the others faster."""
+        """Move the clock to the present, mark by mark: each end makes the other sequences faster."""
         now_s = asyncio.get_running_loop().time()
         while (due_s := self._next_s()) is not None and due_s <= now_s + EARLY_S:
             at, _, _, mark = heapq.heappop(self._marks)
@@ -107,7 +108,8 @@ class SharedSpeed:
         self._at_s = max(now_s, self._at_s)
 
     def _next_s(self) -> float | None:
-        """When the next mark is reached at the pace of now; None without one. Marks of stopped sequences go."""
+        """When the next mark will be reached at the current pace; None without a mark. Drops marks of stopped
+        sequences."""
         if len(self._marks) > 100 and len(self._marks) > 4 * self.running:
             self._marks = [entry for entry in self._marks if _waits(entry[-1])]
             heapq.heapify(self._marks)

@@ -1,6 +1,6 @@
 """An engine without a model, for load tests: it replays a table of response lengths at a set speed.
 
-Invariant: everything that `Engine` promises about aborts, swaps and version spans holds, with time in place of a model.
+Invariant: aborts, swaps and version spans work as `Engine` says, with a clock in place of a model.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ LOGPROB = -1.0
 CONTEXT_TOKENS = 131_072
 """Tokens of prompt and response together."""
 SEED = 0
-"""Decides which length a request gets."""
+"""Seed of the order in which requests get lengths."""
 
 
 class SimulatedSettings(Settings):
-    """Which response lengths are replayed, and how fast: each sequence at `tokens_per_s`, unless there are more than
-    `most_tokens_per_s` is enough for, as on a GPU."""
+    """Which response lengths are replayed, and how fast: each sequence at `tokens_per_s`, or slower if all of them
+    together would exceed `most_tokens_per_s`, as on a GPU."""
 
     lengths: tuple[PositiveInt, ...] = Field(default=(128,), min_length=1, description="response lengths, EOS included")
     tokens_per_s: float = Field(default=50.0, gt=0, description="speed of one sequence")
@@ -70,7 +70,7 @@ class SimulatedEngine(Gated):
     """`Engine` over a clock: the i-th request takes the i-th length of the table, in a random order
     that is the same in each run.
 
-    With `by_prompt` the prompt decides, so a sample generated again is as long as before.
+    With `by_prompt`, the prompt decides the length, so a sample that is generated again keeps its length.
     """
 
     def __init__(self, settings: SimulatedSettings) -> None:
@@ -119,7 +119,7 @@ class SimulatedEngine(Gated):
         await self._speed.reach(call.sequence, tokens)
 
     def _start_waiting(self) -> None:
-        """Start the requests that wait, while the gate is open and there is a place."""
+        """Start waiting requests while the gate is open and a place is free."""
         while self._waiting and self._gate.is_open and self._has_place():
             _, _, call = heapq.heappop(self._waiting)
             if not call.started.done():  # cancelled
@@ -164,7 +164,7 @@ class SimulatedEngine(Gated):
         return Completion(ids, logprobs, version_spans(call.swaps, tokens), finish_reason)
 
     def _made(self, call: _Call) -> int:
-        """Tokens made so far by a call that has not ended, so without its last one; 0 before it has started."""
+        """Tokens made so far by a call that has not ended, without its last token; 0 before it has started."""
         if call.sequence is None:
             return 0
         return min(int(self._speed.made(call.sequence)), call.tokens - 1)

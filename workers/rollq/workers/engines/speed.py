@@ -2,7 +2,7 @@
 
 A decoding step of n sequences takes a + b n seconds: a for the weights, which are read once, and b for each sequence.
 Both are fitted to the durations of requests (least squares, weighted by tokens), so two equal machines count as equally
-fast even when one has less to do.
+fast even if one has less work.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 MEMORY_TOKENS = 250_000
-"""Later tokens count more: a token counts for 1/e of its first weight after this many others."""
+"""The weight of a token falls to 1/e after this many later tokens."""
 LEAST_TOKENS = 1_000
-"""With fewer tokens, the speed is unknown."""
+"""The speed is unknown until this many tokens have been seen."""
 FARTHEST = 2.0
 """The speed is unknown beyond this many times the largest number of sequences seen."""
 LEAST_SPREAD = 0.1
-"""Numbers of sequences nearer together than this say nothing about b."""
+"""Numbers of sequences that are closer together than this cannot determine b."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class EngineSpeed:
     seen: int = 0
 
     def note(self, tokens: int, seconds: float, sequences: float) -> None:
-        """Add a request whose `tokens` took `seconds`, while `sequences` ran on average, itself included."""
+        """Add a request whose `tokens` took `seconds` while `sequences` ran on average, including itself."""
         if tokens <= 0 or seconds <= 0:
             return
         fade = max(0.0, 1 - tokens / MEMORY_TOKENS)
@@ -51,7 +51,7 @@ class EngineSpeed:
         return self.n / self.tokens if self.tokens else 0.0
 
     def tokens_per_s(self, sequences: float) -> float:
-        """Tokens per second of this number of sequences together; 0.0 while unknown."""
+        """The total tokens per second of this number of sequences; 0.0 while unknown."""
         if self.seen < LEAST_TOKENS or not 0 < sequences <= FARTHEST * self.most:
             return 0.0
         n, t = self.n / self.tokens, self.t / self.tokens
@@ -72,9 +72,9 @@ class EngineSpeed:
         return 1 - b * sequences / step_s if step_s > 0 else 1.0
 
     def described(self, places: int) -> dict[str, float] | None:
-        """a and b, in seconds, and up to how many sequences they hold, at most `places`; None while unknown.
+        """a and b in seconds, and the number of sequences up to which they hold, at most `places`; None while unknown.
 
-        If observations cannot separate a from b, all counts as b: the total speed stays the observed one.
+        If observations cannot separate a from b, a is 0, and the total speed equals the observed speed.
         """
         if self.seen < LEAST_TOKENS:
             return None
@@ -84,15 +84,15 @@ class EngineSpeed:
         return {"step_s": float(f"{t - b * n:.4g}"), "sample_step_s": float(f"{b:.4g}"), "places": sequences}
 
     def _slope(self, surely: float) -> float:
-        """b, which is `surely` if all numbers of sequences were the same."""
+        """b, or `surely` if all observations were at the same number of sequences."""
         n, t = self.n / self.tokens, self.t / self.tokens
         spread, nothing = self.nn / self.tokens - n * n, (LEAST_SPREAD * n) ** 2
         b = (self.nt / self.tokens - n * t + nothing * surely) / (spread + nothing)
-        return min(max(b, 0.0), t / n)  # so that a is not negative
+        return min(max(b, 0.0), t / n)  # keeps a from being negative
 
 
 class RequestClock:
-    """Times requests, with the number of requests that run at the same time."""
+    """Times requests, and counts the requests that run at the same time."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         """`now_s` is a steady clock."""
@@ -105,7 +105,7 @@ class RequestClock:
 
     @contextmanager
     def request(self) -> "Iterator[Callable[[int], None]]":
-        """Time one request. Call what this yields with the tokens that it got."""
+        """Time one request. Yields a function to call with the number of its tokens."""
         began_s, began_area_s = self._change(+1)
         tokens = 0
 

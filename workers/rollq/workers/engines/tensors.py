@@ -12,13 +12,13 @@ from rollq.buffer.weights.manifest import ADAPTER_CONFIG, Tensor, weight_files
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE
 
 LM_HEAD = "lm_head.weight"
-"""Optional in weights files if it is tied to the embedding."""
+"""Name of the head, which weights files may omit if it is tied to the embedding."""
 EMBEDDING = "embed_tokens.weight"
-"""End of the embedding's name; a tied embedding is the head too."""
+"""End of the embedding's name. A tied embedding also serves as the head."""
 Tensors = Mapping[str, Tensor]
 """Name -> dtype, as safetensors calls it (`BF16`), and shape."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""Dtypes that may replace each other: engines convert them. Values of any other dtype have no meaning in another."""
+"""Dtypes that may replace each other, since engines convert them. Other dtypes cannot be converted."""
 DTYPES: Mapping[str, str] = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL",
     "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
@@ -35,7 +35,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_tensors(folder: Path) -> Tensors:
-    """Name -> dtype and shape of all tensors of the model or adapter in `folder`. A truncated file does not open.
+    """Name -> dtype and shape of all tensors of the model or adapter in `folder`. Detects truncated files.
 
     Raises `WeightsError` when a file is missing or cannot be read.
     """
@@ -84,7 +84,7 @@ def _check_tensor(name: str, given: Tensor, expected: Tensor, where: str) -> Non
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The `tensors` of the served model. `copies` are the tensors that are loaded under a second name too: the
+    """The `tensors` of the served model. `copies` are the tensors that are also loaded under a second name: the
     embedding as the head, if they are tied."""
 
     tensors: Tensors
@@ -102,7 +102,7 @@ def read_model(folder: Path) -> ServedModel:
     tensors = read_tensors(folder)
     try:
         config = orjson.loads((folder / CONFIG_FILE).read_bytes())
-        default = LM_HEAD not in tensors  # transformers omits settings that have their default
+        default = LM_HEAD not in tensors  # transformers omits settings with default values
         tied = config.get("text_config", config).get("tie_word_embeddings", config.get("tie_word_embeddings", default))
     except (OSError, orjson.JSONDecodeError, AttributeError) as error:
         raise WeightsError(f"the model in {str(folder)!r} has no {CONFIG_FILE} that can be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Version spans from the moments at which the weights changed. Both engines stamp their tokens with it."""
+"""Version spans from the token indices at which the weights changed."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,8 +8,8 @@ from rollq.workers.engines.protocol import WeightsVersion
 
 
 def version_spans(starts: Sequence[tuple[WeightsVersion, int]], tokens: int) -> tuple[VersionSpan, ...]:
-    """Spans over `tokens` tokens. `starts` holds (version, index of its first token), in order, from index 0;
-    those after the last token do not count.
+    """Spans over `tokens` tokens. `starts` holds (version, index of its first token), in order, from index 0; starts
+    after the last token are ignored.
 
     >>> version_spans([(WeightsVersion(1, 4, ""), 0), (WeightsVersion(1, 5, ""), 2)], 3)
     (VersionSpan(epoch=1, version=4, tokens=2), VersionSpan(epoch=1, version=5, tokens=1))

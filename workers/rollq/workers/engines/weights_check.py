@@ -1,4 +1,4 @@
-"""Checks that an engine serves the right weights, by its logprobs, the sums of its parameters, and its cache."""
+"""Checks by logprobs, parameter sums and the cache that an engine serves the right weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,30 +20,30 @@ class WeightsCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the logprobs are near enough. Logprobs that are not finite never are."""
+        """Whether the logprobs are close enough. Logprobs that are not finite never pass."""
         return self.difference <= self.tolerance
 
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """The additional members of an `Engine` over several servers, which checks the weights of each one itself."""
+    """The additional members of an `Engine` over several servers that checks the weights of each server."""
 
     @property
     def check(self) -> WeightsCheck | None:
-        """The check of the serving server that is farthest off; None if none of them was compared."""
+        """The check of the serving server with the largest difference; None if no server was compared."""
 
     def expect(self, probe: Probe | None) -> None:
-        """Let a server serve the weights of the next `swap` only if it gives the logprobs of `probe`, or without a
-        probe the first server's logprobs. This includes servers that come back later. `swap` then names the new version
-        and raises `WeightsRejected` if no server passes."""
+        """Let a server serve the weights of the next `swap` only if its logprobs equal `probe`'s, or without a probe
+        the first server's. The rule also holds for servers that rejoin later. `swap` then names the new version and
+        raises `WeightsRejected` if no server passes."""
 
 
 class WeightsRejected(WeightsError):
-    """The engine has loaded weights, and gives wrong logprobs with them: it serves nothing now."""
+    """The engine returns wrong logprobs with the weights that it loaded, and no longer serves."""
 
 
 class WeightsLate(WeightsRejected):
-    """Servers that something else loads weights into do not serve the published ones yet, and may do so later."""
+    """Servers whose weights another program loads do not serve the published weights yet, and may do so later."""
 
 
 def compare(expected: Probe, logprobs: Sequence[Float32Array], dtype: str) -> WeightsCheck:
@@ -53,9 +53,9 @@ def compare(expected: Probe, logprobs: Sequence[Float32Array], dtype: str) -> We
 
 async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> WeightsCheck | None:
     """Compare the engine's logprobs under the weights of version `number` with the probe's; without a probe, with
-    themselves, which only shows whether they are finite. None if the engine gives no logprobs of prompts.
+    themselves, which only checks that they are finite. Returns None if the engine returns no logprobs of prompts.
 
-    Raises `WeightsRejected` for a probe with tokens that the engine does not have, or none that it can score.
+    Raises `WeightsRejected` for a probe with tokens that the engine lacks, or without prompts that it can score.
     """
     prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
     try:
@@ -74,8 +74,8 @@ async def check_logprobs(engine: Scorer, number: int, probe: Probe | None) -> We
 
 
 async def confirm(engine: Scorer, number: int, probe: Probe | None, check: WeightsCheck) -> None:
-    """Raise `WeightsRejected` unless the check is passed, the engine's parameters have the probe's sums, and its cache
-    is of weights of version `number`."""
+    """Raise `WeightsRejected` unless the check passes, the engine's parameters have the probe's sums, and its cache is
+    of version `number`."""
     if not check.passed:
         trainer = engine.dtype if probe is None else probe.dtype
         raise WeightsRejected(

@@ -1,4 +1,4 @@
-"""Weights on trial: an engine has loaded them, and whether it serves them rightly is not known yet.
+"""Weights on trial: an engine is loading or has loaded them, and their check has not ended.
 
 Invariant: no token of weights that failed their trial leaves the engine's host. Tokens of weights on trial are held
 back until the trial has ended.
@@ -26,12 +26,12 @@ class Trials:
         self._failed: set[Version] = set()
 
     def begin(self, version: WeightsVersion) -> None:
-        """Hold back the tokens of a version that is about to be loaded."""
+        """Hold back the tokens of a version that the engine is about to load."""
         self._failed.discard(version[:2])
         self._on_trial[version[:2]] = asyncio.Event()
 
     def end(self, version: WeightsVersion, *, passed: bool) -> None:
-        """Let the tokens go, or drop them."""
+        """Release the tokens, or drop them."""
         if not passed:
             self._failed.add(version[:2])
         self._on_trial.pop(version[:2]).set()
@@ -73,7 +73,7 @@ def _cut(array: npt.NDArray[Any], tokens: int, left: int) -> npt.NDArray[Any]:
     """The entries of an array for the first `left` of `tokens` response tokens.
 
     In an array over prompt and response, an entry is of the pass that read the token and made the next one, so the
-    last token's entry is unknown again.
+    entry of the new last token becomes unknown.
     """
     entries = array[: len(array) - tokens + left].copy()
     if len(array) > tokens:

@@ -1,6 +1,6 @@
-"""Calls of a harness and their answers, in any protocol. Pure.
+"""Calls by a harness and their answers, independent of the protocol. Pure.
 
-A protocol parses a request's body into a `Call` and writes an `Answer`, or a `CallRefused`, in its own form.
+A protocol parses a request's body into a `Call`, and writes an `Answer` or a `CallRefused` in its format.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ ToolChoice = Literal["auto", "none", "required"]
 
 
 class CallRefused(Exception):
-    """A call that gets no answer. Each protocol writes it as its own error.
+    """A call that gets no answer. Each protocol has a format for the error.
 
-    `status` is the HTTP status; only 400 keeps every client from asking again. `code` is one of the constants below, or
-    a word of rollq, such as `session_over`. `retry_after_s`: when to ask again, for 429 and 503.
+    `status` is the HTTP status; only 400 keeps every client from retrying. `code` is one of the constants below, or a
+    word of rollq, such as `session_over`. `retry_after_s`: when to ask again, for 429 and 503.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class CallRefused(Exception):
 
 
 CONTEXT_FULL = "context_full"
-"""The code of a call whose messages leave no room for an answer; clients compact their history when they see it."""
+"""The code of a call whose messages leave no room for an answer. Clients that see it compact their history."""
 
 
 def context_full(tokens: int, most_tokens: int) -> CallRefused:
-    """The refusal of a call whose messages have `tokens`. Claude Code and LangChain look for these words."""
+    """The refusal of a call whose messages have `tokens` tokens. Claude Code and LangChain search for these words."""
     return CallRefused(f"prompt is too long: {tokens} tokens > {most_tokens} maximum", code=CONTEXT_FULL)
 
 
@@ -55,7 +55,7 @@ def too_many_messages(messages: int) -> CallRefused:
 
 
 def call_id(number: int, index: int) -> str:
-    """The caller's id for tool call `index` of answer `number`; any id that the model wrote is ignored.
+    """The caller's id for tool call `index` of answer `number`. Ids that the model wrote are ignored.
 
     It differs from the ids of all other calls of a session. While `number` has at most three digits and `index` two, it
     has the nine letters and digits that Mistral's templates ask for.
@@ -68,12 +68,11 @@ class Call:
     """One request to the model.
 
     `messages` are chat messages as chat templates read them: `role` (system, user, assistant, tool) and `content` (a
-    text); of an assistant also `reasoning_content` (a text) and `tool_calls`
-    (`{"id", "type": "function", "function": {"name", "arguments": JSON}}`), of a tool `tool_call_id` and `name`.
-    A completion has a `text` or `ids` instead, and no messages. `tools` are definitions as in chat completions.
-    `max_tokens`, `stop` and `schema`, the JSON schema of the answer, are what the caller asks for. `repeats`: how often
-    its client says that it has sent the same request before. `template_options` must be the task's. `ignored`:
-    names of parts of the request that have no effect here.
+    text); of an assistant also `reasoning_content` (a text) and `tool_calls` (`{"id", "type": "function", "function":
+    {"name", "arguments": JSON}}`), of a tool `tool_call_id` and `name`. A completion has a `text` or `ids` instead, and
+    no messages. `tools` are definitions as in chat completions. `max_tokens`, `stop` and `schema`, the JSON schema of
+    the answer, are as requested. `repeats`: how often the client says that it has sent this request before.
+    `template_options` must be the task's. `ignored`: names of parts of the request that have no effect.
     """
 
     model: str
@@ -93,11 +92,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The model's turn, as the caller gets it.
+    """The model's turn, as sent to the caller.
 
-    `number` counts the calls of a session, from 0. Ids of the answer and of its items are made from it; `call_id` makes
-    the ids of tool calls. `content` and `reasoning` are texts without the stop text that ended them, `stop_text`.
-    `calls` are the tool calls that could be parsed. Token counts are the engine's.
+    `number` counts the calls of a session, from 0. It determines the ids of the answer and its items; `call_id` makes
+    the ids of tool calls. `content` and `reasoning` are texts without the `stop_text` that ended them. `calls` are the
+    tool calls that could be parsed. Token counts are the engine's.
     """
 
     number: int
@@ -113,12 +112,12 @@ class Answer:
 
 
 class CallProtocol(Protocol):
-    """How one kind of client asks and is answered."""
+    """The protocol of one kind of client."""
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
         """The call of a request with this JSON body; names of `headers` are in lower case.
 
-        Raises `CallRefused`, which names the field, for what cannot be served.
+        Raises `CallRefused` with the name of the field for a request that cannot be served.
         """
         ...
 
@@ -135,5 +134,5 @@ class CallProtocol(Protocol):
         ...
 
     def error_events(self, call: Call, refused: CallRefused) -> Iterator[bytes]:
-        """The end of a stream that has started, and has no answer: server-sent events."""
+        """The end of a stream that started and gets no answer: server-sent events."""
         ...

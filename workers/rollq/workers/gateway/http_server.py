@@ -1,7 +1,6 @@
 """The gateway over HTTP: routes, tokens of sessions, and statuses.
 
-Invariant: nothing can be reached without the token of a session but the request for one, which needs the operator's
-key.
+Invariant: every route needs the token of a session, except the request for a session, which needs the operator's key.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from rollq.workers.gateway.sessions.session import Session
 log = logging.getLogger(__name__)
 
 MODEL: Final = "rollq"
-"""The name of the model; requests may have any."""
+"""The name of the model. Requests may use any name."""
 PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
     "/chat/completions": chat,
     "/completions": completions,
@@ -133,7 +132,7 @@ class Server:
         return await reply(request, session, protocol, call, body)
 
     async def _offer(self, request: web.Request) -> web.StreamResponse:
-        """Give a session to a program elsewhere. One whose client has left is offered again."""
+        """Give a session to a program elsewhere. If the client has left, the session is offered again."""
         identify(None)
         taker = self._gateway.taker(_bearer(request))
         identify(KEY_VARIABLE)
@@ -151,7 +150,7 @@ class Server:
                 taker.take(offer)
             return response
         except ConnectionError:
-            return web.Response(status=400)  # nobody reads it
+            return web.Response(status=400)  # the client is gone
         finally:
             if not offer.taken.is_set():
                 offers.put_back(offer)
@@ -169,7 +168,7 @@ class Server:
         return _json({"reward": outcome.reward})
 
     def _session_of(self, request: web.Request, token_in_path: str) -> Session:
-        """The session of a request, whose connection counts as the session's. Raises `CallRefused`."""
+        """The session of a request. The connection counts as the session's. Raises `CallRefused`."""
         identify(None)
         session = self._gateway.session_of(token_in_path, _tokens(request))
         identify(session)
@@ -200,8 +199,8 @@ def _tokens(request: web.Request) -> list[str]:
 
 
 def _split_path(path: str) -> tuple[str, str]:
-    """The token in a path, and the rest of the path without `/v1`, which clients write never, once or twice, and after
-    one slash or more."""
+    """The token in a path, and the rest of the path without `/v1`. Clients write `/v1` up to twice, after one or more
+    slashes."""
     token, path = "", SLASHES.sub("/", path)
     if path.startswith(SESSION_PATH):
         token, _, rest = path.removeprefix(SESSION_PATH).partition("/")
@@ -216,7 +215,8 @@ def _protocol_of(path: str) -> CallProtocol | None:
 
 
 async def _body(request: web.Request, *, may_be_empty: bool = False) -> Mapping[str, Any]:
-    """The JSON object in a request's body; an empty one for no body that `may_be_empty`. Raises `CallRefused`."""
+    """The JSON object in a request's body; an empty object for a missing body if `may_be_empty`. Raises
+    `CallRefused`."""
     try:
         async with asyncio.timeout(READ_S):
             data = await request.read()
@@ -224,14 +224,14 @@ async def _body(request: web.Request, *, may_be_empty: bool = False) -> Mapping[
     except TimeoutError as error:
         raise CallRefused(f"the request did not arrive within {READ_S:g} s", code="too_slow") from error
     except ConnectionError as error:
-        raise CallRefused("the client left before its request had arrived") from error  # nobody reads it
+        raise CallRefused("the client left before its request had arrived") from error  # the client is gone
     except web.HTTPRequestEntityTooLarge as error:
         raise CallRefused("the request is larger than max_body_mb of [worker.gateway]", code="too_large") from error
     except ValueError as error:
         raise CallRefused(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise CallRefused("the request is not a JSON object")
-    for name in ("messages", "input"):  # before a protocol reads them, which takes longer
+    for name in ("messages", "input"):  # checked here, before a slower protocol reads them
         if isinstance(body.get(name), list) and len(body[name]) > MOST_MESSAGES:
             raise too_many_messages(len(body[name]))
     return body

@@ -1,6 +1,6 @@
-"""Sessions that wait for programs elsewhere, and calls of programs that wait for a session.
+"""Sessions that wait for programs elsewhere, and programs' calls that wait for a session.
 
-Invariant: a session is given to one call, whose client is there when it is given. Tasks take turns; within a task, the
+Invariant: a session is given to one call, and only while its client is connected. Tasks take turns; within a task, the
 oldest session comes first.
 """
 
@@ -34,27 +34,27 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A call that waits for a session of `tasks`, or with None, of any. It gets None when waiting ends."""
+    """A call that waits for a session of `tasks`, or of any task if None. It gets None when waiting ends."""
 
     tasks: Collection[str] | None
     is_lost: Callable[[], bool]
     given: "asyncio.Future[Offer | None]"
 
     def wants(self, task: str) -> bool:
-        """Whether the call is there, and takes a session of this task."""
+        """Whether the call still waits and takes sessions of this task."""
         return not self.given.done() and not self.is_lost() and (self.tasks is None or task in self.tasks)
 
 
 class Wanted(NamedTuple):
-    """A request for a session of `tasks`, or with None, of any. It may wait for `wait_s`."""
+    """A request for a session of `tasks`, or of any task if None. It may wait for `wait_s`."""
 
     tasks: Collection[str] | None = None
     wait_s: float = 0.0
 
 
 def wanted(body: Mapping[str, Any], known: Set[str]) -> Wanted:
-    """The request for a session in this JSON body. `known`: the tasks whose sessions are offered here, if that is
-    known. Raises `CallRefused`, including for tasks that are all unknown."""
+    """The request for a session in this JSON body. `known`: the tasks whose sessions are offered here, empty if
+    unknown. Raises `CallRefused`, including for tasks that are all unknown."""
     tasks, wait_s = body.get("tasks"), body.get("wait_s", 0)
     if tasks is not None and not (isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)):
         raise CallRefused("tasks is a list of names of tasks")
@@ -88,9 +88,10 @@ class Offers:
             self._remove(offer)
 
     async def take(self, tasks: Collection[str] | None, wait_s: float, is_lost: Callable[[], bool]) -> Offer | None:
-        """The next session of `tasks`, or with None, of any; waits up to `wait_s` for one. None without one.
+        """The next session of `tasks`, or of any task if None. Waits up to `wait_s`. Returns None if there is no
+        session.
 
-        A caller that cannot pass it on gives it back with `put_back`.
+        A caller that cannot pass the session on must return it with `put_back`.
         """
         offer = self._next(tasks)
         if offer is not None or not wait_s or self.is_ending:
@@ -138,12 +139,12 @@ class Offers:
                 if offer is not None:
                     self._remove(offer)
                     if task in self._by_task:
-                        self._by_task[task] = self._by_task.pop(task)  # the others come first now
+                        self._by_task[task] = self._by_task.pop(task)  # the other tasks come first now
                     return offer
         return None
 
     def _give(self, offer: Offer) -> None:
-        """Give an offered session to the call that has waited longest for one of its task."""
+        """Give an offered session to the call that has waited longest for a session of its task."""
         waiting = next((waiting for waiting in self._waiting if waiting.wants(offer.task)), None)
         if waiting is not None and not offer.is_over():
             self._remove(offer)
@@ -158,7 +159,7 @@ class Offers:
 
 
 class Taker:
-    """A program, or all that share a key, which takes sessions that are `offers`."""
+    """A program, or all programs that share a key. It takes sessions from `offers`."""
 
     def __init__(self, offers: Offers) -> None:
         """`has_asked` says whether it has asked for a session yet."""
@@ -172,7 +173,7 @@ class Taker:
         self._taken.add(offer)
 
     def fail(self, outcome: Outcome) -> None:
-        """End all sessions that the program has, since it has died."""
+        """End all sessions of the program, which has died."""
         for offer in list(self._taken):
             if not offer.is_over():
                 offer.close(outcome)

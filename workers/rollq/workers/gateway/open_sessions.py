@@ -1,6 +1,6 @@
 """The gateway of a worker: the sessions that are open, each behind a token.
 
-Invariant: a session is found by its token alone, which is in this process's memory only, and never logged. Its outcome
+Invariant: only its token leads to a session. The token is only in this process's memory, and never logged. Its outcome
 is set with a second token, which the program's tools do not have.
 """
 
@@ -46,7 +46,7 @@ class Gateway:
         self._outcomes: dict[bytes, Session] = {}  # by the digest of the token that sets their outcome
 
     def want(self) -> None:
-        """Ask for a server, which starts with the worker. Raises `ConfigError` without the package aiohttp."""
+        """Request a server, which starts with the worker. Raises `ConfigError` without the package aiohttp."""
         if find_spec("aiohttp") is None:
             raise ConfigError("agent loops over the gateway need the package aiohttp: pip install 'rollq[gateway]'")
         self.is_wanted = True
@@ -67,7 +67,7 @@ class Gateway:
 
     @contextmanager
     def admitting(self, key: str, taker: Taker) -> Iterator[None]:
-        """Give sessions to a program that the worker has started, for a separate key."""
+        """Give sessions to a program that the worker has started, under a separate key."""
         self._takers[_digest(key)] = taker
         try:
             yield
@@ -75,7 +75,7 @@ class Gateway:
             del self._takers[_digest(key)]
 
     def taker(self, key: str) -> Taker:
-        """The program with this key, which may be the operator's. Raises `CallRefused` for another one."""
+        """The program with this key, which may be the operator's. Raises `CallRefused` for an unknown key."""
         if (taker := self._takers.get(_digest(key))) is not None:
             return taker
         expected = os.environ.get(KEY_VARIABLE, "")
@@ -90,7 +90,7 @@ class Gateway:
         return f"{self.url}{SESSION_PATH}{token}"
 
     def addresses(self, token: str) -> dict[str, str]:
-        """The token of a session and where it is reached, for a program elsewhere."""
+        """The token and the addresses of a session, for a program elsewhere."""
         base = self.base_url(token)
         return {"token": token, "session_url": base, "openai_base_url": f"{base}/v1"}
 
@@ -111,7 +111,7 @@ class Gateway:
 
     def session_of_outcome(self, token_in_path: str, tokens: Sequence[str]) -> Session:
         """The session of a request with these tokens that sets an outcome. Raises `CallRefused`, and counts requests
-        that have only the session's own token."""
+        that have only the session's token."""
         given = {session for token in tokens if (session := self._outcomes.get(_digest(token))) is not None}
         if not given and token_in_path and (session := self._outcomes.get(_digest(token_in_path))) is not None:
             given.add(session)  # programs that may set their rewards have one token for both
@@ -134,10 +134,10 @@ class Gateway:
 
 
 def new_token() -> str:
-    """A secret that nobody can guess."""
+    """A new unguessable secret."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def _digest(token: str) -> bytes:
-    """The key to look up a token by, so that the time of a lookup says nothing about the token."""
+    """The lookup key of a token. The time of a lookup reveals nothing about the token."""
     return hashlib.sha256(token.encode(errors="replace")).digest()

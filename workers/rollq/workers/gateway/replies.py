@@ -1,6 +1,6 @@
-"""The answer to a call on its way to the client, who may leave before it comes.
+"""Sends the answer of a call to the client, which may leave before the answer is ready.
 
-Invariant: an answer is complete before its first byte is sent. A connection counts as served once its last byte is
+Invariant: an answer is complete before its first byte is sent. A connection counts as served after its last byte is
 sent.
 """
 
@@ -55,7 +55,7 @@ async def reply(
     except ConnectionError:
         if not connection.is_lost:
             raise
-        return web.Response(status=400)  # nobody reads it
+        return web.Response(status=400)  # the client is gone
     finally:
         if not connection.is_served:
             session.lose()
@@ -69,7 +69,7 @@ async def _stream(
     call: Call,
     body: Mapping[str, Any],
 ) -> web.StreamResponse:
-    """Send the events of an answer, and comments until it is there."""
+    """Send the events of an answer, and comments until it is ready."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     if not await _until_answered(asking, connection, KEEPALIVE_S):
         await response.prepare(request)

@@ -1,6 +1,6 @@
 """The log of requests that cannot be read. They may hold the token of a session, which is never logged.
 
-Invariant: such requests cost one line a minute, however many come.
+Invariant: such requests add at most one line per minute.
 """
 
 import logging
@@ -11,7 +11,7 @@ from rollq.buffer.common.once_a_minute import OnceAMinute
 
 
 class WithoutRequests(logging.Filter):
-    """Replaces what aiohttp says of a request that it cannot read, and lets one such line pass in a minute."""
+    """Replaces aiohttp's message about a request that it cannot read, and passes one such line per minute."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Spans of a worker's attempts at groups: queued, the attempt, its turns and judgements, and the put of its result.
 
-Times are the server's: a lease says when the server gave it, and the worker's monotonic clock counts from there. They
-are late by at most the time that the call for the lease took.
+Times are the server's: a lease holds the server's time, and the worker's monotonic clock counts from there. They are
+late by at most the duration of the lease call.
 """
 
 from collections import Counter
@@ -15,11 +15,12 @@ from rollq.buffer.values.rollouts import Lease, Sample
 from rollq.workers.engines.protocol import Completion, Request
 
 ENDS = (PutOutcome.FILTERED, PutOutcome.FAILED, PutOutcome.DROPPED)
-"""Where a group is filed that no trainer gets, so that the worker ends its trace."""
+"""Destinations of groups that no trainer gets. The worker ends their traces."""
 
 
 class ServerClock:
-    """The server's clock, by this machine's monotonic one: until the first lease, by its wall clock."""
+    """The server's clock, extrapolated by this machine's monotonic clock; this machine's wall clock until the first
+    lease."""
 
     def __init__(self) -> None:
         self._ms, self._at_s = time() * 1000, monotonic()
@@ -57,7 +58,7 @@ class AttemptTrace:
             tracer.emit([trace.part("queued", 1, lease.admitted_ms, lease.leased_ms, {})])
 
     def generated(self, index: int, started_s: float, request: Request, completion: Completion) -> None:
-        """One request to the engine for sample `index` has ended, one turn of it."""
+        """Note that one request to the engine, a turn of sample `index`, has ended."""
         self._turns[index] += 1
         versions = [span.version for span in completion.versions]
         self._child("generate", index, self._turns[index], started_s, {
@@ -69,29 +70,29 @@ class AttemptTrace:
         })  # fmt: skip
 
     def judged(self, index: int, started_s: float, sample: Sample) -> None:
-        """Sample `index` has been judged, as `sample` says."""
+        """Note that sample `index` has been judged, with the result in `sample`."""
         self._judged[index] += 1
         reward: Attributes = {} if sample.reward is None else {"rollq.reward": sample.reward}
         self._child("judge", index, self._judged[index], started_s, reward, sample.error or "")
 
     def put(self, started_s: float, samples: Sequence[Sample], outcome: PutOutcome) -> None:
-        """The result has been put."""
+        """Note that the result has been put."""
         self._emit("put", self._trace.id_of("put", self._lease.nonce), self._clock.ms(started_s), {})
         self._facts = facts_of(samples) | {"rollq.outcome": outcome.value}
         if outcome in ENDS or (self._lease.evaluation and outcome is PutOutcome.GATHERED):
             self._end_life()
 
     def handed_back(self, error: str) -> None:
-        """The group has been handed back without a result; `error`: on what the try was spent, or ''."""
+        """Note that the group has been handed back without a result. `error`: why the try counts as spent, or ''."""
         self._facts, self._error = {"rollq.outcome": "handed back"}, error
 
     def dropped(self, error: str) -> None:
-        """The group has been dropped."""
+        """Note that the group has been dropped."""
         self._facts, self._error = {"rollq.outcome": PutOutcome.DROPPED.value}, error
         self._end_life()
 
     def end(self, cut: str) -> None:
-        """The attempt, or the loan, is over; `cut`: why it was stopped, or ''."""
+        """End the attempt or the loan. `cut`: why it was stopped, or ''."""
         facts: Attributes = {
             "rollq.attempt": self._lease.attempt,
             "rollq.tries": self._lease.tries,
@@ -120,7 +121,8 @@ class AttemptTrace:
 
 
 class AttemptTraces:
-    """Begins the trace of each attempt of a worker; None without a tracer, and for groups that are left out."""
+    """Begins the trace of each attempt of a worker. There is no trace without a tracer, or for groups that tracing
+    leaves out."""
 
     def __init__(self, tracer: Tracer | None, worker: str) -> None:
         self._tracer = tracer
@@ -128,7 +130,7 @@ class AttemptTraces:
         self._clock = ServerClock()
 
     def begin(self, lease: Lease, asked_s: float) -> AttemptTrace | None:
-        """Begin the trace of a lease that was asked for at `asked_s` (monotonic)."""
+        """Begin the trace of a lease requested at `asked_s` (monotonic)."""
         if self._tracer is None:
             return None
         if not lease.borrowed:
@@ -137,7 +139,7 @@ class AttemptTraces:
         return trace and AttemptTrace(self._tracer, trace, lease, self._clock, self._worker)
 
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans, for a limited time."""
         if self._tracer is not None:
             self._tracer.close()
 

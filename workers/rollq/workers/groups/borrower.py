@@ -1,4 +1,4 @@
-"""Makes samples of other workers' groups, while this worker has places for them."""
+"""Makes samples of other workers' groups while this worker has free places."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from rollq.workers.rq.in_flight import HAND_BACK_S
 from rollq.workers.wake_signals import Signals
 
 POLL_S = 10.0
-"""How often it looks without a wake-up."""
+"""How often it checks without a wake-up."""
 
 
 class Borrower:
@@ -51,7 +51,7 @@ class Borrower:
         self._running: dict[asyncio.Task[None], HeldLease] = {}
 
     async def run(self) -> None:
-        """Borrow until cancelled; then give unfinished samples back with their tokens. Raises `StoreLost`."""
+        """Borrow until cancelled. Then return unfinished samples with their tokens. Raises `StoreLost`."""
         try:
             while True:
                 if await self._borrow():
@@ -68,7 +68,7 @@ class Borrower:
                 await asyncio.wait(self._running, timeout=HAND_BACK_S)
 
     async def _borrow(self) -> bool:
-        """Borrow samples that are offered, and make them; returns whether there were any."""
+        """Borrow offered samples and make them. Returns whether there were any."""
         has_borrowed = False
         for task in self._control.open_tasks:
             settings = self._recipes[task].settings
@@ -78,7 +78,7 @@ class Borrower:
         return has_borrowed
 
     async def _is_wanted(self, task: str) -> bool:
-        """Whether this worker could make samples of a task, and some are offered."""
+        """Whether this worker can make samples of a task and some are offered."""
         has_others = self._fleet.fleet.workers > 1 and self._fleet.share > 0
         could = has_others and self._places.of(task).free > 0 and self._intake.may_borrow
         return could and await self._calls(self._calls.buffer.offered, task)

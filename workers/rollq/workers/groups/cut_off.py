@@ -1,8 +1,7 @@
-"""Groups of a batch that is cut off: they end with their finished samples, if these are enough.
+"""Ends groups of a batch that is cut off with their finished samples, if there are enough.
 
-A group with fewer keeps its finished samples and leaves its batch, to be continued later. A group of an evaluation
-would start again as a whole, so it continues until its batch has ended. A group whose samples have all ended continues
-too.
+A group with too few keeps its finished samples, leaves its batch, and continues later. Two kinds of groups are not
+stopped: groups of an evaluation, which would start again as a whole, and groups whose samples have all ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from rollq.workers.groups.recipes import Recipe
 from rollq.workers.wake_signals import Signals
 
 LEFT_OUT: Final = Sample((), SampleStatus.FAILED, FinishReason.ABORT, error="its batch was cut off")
-"""In place of a sample that was not finished in time. It cannot be trained, though nothing has failed."""
+"""Replaces a sample that did not finish in time. It cannot be trained, but is not a failure."""
 
 
 def without_the_rest(samples: Sequence[Sample]) -> list[Sample]:
@@ -41,5 +40,5 @@ class CutOff:
 
     def _must_end(self, held: HeldLease) -> bool:
         if have_ended(held.made):
-            return False  # it is filtered, or put
+            return False  # it is being filtered or put
         return not held.lease.evaluation or is_enough(held.made, self._recipes[held.lease.task].min_valid_samples)

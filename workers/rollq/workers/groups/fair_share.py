@@ -1,12 +1,12 @@
-"""The number of groups under way that a worker may hold, beside the other workers of its fleet. Pure.
+"""Decides how many of the fleet's groups a worker may hold. Pure.
 
-Groups are shared in proportion to what each worker can do, so all workers end at about the same time. A lease does not
-change the number of groups under way, so workers that ask at the same moment agree on it.
+Groups are shared in proportion to what each worker can do, so all workers end at about the same time. The number of
+groups under way does not change with a lease, so workers that ask at the same moment agree on it.
 
-Shares that are not whole numbers leave a rest. Workers take it one by one, the worker with the largest fraction first.
-After a while, workers that more samples make faster take the remaining groups beyond their shares, so outdated facts
-about the fleet, and workers without places for their shares, leave groups idle only for that while. A fully used worker
-leaves them to the next worker with a place: it would only keep them.
+Shares that are not whole numbers leave a remainder. Workers take it one group at a time, the worker with the largest
+fraction first. After a while, workers that gain speed from more samples take the remaining groups beyond their shares.
+This limits the time that groups wait because of outdated facts about the fleet, or of workers without places for their
+shares. A fully used worker leaves these groups to the next worker with a place.
 """
 
 from math import ceil, floor
@@ -15,20 +15,22 @@ from rollq.buffer.calls.orders import Fleet
 from rollq.buffer.calls.replies.tasks import UnderWay
 
 NOISE = 0.1
-"""A share is taken for the next whole number of groups when it is this near."""
+"""A share this close to a whole number of groups counts as that number."""
 ALIKE = 0.08
 """Workers whose measured speeds differ by less than this count as equally fast."""
 REST_S = 0.1
-"""Within this time the rest is taken: the larger the fraction of a group that a worker is owed, the sooner it asks."""
+"""The remainder is taken within this time: the larger the fraction of a group that a worker is owed, the sooner it
+asks."""
 MOST_DOUBLINGS = 30
 PATIENCE_S = 1.0
-"""Groups that have waited this long are for every worker. After each further such time, it may take twice as many."""
+"""After this time, any worker may take a waiting group. After each further such time, it may take twice as many."""
 LEAST_GAIN = 0.5
-"""Only workers with at least this gain from more samples take these groups; see `EngineSpeed.gain`."""
+"""Only workers with at least this gain take these groups; see `EngineSpeed.gain`."""
 
 
 def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
-    """The speed at which a worker with these places counts: the fleet's speed per place, if its speed is near that."""
+    """The speed that counts for a worker with these places: the fleet's speed per place if the worker's speed is close
+    to it."""
     if not fleet.tokens_per_s:
         return tokens_per_s
     usual = places * fleet.tokens_per_s / fleet.measured_places
@@ -36,9 +38,9 @@ def counted_speed(fleet: Fleet, places: int, tokens_per_s: float) -> float:
 
 
 def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
-    """The part of all work that is for a worker with these places and this speed (0: not known), from 0 to 1.
+    """The share of all work, from 0 to 1, for a worker with these places and this speed (0: unknown).
 
-    A worker of unknown speed counts with the other workers' speed per place.
+    A worker with unknown speed counts at the other workers' speed per place.
     """
     pace = fleet.tokens_per_s / fleet.measured_places if fleet.tokens_per_s else 1.0
     own_speed = tokens_per_s or places * pace
@@ -47,10 +49,9 @@ def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
 
 
 def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gain: float = 1.0) -> int:
-    """How many groups a worker that holds `held` may take now, at most the pending ones. A worker that holds none may
-    take one.
+    """How many pending groups a worker that holds `held` may take now. A worker without groups may take one.
 
-    `waited_s`: for how long it has been denied pending groups. `gain`: see `EngineSpeed.gain`.
+    `waited_s`: how long it has been denied pending groups. `gain`: see `EngineSpeed.gain`.
     """
     owed = (under_way.pending + under_way.running) * share
     sure = floor(owed + NOISE)
@@ -65,7 +66,7 @@ def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gai
 
 
 def denied_for_s(under_way: UnderWay, held: int, share: float, waited_s: float) -> float:
-    """How soon a worker that was denied, `waited_s` after it was first denied, may ask again."""
+    """How soon a worker that was first denied `waited_s` ago may ask again."""
     owed = (under_way.pending + under_way.running) * share
     if held == floor(owed + NOISE) < owed and waited_s < rest_s(owed):
         return rest_s(owed) - waited_s
@@ -73,5 +74,5 @@ def denied_for_s(under_way: UnderWay, held: int, share: float, waited_s: float) 
 
 
 def rest_s(owed: float) -> float:
-    """How long a worker waits to round the number of groups that it is `owed` up to a whole number."""
+    """How long a worker waits before it rounds up the number of groups that it is `owed`."""
     return REST_S * (1 - (owed - floor(owed)))

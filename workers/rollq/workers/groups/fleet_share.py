@@ -1,6 +1,6 @@
 """This worker's share of its fleet's work, in proportion to what each worker can do.
 
-Invariant: no group is taken before the fleet knows of this worker, and a worker that takes none has no share.
+Invariant: this worker takes no group before the fleet knows it, and a worker that takes no groups has no share.
 """
 
 from rollq.buffer.calls.orders import Fleet
@@ -13,7 +13,7 @@ from rollq.workers.groups.task_control import TaskControl
 
 
 class FleetShare:
-    """Reports to the fleet what this worker can do, and keeps its answer."""
+    """Reports this worker's capacity to the fleet, and keeps the answer."""
 
     def __init__(
         self,
@@ -26,11 +26,11 @@ class FleetShare:
         worker: str,
     ) -> None:
         self.share = 0.0
-        """The part of all work that is for this worker; 0.0 while it takes none."""
+        """This worker's share of all work; 0.0 while it takes none."""
         self.tokens_per_s = 0.0
-        """The speed of this worker with as many samples as the others have on average; 0.0 while unknown."""
+        """The speed of this worker at the fleet's mean number of samples; 0.0 while unknown."""
         self.fleet = Fleet()
-        """The places, speed and work of all workers, as this one has last heard."""
+        """The places, speed and work of all workers, as last reported."""
         self.counted_tokens_per_s = 0.0
         """The speed of this worker that the fleet counts."""
         self._calls = calls
@@ -47,12 +47,12 @@ class FleetShare:
         return self._maker.speed.gain(self._places.open)
 
     async def leave(self) -> None:
-        """Stop taking groups: the other workers share this worker's part."""
+        """Stop taking groups. The other workers divide this worker's share."""
         self.share = 0.0
         await self._calls(self._calls.buffer.join_fleet, self._worker, 0, load=0.0, tokens_per_s=0.0)
 
     async def refresh(self) -> None:
-        """Report, and learn the share. Raises `StoreLost`."""
+        """Report to the fleet and update the share. Raises `StoreLost`."""
         takes_groups = bool(self._control.open_tasks) and self._host.ready and not self.draining
         places = self._places.capacity if takes_groups else 0
         speed = self._maker.speed

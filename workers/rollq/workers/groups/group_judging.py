@@ -1,8 +1,8 @@
 """The rewards of groups that are judged as a whole, when all samples have ended.
 
-Invariant: only a group that is put as finished has rewards of its group judge. Until then the buffer keeps its whole
-samples as unfinished ones that wait for their group; the next attempt neither makes nor judges them again.
-Samples that come back with rewards of a group, because siblings are made again, get the rewards from before it back.
+Invariant: only a group that is put as finished has rewards from its group judge. Until then the buffer keeps its
+complete samples as unfinished samples that wait for their group. The next attempt neither makes nor judges them again.
+If siblings are made again, samples that come back with a group's rewards lose them, and get their earlier rewards back.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from rollq.workers.judging.token_rewards import (
 JUDGED_ALONE: Final = "judged_alone"
 """Name in `Sample.extra` of the reward that a sample had before its group was judged, with its parts."""
 AWAITS_GROUP: Final = "awaits_group"
-"""Name in `Sample.extra` of the fact that a sample is whole and waits for its group."""
+"""Name in `Sample.extra` of the fact that a sample is complete and waits for its group."""
 TOO_FEW: Final = "not judged: too few samples of its group completed"
 
 
@@ -43,7 +43,7 @@ class GroupJudging:
         self._judging = judging
 
     async def judge(self, recipe: Recipe, lease: Lease, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples of a group that has ended with the rewards of its group judge; failed samples stay. Raises
+        """The samples of an ended group with the rewards of its group judge; failed samples are unchanged. Raises
         `GroupNotJudged`."""
         judge = recipe.group_judge
         assert judge is not None
@@ -69,8 +69,8 @@ class GroupJudging:
 
 
 def after(sample: Sample, verdict: Verdict, judge: GroupJudge, seconds: float) -> Sample:
-    """A sample with the reward that its group gave it, or a failed one. Where tokens have rewards, and the group's is
-    one of the whole sample, its last token gets the difference."""
+    """A sample with its reward from the group judge, or a failed sample. If its tokens have rewards and the verdict is
+    for the whole sample, the last token gets the difference."""
     if verdict.reward is None:
         failed = replace(sample, status=SampleStatus.FAILED, error=verdict.error, failure=verdict.failure)
         return replace(failed, reward=None, reward_parts={})
@@ -114,21 +114,22 @@ def before(sample: Sample) -> Sample:
 
 
 def waiting(sample: Sample) -> Sample:
-    """A completed sample as the buffer keeps it until its group is judged: whole, and unfinished."""
+    """A completed sample as the buffer keeps it until its group is judged: with all its content, marked as
+    unfinished."""
     if sample.status is not SampleStatus.COMPLETED:
         return sample
     return replace(sample, status=SampleStatus.ABORTED, extra={**sample.extra, AWAITS_GROUP: True})
 
 
 def kept_until_judged(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group that has not been judged, as the buffer keeps them: it is unfinished."""
+    """The samples of an unjudged group as the buffer keeps them, so the group is unfinished."""
     is_whole = have_ended(samples)
     return [waiting(sample) if is_whole or sample.reward is None else sample for sample in samples]
 
 
 def too_few(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group that fails without being judged: what has no reward fails too, at the part that most
-    others failed at."""
+    """The samples of a group that fails unjudged. Samples without a reward fail too, with the most frequent failure
+    kind."""
     kinds = Counter(sample.failure for sample in samples if sample.failure)
     kind = kinds.most_common(1)[0][0] if kinds else FailureKind.GRADER
     return [

@@ -1,9 +1,9 @@
-"""The path of one group through a worker: its samples are made, the group is filtered, and it is put as one result.
+"""Runs one group through a worker: makes its samples, filters the group, and puts it as one result.
 
 Invariant: every lease ends in exactly one of three ways: its result is put, it is handed back, or it is dropped because
 the worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of the
-others; if there are none, it is handed back. Engine failures and timeouts count as a try; deliberate stops do not. A
-loan of samples ends by giving them back, finished or not.
+others; without either, it is handed back. Engine failures and timeouts count as a try; deliberate stops do not. A loan
+ends when its samples are returned, finished or not.
 """
 
 import asyncio
@@ -38,15 +38,16 @@ log = logging.getLogger(__name__)
 PUT_GATHER_S = 0.002
 PUT_LIMIT = 256
 LAST_FILTERS_S = 3.0
-"""How long the filters of a group may take that ends with its batch; the coordinator waits a little longer."""
+"""How long filters may take on a group that ends with its batch. The coordinator waits a little longer."""
 ABORT_S = 1.0
-"""How long a stopped group may take to return the tokens it has."""
+"""How long a stopped group may take to return its tokens."""
 FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the worker started. `restarted`: results rejected by their batch and generated again."""
+    """Counts since the start of the worker. `restarted`: results that their batch rejected and that are generated
+    again."""
 
     groups: int = 0
     samples: int = 0
@@ -57,7 +58,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """A lease to hand back. `error` is set when the try counts as spent."""
+    """A lease to hand back. `error` is set if the try counts as spent."""
 
     lease: Lease
     error: str | None = None
@@ -89,13 +90,13 @@ class GroupRunner:
         self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
     async def run(self, held: HeldLease) -> None:
-        """Run one group from its lease to its end. Cancelling stops the group; `held.cut` may say why."""
+        """Run one group from its lease to its end. Cancelling stops the group; `held.cut` may hold the reason."""
         held.started = True
         try:
             await (self._make_borrowed(held) if held.lease.borrowed else self._attempt(held))
         except (StoreLost, RunMismatch):
             raise
-        except Exception as error:  # a bug here must not look like the death of a worker
+        except Exception as error:  # a bug here must not look like a worker's death
             log.exception("group %d of task %r went wrong", held.lease.group_id, held.lease.task)
             if held.lease.borrowed:
                 await self._give_back(held)
@@ -131,7 +132,7 @@ class GroupRunner:
             await self._put(held, result)
 
     async def _make_borrowed(self, held: HeldLease) -> None:
-        """Make samples of another worker's group, which get into the buffer one by one, and give them back."""
+        """Make samples of another worker's group, put them into the buffer one by one, and end the loan."""
         making = asyncio.create_task(self._making.make(self._recipes[held.lease.task], held, list(held.lease.samples)))
         try:
             await asyncio.shield(making)
@@ -147,7 +148,7 @@ class GroupRunner:
             await self._ended_loans.submit(held.lease)
 
     async def _stop(self, held: HeldLease, making: "asyncio.Task[None]") -> None:
-        """Stop generating a group; its samples keep the tokens they have by then."""
+        """Stop generating a group. Its samples keep their tokens."""
         held.finished = True
         self._making.let_go(held)
         if held.cut is not StopReason.GONE:
@@ -167,7 +168,7 @@ class GroupRunner:
     # results
 
     async def _result(self, lease: Lease, samples: Sequence[Sample], started_s: float) -> GroupResult:
-        """The result of these samples; if the group is finished, it is judged as a whole, and filtered."""
+        """The result of these samples. A finished group is judged as a whole and filtered."""
         recipe = self._recipes[lease.task]
         result = GroupResult(lease, tuple(samples), generate_s=monotonic() - started_s)
         if lease.evaluation:
@@ -185,7 +186,7 @@ class GroupRunner:
             return replace(result, samples=tuple(failed), error=str(error))
 
     async def _judged(self, recipe: Recipe, result: GroupResult) -> GroupResult:
-        """The result with the rewards of its group judge, if its samples have ended and enough completed. Raises
+        """The result with the group judge's rewards, if all samples have ended and enough completed. Raises
         `GroupNotJudged`."""
         samples = result.samples
         if not have_ended(samples):
@@ -196,7 +197,7 @@ class GroupRunner:
         return replace(result, samples=tuple(await self._judging.judge(recipe, result.lease, samples)))
 
     def _worth_keeping(self, lease: Lease, samples: Sequence[Sample]) -> bool:
-        """Whether a stopped attempt has results that the next one need not generate again."""
+        """Whether a stopped attempt has results that the next attempt can keep."""
         if lease.evaluation:  # an evaluation starts again as a whole
             return False
         return any(
@@ -221,7 +222,7 @@ class GroupRunner:
         if outcome is PutOutcome.RESTARTED:
             self.totals.restarted += 1
             return
-        if held.cut is StopReason.BATCH_OVER:  # what was left out has not failed, and took less time
+        if held.cut is StopReason.BATCH_OVER:  # left-out samples have not failed, and took less time
             samples = tuple(sample for sample in samples if sample.status is SampleStatus.COMPLETED)
         elif outcome in FINISHED:
             self._timeouts.note(lease, result.generate_s)
@@ -280,8 +281,8 @@ class GroupRunner:
         await self._hand_back(held, error)
 
     async def _with_away(self, held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The samples of a stopped attempt, with what other workers have made of those that they have borrowed: `put`
-        replaces what the buffer has of it."""
+        """The samples of a stopped attempt. Borrowed samples include the tokens that other workers have made: `put`
+        replaces the buffer's copy."""
         if not held.away:
             return samples
         salvaged = await asyncio.get_running_loop().run_in_executor(
@@ -303,15 +304,15 @@ class GroupRunner:
 
 
 def _failed(sample: Sample, error: str, kind: FailureKind) -> Sample:
-    """A sample of a group that failed; one that had failed before keeps its own error, and the kind of that."""
+    """A sample of a failed group. A sample that had already failed keeps its error and failure kind."""
     if sample.status is not SampleStatus.FAILED:
         sample = replace(sample, status=SampleStatus.FAILED, error=sample.error or error, failure=kind)
     return replace(sample, reward=None, reward_parts={})
 
 
 def _with_kept(held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:
-    """The samples of a stopped attempt. One whose tokens were not returned in time is as it was last to be salvaged:
-    `put` replaces what the buffer has of it."""
+    """The samples of a stopped attempt. If a sample's tokens were not returned in time, its last salvaged state is
+    used: `put` replaces the buffer's copy."""
     return [
         held.kept.get(index, old) if new is old else new
         for index, (new, old) in enumerate(zip(samples, held.lease.samples, strict=True))

@@ -1,8 +1,8 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
 Invariant: groups are leased only while a sample of them has a place, the engine serves published weights, and a task is
-open. While other workers want groups too, this worker leases at most its share. A group on its last try, because
-workers died while running it, has the engine to itself.
+open. While other workers want groups too, this worker leases at most its share. A group on its last try, after workers
+died while running it, has the engine to itself.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ from rollq.workers.wake_signals import POLL_S, Signals
 log = logging.getLogger(__name__)
 
 MAX_TAKE = 256
-"""Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
+"""The most groups per call: calls to the buffer stay short, and generation starts while further groups are leased."""
 
 FRESH_S = 0.05
-"""Within this time, a worker may take the groups that it was allowed when it asked for tickets."""
+"""For this long, a worker may take the groups that it was allowed when it asked for tickets."""
 
 
 class TicketGroups:
@@ -90,8 +90,8 @@ class Intake:
     ) -> None:
         self.stopped = False
         self.taking = asyncio.Lock()
-        """The turn to ask for groups or samples, until they have started: a group that must be alone in its engine
-        comes only to a worker that asks for nothing else."""
+        """The lock for asking for groups or samples, held until they have started: a group that must run alone goes
+        only to a worker with no other request."""
         self._calls = calls
         self._runner = runner
         self._table = table
@@ -119,19 +119,19 @@ class Intake:
                 if groups:
                     return groups
             else:
-                self._denied_since_s = None  # it waits for its own places, and not for its share
+                self._denied_since_s = None  # it waits for its places, not for its share
             await self._signals.room.wait(wait_s)
         return 0
 
     async def _allow(self) -> tuple[int, float]:
-        """Find out how many groups may be taken now; returns how many tickets may be taken for them, of one group each,
-        and if none, how soon to ask again.
+        """Find out how many groups may be taken now. Returns how many tickets of one group may be taken and, if none,
+        how soon to ask again.
 
-        When nothing is pending, one ticket may be waited for, unless groups of some task have no room.
+        If no group is pending, the worker may wait for one ticket, unless groups of some task have no room.
         """
         self._allowed, self._allowed_s, self._allowed_share = 0, monotonic(), self._fleet.share
         tasks, free = self._places.with_room(self._control.open_tasks)
-        self._pending = True  # as far as is known
+        self._pending = True  # assumed until a lease shows otherwise
         if not tasks:
             return 0, POLL_S
         all_have_room = len(tasks) == len(self._control.open_tasks)
@@ -157,7 +157,7 @@ class Intake:
         return share == self._allowed_share and (share == 1.0 or monotonic() - self._allowed_s < FRESH_S)
 
     def _share_of(self, under_way: UnderWay, held: int, now_s: float) -> tuple[int, float]:
-        """How many of the pending groups this worker may take, and if none, how soon to ask again."""
+        """How many pending groups this worker may take and, if none, how soon to ask again."""
         share = self._fleet.share
         if groups := allowance(under_way, held, share, 0.0):
             self._denied_since_s = None
@@ -171,7 +171,7 @@ class Intake:
     async def take(self, tickets: Sequence[Ticket]) -> Taken:
         """Lease groups for all tickets in one call and start them."""
         asked = sum(ticket.groups for ticket in tickets)
-        if asked > self._allowed or not self._is_fresh:  # a large ticket, or one that came after a while
+        if asked > self._allowed or not self._is_fresh:  # a large ticket, or a ticket that arrived late
             await self._allow()
         wanted, held = 0, list[HeldLease]()
         if self._allowed:
@@ -187,22 +187,22 @@ class Intake:
             share = held[at : at + ticket.groups]
             at += len(share)
             orders.append(TicketGroups(share))
-        # tickets without pending groups are surplus: put back, they would go around among the workers
+        # tickets without pending groups are surplus: put back, they would circulate among the workers
         return Taken(orders, unused=asked - wanted if self._pending and len(held) == wanted else 0)
 
     def stop(self) -> None:
-        """Lease nothing from now on."""
+        """Stop leasing."""
         self.stopped = self._fleet.draining = True
         self._signals.state.set()
         self._signals.room.set()
 
     @property
     def may_borrow(self) -> bool:
-        """Whether samples of other workers may be made now."""
+        """Whether this worker may make other workers' samples now."""
         return self.may_take() and not self._draining
 
     def may_take(self) -> bool:
-        """Whether more samples may be made now."""
+        """Whether this worker may make more samples now."""
         if self.stopped or not self._host.ready or not self._places.with_room(self._control.open_tasks)[0]:
             return False
         if self._draining:
@@ -246,8 +246,8 @@ class Intake:
         return 0.0, 0, ()
 
     def start(self, lease: Lease, asked_s: float, given_up: Collection[int] = ()) -> HeldLease:
-        """Make the samples of a lease or of a loan, which was asked for at `asked_s` (monotonic), but leave those that
-        are `given_up` to others. The caller has the turn, `taking`."""
+        """Make the samples of a lease or a loan requested at `asked_s` (monotonic), except the `given_up` samples,
+        which are for other workers. The caller holds the lock `taking`."""
         held = self._table.add(lease, asked_s)
         held.given_up.update(given_up)
         held.trace = self._traces.begin(lease, asked_s)
@@ -261,4 +261,4 @@ class Intake:
         self._places.of(held.lease.task).leave(held)
         self._table.remove(held)
         if self._table.idle and not self._control.open_tasks:
-            self._signals.control.set()  # ends a pause that waits for the last group, as sleep does
+            self._signals.control.set()  # a pause may wait for the last group, as sleep does

@@ -1,8 +1,9 @@
-"""The leases that a worker holds: renewed in one call, and given up in time.
+"""The leases that a worker holds. They are renewed in one call and given up in time.
 
 Invariant: generation for a group continues only while its lease is known to be valid, and no longer than an attempt may
-take. The local deadline counts from the moment before the call that set the deadline in Redis, so it is never the later
-one; a worker that is cut off stops by itself. A finished result is offered all the same, and the buffer decides.
+take. The local deadline counts from the moment before the call that set the deadline in Redis, so it is never later
+than Redis's, and a worker that is cut off stops in time. A finished result is put even after the deadline, and the
+buffer decides.
 """
 
 import asyncio
@@ -39,19 +40,19 @@ class StopReason(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class HeldLease:
-    """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
+    """A held lease, requested at `asked_s` and valid until `deadline_s` (both monotonic).
 
     `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: its requests at
-    the engine, with the index of each request's sample; `looping`: samples whose agent loop has not ended; `open`: how
-    many samples are to be generated, `behind`: how many have been, see `Places`; `placed`: whether a sample has had its
-    place; `expected_tokens`: how long its answers may become, 0.0 while unknown; `parts`: how many parts of its samples
-    were salvaged; `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too many;
-    `kept`: each sample as it was last to be salvaged; `made`: all samples in their current state; `cut_off`: its batch
-    waits only for finished samples.
+    the engine, with the index of each request's sample; `looping`: samples whose agent loop has not ended; `open` and
+    `behind`: how many samples are still to be generated, and how many have been, see `Places`; `placed`: whether a
+    sample has had a place; `expected_tokens`: the expected length of its answers, 0.0 while unknown; `parts`: how many
+    parts of its samples were salvaged; `salvages`: whether the buffer still keeps parts; `is_full`: the buffer has too
+    many parts to keep more; `kept`: the last salvaged state of each sample; `made`: the current state of all samples;
+    `cut_off`: its batch waits only for finished samples.
 
-    `given_up`: samples to lend to another worker, which this worker has not let go yet; `away`: samples that are
-    offered or lent; `staying`: samples that came back unfinished and are not lent again; `offer_calls`: how many calls
-    have offered samples, or taken some back.
+    `given_up`: samples to lend that this worker has not released yet; `away`: samples that are offered or lent;
+    `staying`: samples that came back unfinished and are not lent again; `offer_calls`: how many calls have offered
+    samples or withdrawn offers.
     """
 
     lease: Lease
@@ -85,8 +86,8 @@ def _key(lease: Lease) -> tuple[str, int, str]:
 
 
 class LeaseTable:
-    """The leases that a worker holds. Sets the signal `room` when one leaves the engine or the worker, and
-    `cut_off` when one is of a batch that is."""
+    """The leases that a worker holds. Sets the signal `room` when a group leaves the engine or the worker, and
+    `cut_off` when a group's batch is cut off."""
 
     def __init__(
         self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts, signals: Signals
@@ -111,7 +112,7 @@ class LeaseTable:
 
     @property
     def idle(self) -> bool:
-        """Whether no lease is in hand, nor on its way."""
+        """Whether no lease is held or on its way."""
         return not self._held and not self._expected
 
     @contextmanager
@@ -127,7 +128,7 @@ class LeaseTable:
         return iter(list(self._held.values()))
 
     def add(self, lease: Lease, asked_s: float) -> HeldLease:
-        """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
+        """Add a lease requested at `asked_s` (monotonic)."""
         deadline_s = asked_s + self._lease_s[lease.task]
         held = HeldLease(lease, asked_s, deadline_s, parts=lease.parts, expected_tokens=lease.expected_tokens)
         self._held[_key(lease)] = held
@@ -141,12 +142,13 @@ class LeaseTable:
         self.note_generated(held)
 
     def note_generated(self, held: HeldLease) -> None:
-        """Give the group's room at the engine to another: it only needs to be judged and put."""
+        """Free the group's room at the engine: it only needs to be judged and put."""
         self._generating.discard(held)
         self._signals.room.set()
 
     async def run(self) -> None:
-        """Renew at a third of the lease, and when a batch ends; stop what is past a deadline. Until cancelled."""
+        """Until cancelled, renew leases after a third of their length and when a batch ends, and stop groups past their
+        deadline."""
         renewing: asyncio.Task[None] | None = None
         renewed_s, is_due = monotonic(), False
         while True:
@@ -177,7 +179,7 @@ class LeaseTable:
             self._signals.cut_off.set()
 
     def renew_in_thread(self) -> None:
-        """Renew the leases while the event loop is blocked, if it is time. Called in another thread."""
+        """Renew the leases if they are due while the event loop is blocked. Called in another thread."""
         asked_s = monotonic()
         held = [entry for entry in list(self._held.values()) if not entry.finished]
         due = [entry for entry in held if entry.deadline_s - asked_s < self._lease_s[entry.lease.task] / 2]
@@ -197,10 +199,10 @@ class LeaseTable:
 
     @staticmethod
     def stop(held: HeldLease, cut: StopReason) -> None:
-        """Stop a group, unless it is already finished."""
+        """Stop a group unless it is finished."""
         if (
             held.finished or held.task is None or not held.started
-        ):  # cancelled before its first step, a task could hand nothing back
+        ):  # a task cancelled before its first step could not hand back its lease
             return
         level = logging.INFO if cut is StopReason.BATCH_OVER else logging.WARNING
         log.log(level, "stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)

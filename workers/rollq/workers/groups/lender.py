@@ -1,4 +1,4 @@
-"""Gives samples of this worker's groups up to workers of the fleet that have less to do."""
+"""Lends samples of this worker's groups to workers of the fleet with less work."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +26,7 @@ from rollq.workers.groups.task_control import TaskControl
 
 
 class Lender:
-    """Looks, at each lease and after each report to the fleet, whether others have less to do."""
+    """Checks at each lease and after each report to the fleet whether other workers have less work."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Lender:
         self._recipes = recipes
 
     async def beforehand(self, leases: Sequence[Lease]) -> list[frozenset[int]]:
-        """The samples of each of these new leases that are for others, by index. Raises `StoreLost`."""
+        """For each of these new leases, the indices of samples for other workers. Raises `StoreLost`."""
         given_up: dict[int, frozenset[int]] = {}
         few = 0 < len(leases) <= FEW_GROUPS - len(self._table)
         gain = self._maker.speed.gain(self._places.open + sum(len(lease.samples) for lease in leases))
@@ -77,7 +77,7 @@ class Lender:
         return given_up
 
     async def look(self) -> None:
-        """Give up samples that others would make sooner. Raises `StoreLost`."""
+        """Give up samples that other workers would make sooner. Raises `StoreLost`."""
         fleet = self._fleet.fleet
         spare = surplus(fleet, self._fleet.share, self._places.open, self._places.capacity) - self._loans.offered
         held = [entry for entry in self._table if self._may_lend(entry)]
@@ -112,7 +112,7 @@ class Lender:
         await self._maker.give_up(by_group)
 
     def _can_move(self, held: HeldLease) -> bool:
-        """Whether a running sample of a group can be continued by another worker from its tokens."""
+        """Whether another worker can continue a running sample of a group from its tokens."""
         recipe, lease = self._recipes[held.lease.task], held.lease
         can_continue = recipe.resumes(lease) and recipe.salvages(lease) and not recipe.records and held.salvages
         return can_continue and sum(sample.response_tokens for sample in held.kept.values()) <= MOST_KEPT_TOKENS

@@ -1,7 +1,7 @@
-"""Samples of this worker's groups that other workers make, from their offer until they are back.
+"""Samples of this worker's groups that other workers make, from the offer to the return.
 
-Invariant: a sample is made in one place at a time. It is offered only after this worker has let go of it, and made here
-again only when the buffer says that it is neither offered nor lent.
+Invariant: a sample is made in one place at a time. It is offered only after this worker has released it, and made here
+again only when the buffer reports that it is neither offered nor lent.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from rollq.workers.groups.leases import HeldLease, LeaseTable, StopReason
 from rollq.workers.wake_signals import Signals
 
 GATHER_S = 0.02
-"""Samples that are given up within this time are offered together, so one worker gets siblings."""
+"""Samples given up within this time are offered together, so siblings go to one worker."""
 OFFER_S = 2.0
-"""How long a sample is offered: when no worker has taken it by then, it is made here."""
+"""How long a sample is offered. If no worker takes it, it is made here."""
 LEAST_REST_S, MOST_REST_S = 10.0, 600.0
-"""How long a task pauses its offers after an untaken one: twice as long after each further untaken offer."""
+"""How long a task pauses its offers after an untaken offer; doubled after each further untaken offer."""
 
 
 @dataclass(slots=True, eq=False)
 class Away:
-    """A sample that others may make since `since_s` (monotonic). `back` gets it when it returns. `parts` counts the
-    parts of its group in the buffer when it was offered; None before."""
+    """A sample that other workers may make since `since_s` (monotonic). `back` receives it when it returns. `parts` is
+    the number of its group's parts in the buffer at the offer, None before."""
 
     sample: Sample
     since_s: float
@@ -47,17 +47,17 @@ class Loans:
         self._rests_until_s: dict[str, float] = {}
 
     def rests(self, task: str) -> bool:
-        """Whether a task pauses its offers, since no worker has taken the last one."""
+        """Whether a task pauses its offers because no worker took the last one."""
         return monotonic() < self._rests_until_s.get(task, 0.0)
 
     @property
     def offered(self) -> int:
-        """How many samples are offered, and not lent yet."""
+        """How many samples are offered and not lent yet."""
         return sum(not away.is_lent for samples in self._away.values() for away in samples.values())
 
     async def lend(self, held: HeldLease, index: int, sample: Sample) -> Sample:
-        """Have another worker make the rest of a sample; returns the sample once it is this worker's again. The sample
-        is unchanged if no worker took it or its group is stopped; if stopped, `held.away` still has its index."""
+        """Let another worker make the rest of a sample. Returns the sample once it is back. It is unchanged if no
+        worker took it or its group is stopped; if stopped, `held.away` still has its index."""
         if held.finished:
             return sample
         away = Away(sample, monotonic(), asyncio.get_running_loop().create_future())
@@ -119,7 +119,7 @@ class Loans:
         return back
 
     async def _fetch(self, held: HeldLease, back: Mapping[int, Away]) -> None:
-        """Read the samples that are back; if a sample was offered before it started, read only later parts."""
+        """Read the returned samples. If a sample was offered before it started, read only later parts."""
         for after, indices in groupby(sorted(back, key=lambda index: _after(back[index])), lambda i: _after(back[i])):
             samples = await self._calls(self._calls.buffer.kept, held.lease, list(indices), after)
             for index, sample in samples.items():

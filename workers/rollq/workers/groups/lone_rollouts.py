@@ -1,4 +1,4 @@
-"""Rollouts of prompts that are in no buffer."""
+"""Rollouts without a buffer."""
 
 from collections.abc import Awaitable, Callable
 
@@ -21,7 +21,7 @@ def rollout_of(
     tokenizer: Tokenizer,
     generate: Generate,
 ) -> Rollout:
-    """A rollout of a prompt's sample number `index` that is in no buffer."""
+    """A rollout of sample `index` of a prompt, without a buffer."""
     tokenizer = tokenizer_of(tokenizer, settings.template_options)
     return Rollout(
         prompt=prompt,

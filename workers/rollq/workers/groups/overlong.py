@@ -1,4 +1,4 @@
-"""Answers that are too long: punished softly, or left out of the loss. Pure functions."""
+"""Overlong answers: a soft penalty, or a mask that excludes them from the loss. Pure."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from rollq.workers.judging.token_rewards import add_on_last_token
 PART = "overlong"
 """Name of the penalty among the parts of a reward."""
 OVERLONG = "overlong"
-"""The filter that leaves samples without an end out of the loss, instead of dropping their group."""
+"""The filter that excludes truncated samples from the loss instead of dropping their group."""
 
 
 def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:
@@ -29,8 +29,8 @@ def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:
 
 
 def punish(sample: Sample, max_tokens: int, buffer_tokens: int, factor: float) -> Sample:
-    """The sample with `factor` times its length penalty as one more part of its reward, and of its last token's; it
-    keeps what the judge said, by which filters and statistics decide."""
+    """The sample with `factor` times its length penalty added as a part of its reward, and to its last token's reward.
+    It keeps the judge's reward for filters and statistics."""
     if sample.reward is None:
         return sample
     penalty = factor * length_penalty(sample.response_tokens, max_tokens, buffer_tokens)
@@ -43,7 +43,8 @@ def punish(sample: Sample, max_tokens: int, buffer_tokens: int, factor: float) -
 
 
 def mask_truncated(sample: Sample) -> Sample:
-    """The sample with no token in the loss when its length limit ended it, else as it is (DAPO, overlong filtering)."""
+    """The sample with all tokens outside the loss if its length limit ended it, otherwise unchanged (DAPO, overlong
+    filtering)."""
     if sample.finish_reason is not FinishReason.LENGTH:
         return sample
     segments = tuple(

@@ -1,8 +1,8 @@
-"""Places for samples in a worker: how many may be generated at the same time, and which one is next.
+"""Places for samples in a worker: how many are generated at the same time, and which is next.
 
-Invariant: a sample is generated only while it has a place, and a place that is given back goes at once to the sample
-whose turn it is. Groups are leased only while a place is free, so a worker holds no group that it cannot start: waiting
-groups stay in the buffer, for a worker with a place.
+Invariant: a sample is generated only while it has a place. A freed place goes at once to the next sample. Groups are
+leased only while a place is free, so a worker can start every group that it holds; waiting groups stay in the buffer
+for a worker with a place.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from rollq.workers.groups.sample_order import Turn, turn_of
 from rollq.workers.wake_signals import Signals
 
 JUDGED_SHARE = 4
-"""For every four places, one extra sample may be with its judge. Further samples would only grow stale."""
+"""One extra sample per four places may be with its judge. More would only grow stale."""
 
 
 class Places:
     """Places of one kind, the samples that have a place, and the samples that wait for one.
 
-    A sample is open from the lease of its group until it has been generated. Then it is behind until it has been judged
-    if its siblings are still open, and otherwise until the lease of its group ends.
+    A sample is open from the lease of its group until it has been generated. Then it is behind: until it has been
+    judged if siblings are still open, otherwise until the lease of its group ends.
     """
 
     def __init__(self, capacity: Callable[[], int], signals: Signals) -> None:
@@ -40,12 +40,12 @@ class Places:
 
     @property
     def free(self) -> int:
-        """How many further samples have a place now; fewer when judges are slow."""
+        """How many further samples can get a place now; fewer while judges are slow."""
         capacity = self.capacity
         return min(capacity - self.open, capacity + -(-capacity // JUDGED_SHARE) - self.open - self.behind)
 
     def enter(self, held: HeldLease, samples: int) -> None:
-        """Expect this many samples of a new lease, or further, borrowed samples of a lease."""
+        """Expect this many samples of a new lease, or further borrowed samples of a lease."""
         held.open += samples
         self.open += samples
 
@@ -58,7 +58,8 @@ class Places:
 
     @asynccontextmanager
     async def place(self, held: HeldLease, *, stays: bool = False) -> AsyncIterator[bool]:
-        """A place for one sample of a lease. Waits for the sample's turn; False if the sample was given up before it.
+        """Hold a place for one sample of a lease. Waits for the sample's turn. Yields False if the sample was given up
+        first.
 
         A sample that `stays` is never given up.
         """
@@ -70,20 +71,20 @@ class Places:
             yield True
         finally:
             self.taken -= 1
-            if held.open:  # else the lease has ended
+            if held.open:  # otherwise the lease has ended
                 self.skip(held)
                 held.behind += 1
                 self.behind += 1
             self.look()
 
     def skip(self, held: HeldLease) -> None:
-        """Expect one sample less of a lease."""
+        """Expect one sample fewer from a lease."""
         if held.open:
             held.open -= 1
             self.open -= 1
 
     def give_up(self, held: HeldLease, samples: int) -> int:
-        """Take up to this many waiting samples of a lease out of the queue; returns how many were taken out."""
+        """Remove up to this many waiting samples of a lease from the queue. Returns how many were removed."""
         turns = self._waiting.get(held, deque())
         leaving = [turn for turn in turns if not turn.done() and turn not in self._staying]
         leaving = leaving[-samples:] if samples > 0 else []
@@ -95,12 +96,12 @@ class Places:
         return len(leaving)
 
     def note_judged(self, held: HeldLease) -> None:
-        """A sample has been judged."""
+        """Note that a sample has been judged."""
         if held.open:
             self.note_lent(held)
 
     def note_lent(self, held: HeldLease) -> None:
-        """A sample that had a place is for another worker to make."""
+        """Note that a sample with a place is given to another worker."""
         if held.behind:
             held.behind -= 1
             self.behind -= 1
@@ -116,13 +117,13 @@ class Places:
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and turn.result():  # it came at the same moment
+            if not turn.cancelled() and turn.result():  # it arrived at the same moment
                 self.taken -= 1
-            self.look()  # forgets a turn that was cancelled
+            self.look()  # drops cancelled turns
             raise
 
     def look(self) -> None:
-        """Give free places to the samples whose turn it is. When none waits, a new group may be leased.
+        """Give free places to the next samples. If no sample waits, a new group may be leased.
 
         Samples of a stopped group stop waiting: they end at once.
         """
@@ -153,7 +154,7 @@ def _turn(held: HeldLease) -> Turn:
 class AllPlaces:
     """The places of a worker: the engine's places, and a separate kind for each agent loop that limits its sessions.
 
-    A session takes none of the engine's places, as it is not always at the engine.
+    A session takes none of the engine's places, since it is not always at the engine.
     """
 
     def __init__(self, engine: Places, sessions: Mapping[str, Places], group_sizes: Mapping[str, int]) -> None:
@@ -172,14 +173,14 @@ class AllPlaces:
         return self._group_sizes[task]
 
     def with_room(self, tasks: Collection[str]) -> tuple[tuple[str, ...], int]:
-        """The subset of `tasks` that may lease a group, and how many groups may be leased from any of these."""
+        """The subset of `tasks` that may lease a group, and the number of groups to lease from these tasks."""
         open_tasks = tuple(task for task in tasks if self.of(task).free > 0)
         groups = (-(-self.of(task).free // self._group_sizes[task]) for task in open_tasks)
         return open_tasks, min(groups, default=0)
 
     @property
     def open(self) -> int:
-        """How many samples are to be generated."""
+        """How many samples are still to be generated."""
         return sum(places.open for places in self._every)
 
     @property

@@ -1,4 +1,4 @@
-"""Rates of a worker over the last minute, from totals that only grow. Pure."""
+"""A worker's rates over the last minute, from increasing totals. Pure."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class LastMinute:
     def note(self, now_s: float, totals: Mapping[str, float]) -> None:
         """Note later totals of the same names."""
         self._noted.append((now_s, totals))
-        while now_s - self._noted[1][0] >= WINDOW_S:  # the first is as old as the window, or just older
+        while now_s - self._noted[1][0] >= WINDOW_S:  # keeps one entry that is at least as old as the window
             self._noted.popleft()
 
     def per_s(self, name: str) -> float:
@@ -25,7 +25,7 @@ class LastMinute:
         return self._growth(name) / seconds if seconds > 0 else 0.0
 
     def ratio(self, name: str, of: str) -> float | None:
-        """The growth of one total for each one by which another grew; None if that did not grow."""
+        """The growth of one total divided by the growth of another; None if that did not grow."""
         grown = self._growth(of)
         return self._growth(name) / grown if grown else None
 

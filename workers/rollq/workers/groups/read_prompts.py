@@ -1,4 +1,4 @@
-"""The prompt of a group as its samples need it: tokens, images, and the tokenizer of its conversation."""
+"""A group's prompt for its samples: tokens, images, and the tokenizer of its conversation."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 class ReadPrompt:
     """A prompt's ids int32 [P], with the tokens of its images, and the tokenizer of its conversation.
 
-    Tokens `reserved` mean an image.
+    The tokens in `reserved` represent images.
     """
 
     ids: Int32Array
@@ -27,7 +27,7 @@ class ReadPrompt:
     reserved: frozenset[int] = frozenset()
 
     def images_in(self, ids: Sequence[int]) -> PlacedImages | None:
-        """The images whose tokens are among `ids`, the prompt and prefix of a request; None if there are none.
+        """The images whose tokens are in `ids`, the prompt and prefix of a request; None if there are none.
 
         Raises `ImageError` for tokens that mean another image.
         """
@@ -39,12 +39,12 @@ class ReadPrompt:
         return self.images
 
     def check_response(self, ids: Sequence[int]) -> None:
-        """Raise `ImageError` for a response with tokens that mean an image: a trainer would look for an image there."""
+        """Raise `ImageError` for a response with image tokens: a trainer would expect an image there."""
         if made := self.reserved.intersection(ids):
             raise ImageError(f"the model made the token {min(made)}, which means an image")
 
     def extra(self) -> dict[str, Any]:
-        """The class that processed the images, as samples keep it for the trainer."""
+        """The name of the class that processed the images, for the trainer."""
         if self.images is None:
             return {}
         return {"image_processor": self.images.processor}

@@ -41,11 +41,12 @@ class Recipe:
     group_judge: GroupJudge | None = None
 
     def resumes(self, lease: Lease) -> bool:
-        """Whether interrupted samples continue from their tokens; never in an evaluation, which has one version."""
+        """Whether interrupted samples continue from their tokens. False for evaluations, which have a single
+        version."""
         return is_resumable(self.loop) and self.settings.partial_rollout and not lease.evaluation
 
     def salvages(self, lease: Lease) -> bool:
-        """Whether samples that are still being made are kept in the buffer, in case this worker is killed."""
+        """Whether unfinished samples are kept in the buffer in case this worker is killed."""
         settings = self.settings
         is_long = self.records or settings.max_tokens > SHORT_TOKENS
         return settings.partial_rollout and is_long and not lease.evaluation
@@ -57,7 +58,7 @@ class Recipe:
 
     @property
     def sessions(self) -> int | None:
-        """How many samples the agent loop runs at a time; None when that is up to the engine."""
+        """How many samples the agent loop runs at a time; None if only the engine limits them."""
         return sessions(self.loop)
 
     @property
@@ -81,15 +82,15 @@ class Recipe:
         await self.judge.close()
 
     def as_sample(self, prompt: ReadPrompt) -> AsSample:
-        """Return a function that makes samples of texts, as the engine might have made them for a prompt."""
+        """A function that turns texts into samples, as if the engine had generated them for a prompt."""
         sampling = self.settings.sampling(0).as_dict()
         return partial(sample_of, prompt_ids=prompt.ids, encode=prompt.tokenizer.encode, sampling=sampling)
 
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included.
 
-        `made_tokens`: how many tokens of it this attempt has made already. An engine draws the token after them with
-        the same random numbers as the first token of a new sample, so a sample with such tokens gets another seed.
+        `made_tokens`: how many of its tokens this attempt has already made. After them, an engine would restart the
+        sequence of random numbers, so a sample with such tokens gets another seed.
         """
         seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
         return self.settings.sampling(turn_seed(seed, made_tokens) if made_tokens else seed)
@@ -141,12 +142,12 @@ def make_recipes(
 
 
 def check_templates(recipes: Mapping[str, Recipe], tokenizer: Tokenizer) -> None:
-    """Raise `ConfigError` for options that the tokenizer's chat template does not take."""
+    """Raise `ConfigError` for options that the tokenizer's chat template does not read."""
     for name, recipe in recipes.items():
         with inside(table_of(task_of(name), recipe.settings)):
             recipe.tokenizer(tokenizer)
 
 
 def table_of(name: str, task: WorkerTask) -> str:
-    """The table of the settings that holds a task."""
+    """The name of a task's table in the settings."""
     return f"{'tasks' if task.kind == 'train' else 'evaluations'}.{name}"

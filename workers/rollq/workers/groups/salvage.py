@@ -1,8 +1,8 @@
-"""Tokens of samples that are still being made, kept in the buffer in case this worker is killed.
+"""Keeps tokens of unfinished samples in the buffer in case this worker is killed.
 
-Invariant: at most `REPORT_TOKENS` new tokens of a sample, or one turn of an agent, wait to be sent; what has been sent
-is sent only once. Salvage is an extra: when a call fails or the buffer does not keep a part, the worker logs it once,
-and sends nothing more of that lease.
+Invariant: at most `REPORT_TOKENS` new tokens of a sample, or one turn of an agent, wait to be sent, and nothing is sent
+twice. Salvage is optional: if a call fails or the buffer does not keep a part, the worker logs it once, and stops
+salvaging that lease.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ RECORD_GATHER_S = 0.0
 """Agents wait for each record. Records that arrive during a send are sent together in any case."""
 LIMIT = 64
 SHORT_TOKENS = 2 * REPORT_TOKENS
-"""Answers that cannot get longer than this are not salvaged: making them again is fast."""
+"""Answers with at most this many tokens are not salvaged: making them again is fast."""
 
 
 class RecordsFull(RollqError):
-    """A group has as many recorded calls as the buffer keeps."""
+    """A group has reached the buffer's limit of recorded calls."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class RecordsFull(RollqError):
 
 
 class SampleSalvage:
-    """Salvages one sample; `tokens` of its response tokens are in the buffer or on their way."""
+    """Salvages one sample. `tokens` counts its response tokens in the buffer or on their way."""
 
     def __init__(self, salvage: "Salvage", held: HeldLease, index: int, previous: Sample, *, recorded: bool) -> None:
         self.tokens = previous.response_tokens
@@ -52,10 +52,10 @@ class SampleSalvage:
         self._recorded = recorded
 
     def keep(self, sample: Sample, *, tokens_again: int = 0) -> None:
-        """Keep the tokens of `sample` that come after those kept before, and its other fields.
+        """Keep the new tokens of `sample` and its other fields.
 
-        The tokens kept before, and all that belongs to them, must be unchanged. `tokens_again`: how many of the other
-        tokens were kept too.
+        The tokens kept earlier, and their values, must be unchanged. `tokens_again`: how many of the new tokens were
+        also kept before.
         """
         held = self._held
         if held.finished:
@@ -65,7 +65,7 @@ class SampleSalvage:
             self._send(sample, tokens_again)
 
     async def record(self, sample: Sample) -> bool:
-        """Keep `sample`, as `keep` does, and wait until it is kept; False if it is not, and never will be.
+        """Keep `sample`, as `keep` does, and wait until it is kept. Returns False if it cannot be kept.
 
         Raises `RecordsFull` if the group's records are full.
         """
@@ -90,7 +90,7 @@ class SampleSalvage:
         return self._salvage.send(held, part, recorded=self._recorded)
 
     async def hand_over(self, sample: Sample) -> bool:
-        """Keep a sample, as it is, for another worker to continue or put; returns whether it is kept."""
+        """Keep a sample in its current state for another worker to continue or put. Returns whether it is kept."""
         held = self._held
         if sample.status is SampleStatus.PENDING:
             return True
@@ -104,7 +104,7 @@ class SampleSalvage:
             tokens_again, self.tokens = self.tokens, 0
         try:
             return await asyncio.shield(self._send(sample, tokens_again)) is SalvageOutcome.KEPT
-        except RollqError:  # logged where it was sent
+        except RollqError:  # already logged by the sender
             return False
 
     def keep_whole(self, sample: Sample) -> None:
@@ -127,7 +127,7 @@ class Salvage:
         return SampleSalvage(self, held, index, previous, recorded=recorded)
 
     def send(self, held: HeldLease, part: SamplePart, *, recorded: bool) -> "asyncio.Future[SalvageOutcome]":
-        """Send a part with the next call. If it is not kept, no later part of its lease is sent."""
+        """Send a part with the next call. If it is not kept, later parts of its lease are not sent."""
         sent = (self._recorded if recorded else self._parts).submit(part)
         sent.add_done_callback(partial(self._sent, held))
         return sent
@@ -135,7 +135,7 @@ class Salvage:
     def _sent(self, held: HeldLease, future: "asyncio.Future[SalvageOutcome]") -> None:
         if future.cancelled():
             return
-        error = future.exception()  # asyncio logs errors that nobody looks at
+        error = future.exception()  # retrieved, so asyncio does not log it
         if not held.salvages:
             return
         # no part may be missing: later parts could not be read

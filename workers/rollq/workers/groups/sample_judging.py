@@ -17,12 +17,12 @@ from rollq.workers.judging.token_rewards import check_token_rewards, with_token_
 from rollq.workers.user_code.real_numbers import finite
 
 OWN_REWARD = "session"
-"""In place of the judge's name: the agent said what its sample earned."""
+"""Replaces the judge's name if the agent loop set the reward."""
 
 
 class SampleJudging:
-    """Judges samples. `judged` counts them, `unrewarded` the ones that got no reward; `error` is the last of their
-    errors. `judge_s` adds up the seconds that judging took."""
+    """Judges samples. `judged` counts samples, `unrewarded` counts samples without a reward, and `error` is the last
+    error. `judge_s` is the total time of judging, in seconds."""
 
     def __init__(self) -> None:
         self.judged = self.unrewarded = 0
@@ -30,7 +30,8 @@ class SampleJudging:
         self.error = ""
 
     async def judge(self, recipe: Recipe, held: HeldLease, index: int, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one; it names its judge and how long judging took."""
+        """A completed sample with its reward, or a failed sample. It names its judge and has the duration of
+        judging."""
         started_s, rewarded = monotonic(), made.reward is not None
         made = await self._judge(recipe, held.lease, made)
         if recipe.judge.name == NONE and not rewarded and made.error is None:
@@ -46,12 +47,12 @@ class SampleJudging:
         return replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
 
     def note_unusable(self, problem: str) -> None:
-        """Note a sample that was not made, because its judge could not use its prompt."""
+        """Note a sample that was not made because its judge cannot use its prompt."""
         self.judged += 1
         self._note_unrewarded(problem)
 
     def note_group(self, samples: int, errors: Sequence[str], seconds: float) -> None:
-        """Note that this many samples were judged together, and the error of each that got no reward."""
+        """Note that this many samples were judged together, with the errors of samples without a reward."""
         self.judged += samples
         self.judge_s += seconds
         for error in errors:
@@ -63,8 +64,8 @@ class SampleJudging:
 
     @staticmethod
     async def _judge(recipe: Recipe, lease: Lease, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one. A sample that has a reward keeps it; with the judge
-        `none`, others get none yet."""
+        """A completed sample with its reward, or a failed sample. A sample with a reward keeps it. With the judge
+        `none`, other samples stay without a reward."""
         if made.reward is None:
             verdict = await recipe.judge.judge(lease.prompt, made)
         else:
@@ -97,7 +98,7 @@ class SampleJudging:
 
 
 def finished(judged: Sample, task: WorkerTask) -> Sample:
-    """A judged sample of a task; its settings say how a too long one is treated."""
+    """A judged sample after the task's treatment of overlong answers."""
     if judged.status is not SampleStatus.COMPLETED:
         return judged
     if task.overlong_buffer_tokens:
@@ -106,7 +107,7 @@ def finished(judged: Sample, task: WorkerTask) -> Sample:
 
 
 def _failed(made: Sample, error: str, kind: FailureKind) -> Sample:
-    """A sample that cannot be trained; it has no reward, though its agent may have given one."""
+    """A failed sample without a reward, even if its agent loop set one."""
     return replace(made, status=SampleStatus.FAILED, reward=None, reward_parts={}, error=error, failure=kind)
 
 

@@ -1,7 +1,6 @@
 """The samples of one group, generated and judged concurrently.
 
-Invariant: an error of a sample (in its loop, its judge) fails only that sample. Finished samples stay, even if the
-others fail.
+Invariant: an error in a sample's loop or judge fails only that sample. Finished samples stay, even if others fail.
 """
 
 import asyncio
@@ -44,19 +43,19 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 
 class SampleEnds(ExitStack):
-    """Functions to call after a sample is judged or given up: the judge may need the resources that they remove."""
+    """Functions to call after a sample is judged or given up. They may remove resources that the judge needs."""
 
     is_empty = True
 
     def add(self, function: Callable[[], object]) -> None:
-        """Call `function` then."""
+        """Add a function."""
         self.is_empty = False
         self.callback(function)
 
 
 class SampleMaker:
-    """Makes the samples of leases. `tokens` counts generated tokens; `recomputed_tokens` counts tokens that went
-    through the engine again because the weights changed under a running request."""
+    """Makes the samples of leases. `tokens` counts generated tokens. `recomputed_tokens` counts tokens that the engine
+    read again because the weights changed during a request."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class SampleMaker:
 
     @property
     def speed(self) -> EngineSpeed:
-        """How fast the engine has been."""
+        """The measured speed of the engine."""
         return self._clock.speed
 
     @property
@@ -95,21 +94,21 @@ class SampleMaker:
         return self._generate_s / self._generated if self._generated else 0.0
 
     def let_go(self, held: HeldLease) -> None:
-        """Have the samples of a stopped group stop waiting for places and for other workers."""
+        """Make the samples of a stopped group stop waiting for places and other workers."""
         self._places.of(held.lease.task).look()
         self._loans.let_go(held)
 
     async def give_up(self, chosen: Mapping[HeldLease, Collection[int]]) -> None:
-        """Have running samples of groups made by other workers, as soon as they have returned their tokens."""
+        """Give running samples to other workers as soon as they have returned their tokens."""
         requests: list[Request] = []
         for held, indices in chosen.items():
             held.given_up.update(indices)
             requests += [request for request, index in held.requests.items() if index in indices]
-        with suppress(EngineDead):  # a dead engine has ended them too
+        with suppress(EngineDead):  # a dead engine has already ended them
             await self._host.abort(requests)
 
     def times(self) -> Mapping[str, float]:
-        """Totals so far: tokens, samples generated and judged, and the seconds that each took, added up."""
+        """Totals so far: tokens, samples generated and judged, and their total durations in seconds."""
         return {
             "tokens": self.tokens,
             "generated": self._generated,
@@ -120,7 +119,7 @@ class SampleMaker:
         }
 
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
-        """Make the missing samples, each in its place of `samples`; completed and failed ones stay."""
+        """Make the missing entries of `samples` in place. Completed and failed samples stay."""
         lease = held.lease
         indices = lease.borrowed or range(len(samples))
         missing = [index for index in indices if samples[index].status in UNFINISHED]
@@ -144,7 +143,7 @@ class SampleMaker:
     async def _make_sample(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int
     ) -> None:
-        """Make one sample, or have another worker make it and finish here what that worker left unfinished."""
+        """Make one sample, or lend it and finish here what the other worker left unfinished."""
         while True:
             ends = SampleEnds()
             try:
@@ -161,13 +160,13 @@ class SampleMaker:
         self._note_generated(held, index)
 
     def _salvage_of(self, recipe: Recipe, held: HeldLease, index: int, previous: Sample) -> SampleSalvage | None:
-        """The salvage of a sample that may be continued by another worker; None for others."""
+        """The salvage of a sample that another worker may continue; None for other samples."""
         if not (recipe.salvages(held.lease) or held.lease.borrowed):
             return None
         return self._salvage.of(held, index, previous, recorded=recipe.records)
 
     async def _handed_over(self, held: HeldLease, salvage: SampleSalvage, made: Sample) -> bool:
-        """Hand an unfinished sample to another worker; if that fails, it gets its place back here."""
+        """Hand an unfinished sample to another worker. If that fails, it gets its place here back."""
         places = self._places.of(held.lease.task)
         places.note_lent(held)
         if await salvage.hand_over(made):
@@ -178,7 +177,7 @@ class SampleMaker:
     async def _make_with(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: SampleEnds
     ) -> bool:
-        """Make one sample; True if another worker is to make the rest of it."""
+        """Make one sample. Returns True if another worker should make the rest."""
         lease, places = held.lease, self._places.of(held.lease.task)
         if index in held.given_up:
             held.given_up.discard(index)
@@ -202,14 +201,15 @@ class SampleMaker:
             samples[index] = EMPTY_SAMPLE
             return False
         if _is_unjudged(made) and not lease.evaluation and ends.is_empty:
-            samples[index] = storable(replace(made, status=SampleStatus.ABORTED))  # for a stop while it is judged
+            # in case the group is stopped while the sample is judged
+            samples[index] = storable(replace(made, status=SampleStatus.ABORTED))
         samples[index] = await self._judged_sample(recipe, held, prompt, index, made)
         held.expected_tokens = expected_tokens(lease, samples)
         await self._keep_made(recipe, held, salvage, samples[index])
         return False
 
     async def _generated_sample(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample | None:
-        """The sample of a rollout, once it has a place; None if another worker is to make it."""
+        """The sample of a rollout, once it has a place; None if another worker should make it."""
         async with self._places.of(held.lease.task).place(held, stays=index in held.staying) as is_here:
             if not is_here:
                 return None
@@ -220,8 +220,8 @@ class SampleMaker:
     async def _judged_sample(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, index: int, made: Sample
     ) -> Sample:
-        """A sample as it is stored: judged if it is completed, with the facts about its making. One that waits for its
-        group has both."""
+        """A sample in its stored form: judged if it is completed, and with facts about its generation. A sample that
+        waits for its group already has both."""
         is_judged = AWAITS_GROUP in made.extra
         if made.status is SampleStatus.COMPLETED and not is_judged:
             made = await self.judging.judge(recipe, held, index, made)
@@ -239,7 +239,7 @@ class SampleMaker:
         previous: Sample,
         salvage: SampleSalvage | None,
     ) -> Rollout:
-        """One sample, as its agent loop gets it."""
+        """The rollout of one sample, for its agent loop."""
         lease = held.lease
         keeps, resumes = recipe.salvages(lease), recipe.resumes(lease)
         return Rollout(
@@ -261,7 +261,7 @@ class SampleMaker:
         )
 
     async def _run_loop(self, recipe: Recipe, held: HeldLease, index: int, rollout: Rollout) -> Sample:
-        """The sample that the agent loop makes, failed if the loop fails; an empty one of a group that was stopped."""
+        """The agent loop's sample: a failed sample if the loop fails, an empty sample if the group was stopped."""
         started_s = monotonic()
         try:
             made = EMPTY_SAMPLE if held.finished else checked(await contained(recipe.loop.run(rollout)))
@@ -270,14 +270,14 @@ class SampleMaker:
         except Exception as error:  # noqa: BLE001 - an error in a user's loop fails only its sample
             self._log_failure(held.lease, index, error)
             made = failed_with(error)
-        if made.status is SampleStatus.FAILED and made.failure is None:  # a loop need not say
+        if made.status is SampleStatus.FAILED and made.failure is None:  # a loop may omit the kind
             made = replace(made, failure=FailureKind.PROGRAM)
         self._generated += 1
         self._generate_s += monotonic() - started_s
         return made
 
     async def _keep_made(self, recipe: Recipe, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
-        """Keep a finished sample in the buffer, for the worker that has its lease, or until its group is finished."""
+        """Keep a finished sample in the buffer for the worker that holds its lease, or until its group is finished."""
         if salvage is None:
             return
         kept = waiting(made) if made.reward is None else made
@@ -288,18 +288,18 @@ class SampleMaker:
             salvage.keep_whole(kept)
 
     def _note_generated(self, held: HeldLease, index: int) -> None:
-        """A sample has been generated, here or elsewhere."""
+        """Note that a sample has been generated, here or elsewhere."""
         held.looping.discard(index)
         if not held.looping:
             self._table.note_generated(held)
 
     def _weights_check(self) -> dict[str, Any]:
-        """How the engine's weights were checked last, if they were."""
+        """The last check of the engine's weights, if any."""
         check = self._host.check
         return {} if check is None else {"weights_check": asdict(check)}
 
     def _log_failure(self, lease: Lease, index: int, error: Exception) -> None:
-        """Log why an agent loop failed, once per task and exception type."""
+        """Log an agent loop's failure, once per task and exception type."""
         self._failures.warning(
             (lease.task, type(error).__name__),
             "the agent loop of task %r failed for sample %d of group %d; samples keep the error, and more of this type "
@@ -308,9 +308,9 @@ class SampleMaker:
         )  # fmt: skip
 
     async def _generate(self, held: HeldLease, prompt: ReadPrompt, index: int, request: Request) -> Completion:
-        """Generate for sample `index` of a group with this prompt; aborts at once when it is being stopped.
+        """Generate for sample `index` of a group with this prompt. Aborts at once if the group is being stopped.
 
-        Raises `ImageError` for tokens that mean an image where there is none.
+        Raises `ImageError` for image tokens without an image.
         """
         if held.finished or index in held.given_up:
             return ABORTED
@@ -334,41 +334,43 @@ class SampleMaker:
         return completion
 
     def _report(self, report: Callable[[Completion], None], so_far: Completion) -> None:
-        """Pass on unfinished tokens, unless their weights have not passed their check."""
+        """Report unfinished tokens if their weights have passed their check."""
         if self._host.trusts(so_far.versions):
             report(so_far)
 
 
 def storable(made: Sample) -> Sample:
-    """The sample, or a failed one that says why if the buffer would refuse it and its whole group."""
+    """The sample, or a failed sample with the reason if the buffer would refuse it and thus its whole group."""
     made = made if made.error is None else replace(made, error=shown(made.error))
     problem = sample_problem(waiting(made) if made.reward is None else made)
     return made if problem is None else failed(f"the sample cannot be stored: {shown(problem)}")
 
 
 def made_tokens(lease: Lease, index: int, previous: Sample) -> int:
-    """How many tokens of a sample were made in this attempt before now, by this worker or another one."""
+    """How many tokens of a sample were made earlier in this attempt, by any worker."""
     if lease.borrowed:
         return previous.response_tokens
     return previous.response_tokens - lease.samples[index].response_tokens
 
 
 def recomputed(request: Request, completion: Completion) -> int:
-    """Tokens that the engine recomputed at changes of weights: all before each later span, with prompt and prefix."""
+    """The number of tokens that the engine recomputed after changes of weights: for each later span, all earlier tokens
+    including prompt and prefix."""
     context = len(request.context)
     ends = accumulate(span.tokens for span in completion.versions[:-1])
     return sum(context + end for end in ends)
 
 
 def priority(lease: Lease) -> int:
-    """Lower comes first at the engine: by step, and an evaluation after its step's training and before the next's."""
+    """The priority at the engine, lowest first: by step. An evaluation comes after its step's training and before the
+    next step's."""
     return 2 * lease.step + lease.evaluation
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run everything concurrently. The first error, or a cancellation, cancels the rest and is raised.
+    """Run everything concurrently. The first error or a cancellation cancels the rest and is raised.
 
-    Unlike `asyncio.TaskGroup`, it raises the error itself and not an exception group.
+    Unlike `asyncio.TaskGroup`, it raises the error itself, not an exception group.
     """
     if len(work) == 1:
         await work[0]
@@ -378,7 +380,7 @@ async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         await _cancel(tasks)
-    for task in sorted(tasks, key=asyncio.Task.cancelled):  # errors before the cancellations that they led to
+    for task in sorted(tasks, key=asyncio.Task.cancelled):  # errors before the cancellations that they caused
         task.result()
 
 
@@ -390,7 +392,7 @@ async def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
     if running:
         await asyncio.wait(running)
     for task in tasks:
-        task.cancelled() or task.exception()  # asyncio logs errors that nobody looks at
+        task.cancelled() or task.exception()  # retrieved, so asyncio does not log it
 
 
 def _is_unjudged(sample: Sample) -> bool:

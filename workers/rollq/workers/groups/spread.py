@@ -1,9 +1,9 @@
-"""Chooses the samples that a worker leaves to workers of its fleet that have less to do. Pure.
+"""Chooses the samples that a worker gives to workers of its fleet with less work. Pure.
 
 Groups are shared as a whole. With fewer groups than workers, a fully used worker gives up the samples beyond its part
-before it starts them. Later, when no group waits for a worker, it gives up samples that it has no place for, which are
-always better off elsewhere. A running sample costs its prompt and its tokens a second time, so it is given up only if
-each token would be much faster elsewhere: at the end of a batch, on a slow machine.
+before it starts them. Later, if no group waits for a worker, it gives up samples without a place, which always run
+sooner elsewhere. Moving a running sample costs its prompt and its tokens a second time, so it moves only if each token
+would be much faster elsewhere: at the end of a batch, on a slow machine.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,23 @@ from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.workers.engines.speed import EngineSpeed
 
 LEAST_PART = 0.2
-"""The least part of its samples that a worker gives up before it starts them: a few less make nothing faster."""
+"""The smallest fraction of its samples that a worker gives up before it starts them: giving up a few makes nothing
+faster."""
 MOST_GAIN = 0.5
-"""A worker with a larger gain from more samples keeps them; see `EngineSpeed.gain`."""
+"""A worker with a larger gain keeps its samples; see `EngineSpeed.gain`."""
 LEAST_SAMPLE_S = 1.0
-"""Samples that take less time are finished before another worker would have them."""
+"""Shorter samples would end before another worker received them."""
 LEAST_RATIO = 1.5
 """How much faster a running sample must be elsewhere."""
 FEW_GROUPS = 10
-"""With more groups, the samples beyond a worker's part are a small part of all its samples."""
+"""With more groups, the samples beyond a worker's part are only a small fraction of its samples."""
 MOST_KEPT_TOKENS = 250_000
-"""Running samples of a group with more tokens than this in the buffer stay: a borrower would read all the tokens."""
+"""Running samples stay if their group has more tokens than this in the buffer: a borrower would read all of them."""
 
 
 class Spare(NamedTuple):
-    """A running sample that may be given up: its group, by place in a list, its index in it, and its tokens so far."""
+    """A running sample that may be given up: its group's position in a list, its index in the group, and its tokens so
+    far."""
 
     group: int
     sample: int
@@ -37,12 +39,12 @@ class Spare(NamedTuple):
 
 
 def part_of(under_way: UnderWay, share: float, group_size: int) -> int:
-    """How many samples are for a worker with this share of the groups under way, of this size."""
+    """How many samples of the groups under way, of this size, are for a worker with this share."""
     return ceil(share * (under_way.pending + under_way.running) * group_size)
 
 
 def may_pay(gain: float, sample_s: float) -> bool:
-    """Whether samples may be finished sooner elsewhere, although this worker has places for them.
+    """Whether samples may end sooner elsewhere, even though this worker has places for them.
 
     `gain`: see `EngineSpeed.gain`. `sample_s`: the mean time of a sample, in seconds; 0.0 while unknown.
     """
@@ -56,8 +58,8 @@ def beforehand(open_samples: int, part: int) -> int:
 
 
 def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
-    """How many of its `open_samples` a worker with these places has beyond its part, `share`, of all samples to
-    generate; at most as many as the other workers have places for."""
+    """How many of its `open_samples` a worker with these places has beyond its `share` of all samples to generate; at
+    most as many as the other workers have places for."""
     if fleet.workers < 2 or not share:
         return 0
     others = max(0, fleet.open - open_samples)
@@ -66,14 +68,15 @@ def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
 
 
 def borrowed_share(fleet: Fleet, share: float) -> float:
-    """The part of one worker's offer that is for another worker with this share of all work."""
+    """The part of a worker's offer for another worker with this share of all work."""
     return min(1.0, share * fleet.workers / (fleet.workers - 1)) if fleet.workers > 1 else 0.0
 
 
 def ratio_elsewhere(fleet: Fleet, own: EngineSpeed, own_tokens_per_s: float, open_samples: int) -> float:
-    """How many times as fast a sample would be on the other workers, if all had equally many; 0.0 while unknown.
+    """How many times as fast a sample would run on the other workers if all had equally many samples; 0.0 while
+    unknown.
 
-    `own_tokens_per_s`: the speed of this worker that the fleet counts, with the load of a mean worker.
+    `own_tokens_per_s`: this worker's speed as the fleet counts it, at the mean load.
     """
     others = fleet.tokens_per_s - own_tokens_per_s
     here = own.tokens_per_s(open_samples)
@@ -86,5 +89,5 @@ def ratio_elsewhere(fleet: Fleet, own: EngineSpeed, own_tokens_per_s: float, ope
 
 
 def chosen(spare: Sequence[Spare], most: int) -> Sequence[Spare]:
-    """Up to `most` spare samples, the ones with the fewest tokens: they have the most left to do and cost the least."""
+    """Up to `most` spare samples with the fewest tokens: they have the most work left and cost the least to move."""
     return sorted(spare, key=lambda entry: (entry.tokens, entry.group, entry.sample))[: max(0, most)]

@@ -1,7 +1,7 @@
-"""Control of tasks: which ones may be leased, when their groups must end, and when the engine sleeps.
+"""Controls tasks: which may be leased, when their groups must end, and when the engine sleeps.
 
-Invariant: no group of a paused task is started, and running ones end: by themselves (`drain`), or with the tokens they
-have (`abort`, or when they take too long). The engine sleeps only when no lease is held or on its way.
+Invariant: no group of a paused task is started. Its running groups finish (`drain`), or end with the tokens they have
+(`abort`, or when they take too long). The engine sleeps only when no lease is held or on its way.
 """
 
 import logging
@@ -40,7 +40,7 @@ def leasable(controls: Mapping[str, Control]) -> tuple[str, ...]:
 
 
 def wants_sleep(controls: Mapping[str, Control]) -> bool:
-    """Whether the engine should free its memory: no task needs it, and one of them asks for it."""
+    """Whether the engine should free its memory: no task needs it, and at least one task asks for it."""
     return not leasable(controls) and Control.SLEEP in controls.values()
 
 
@@ -81,7 +81,7 @@ class TaskControl:
 
     @property
     def asleep_for(self) -> str:
-        """Why the engine sleeps, as the trainer put it; '' unless it sleeps and should."""
+        """The trainer's reason for the engine's sleep; '' unless it sleeps and should."""
         return self._sleep_wanted if self._host.asleep else ""
 
     @property
@@ -98,7 +98,7 @@ class TaskControl:
             replies = await self._calls.poll(self._calls.buffer.controls, self._tasks)
             controls = {task: control for task, (control, _) in replies.items()}
             sleep = next((reason for control, reason in replies.values() if control is Control.SLEEP), "")
-            with suppress(EngineDead):  # the host reports it and starts another engine, which the next round uses
+            with suppress(EngineDead):  # the host reports it and starts a new engine for the next round
                 await self._apply(controls, sleep, monotonic())
             await self._signals.control.wait()
 
@@ -117,7 +117,7 @@ class TaskControl:
             self._open(wanted)
 
     def _note_paused(self, wanted: Collection[str], now_s: float) -> None:
-        """Remember since when the other tasks have been paused."""
+        """Remember when the other tasks were paused."""
         paused = [task for task in self._tasks if task not in wanted]
         self._paused_since_s = {task: self._paused_since_s.get(task, now_s) for task in paused}
 

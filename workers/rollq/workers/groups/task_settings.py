@@ -1,4 +1,4 @@
-"""The workers' part of a task or of an evaluation in `rollq.toml`: how samples are generated and judged."""
+"""The workers' part of a task or of an evaluation in `rollq.toml`: how it generates and judges samples."""
 
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -22,14 +22,14 @@ NOT_TRAINED: Final = (
     "guided_json",
     "guided_regex",
 )
-"""Sampling parameters that change the distribution of a token in a way that the trainer's logprobs do not follow."""
+"""Sampling parameters that change a token's distribution in a way that the trainer's logprobs do not reflect."""
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
 class SamplingSettings(PromptLength):
-    """How the tokens of a sample are drawn, and how many there may be."""
+    """How the tokens of a sample are drawn, and how many are allowed."""
 
     max_tokens: int = Field(default=1024, gt=0, description="most new tokens in one sample")
     temperature: float = Field(default=1.0, ge=0, description="sampling temperature; 0, in evaluations: greedy")
@@ -82,7 +82,7 @@ _SAMPLING_KEYS = tuple(SamplingSettings.model_fields.keys() - {"max_prompt_token
 
 
 class JudgeSettings(Settings):
-    """How a finished sample is given its reward."""
+    """How a finished sample gets its reward."""
 
     judge: str | dict[str, Any] = Field(
         default="exact_match",

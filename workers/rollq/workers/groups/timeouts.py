@@ -1,4 +1,4 @@
-"""How long one attempt at a group may take: as set, or less once the duration of groups is known."""
+"""The timeout of one attempt at a group: the setting, or less once the duration of groups is known."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ MEANS = 3.0
 
 
 def attempt_timeout_s(longest_s: float, finished: int, mean_s: float) -> float:
-    """The timeout after `finished` groups took `mean_s` on average: three times that, at most `longest_s`.
+    """The timeout after `finished` groups took `mean_s` on average: three times the mean, at most `longest_s`.
 
     Before `WARM_UP_GROUPS` have finished it is `longest_s` (the dynamic timeout of Trinity-RFT's explorer).
     """
@@ -32,14 +32,14 @@ class AttemptTimeouts:
     _durations: defaultdict[str, _Durations] = field(default_factory=lambda: defaultdict(_Durations))
 
     def note(self, lease: Lease, seconds: float) -> None:
-        """A group has finished."""
+        """Note that a group has finished."""
         if not lease.evaluation:
             durations = self._durations[lease.task]
             durations.finished += 1
             durations.total_s += seconds
 
     def of(self, lease: Lease) -> float:
-        """How long an attempt at this group may take by now, s."""
+        """The current timeout of an attempt at this group, s."""
         if not self.dynamic or lease.evaluation:
             return self.longest_s
         durations = self._durations[lease.task]

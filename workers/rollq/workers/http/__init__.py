@@ -1,1 +1,1 @@
-"""Requests to servers over HTTP: the client, its settings and retries, and pools of model servers."""
+"""HTTP requests to servers: the client, its settings and retries, and pools of model servers."""

@@ -1,4 +1,4 @@
-"""One exchange of JSON over HTTP. Its errors say whether a retry may help."""
+"""One exchange of JSON over HTTP. Its exceptions distinguish errors that a retry may fix."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,12 +14,11 @@ from rollq.workers.http.retries import is_transient, parse_retry_after
 
 CONNECT_S = 10.0
 KEPT_OPEN_S = 2.0
-"""How long an idle connection is kept open. vLLM closes its end after 5 s, and a request sent at that moment is
-lost."""
+"""How long an idle connection stays open. vLLM closes its end after 5 s, and a request sent at that moment is lost."""
 LINE_BYTES = 1 << 24
-"""Longest line of a streamed answer: the first line of vLLM's repeats the prompt's ids."""
+"""Longest line of a streamed answer: vLLM's first line repeats the prompt's ids."""
 KEPT_BODY_BYTES = 2000
-"""Bytes of a server's refusal that a sample's error keeps."""
+"""How many bytes of a server's refusal a sample's error keeps."""
 
 
 class TransientError(RollqError):
@@ -94,7 +93,7 @@ async def _answer(
 
 
 def refusal(url: str, status: int, body: bytes, retry_after_s: float | None = None) -> TransientError | ValueError:
-    """The error to raise for an answer that reports one."""
+    """The exception for an answer with an error status."""
     reason = f"HTTP {status}: {body[:KEPT_BODY_BYTES].decode(errors='replace')}"
     if is_transient(status):
         return TransientError(reason, retry_after_s)

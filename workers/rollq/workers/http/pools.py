@@ -37,7 +37,7 @@ class ModelPool:
     """The servers of one auxiliary model. Their key, if they need one, is in `ROLLQ_POOL_<NAME>_API_KEY`."""
 
     def __init__(self, name: str, settings: PoolSettings) -> None:
-        """Raises `ConfigError` when the package that it needs is missing."""
+        """Raises `ConfigError` if a required package is missing."""
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
         self._name = name
         self._model = settings.served_model
@@ -46,10 +46,10 @@ class ModelPool:
         self._caller = settings.caller(settings.urls, key)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
-        """The model's answer to a conversation. `sampling` goes to its servers as it is: `max_tokens=512`,
+        """The model's answer to a conversation. `sampling` is sent to the servers unchanged: `max_tokens=512`,
         `temperature=0.0`.
 
-        Raises `ValueError` when the server refuses or answers no text, `TransientError` when all tries failed.
+        Raises `ValueError` if the server refuses or returns no text, `TransientError` if all tries failed.
         """
         body = {"model": self._model, "messages": messages, **sampling}
         answer = await self._caller.post(body, "/chat/completions")

@@ -1,4 +1,4 @@
-"""When a failed request is tried again, and after which pause. Pure: no clock, no network, no random numbers."""
+"""Decides whether and after which pause a failed request is retried. Pure: no clock, no network, no random numbers."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,7 +8,7 @@ from math import isfinite
 from rollq.buffer.common import backoff
 
 TRANSIENT = frozenset({408, 425, 429})
-"""Statuses below 500 that say nothing about the request itself."""
+"""Statuses below 500 that do not concern the request itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def growing_pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | N
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds that a Retry-After header asks for, given as a number or as a date; None for none or nonsense."""
+    """The seconds in a Retry-After header, a number or a date; None if it is missing or invalid."""
     if value is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Several servers that do the same: each request goes to the least loaded one, and is retried when that may help.
+"""Several equivalent servers: each request goes to the least loaded server, and is retried if that may help.
 
 Two pools differ in how a failed server comes back. A `JsonCaller` leaves it out for a while; the engine's servers
-(`rollq.workers.engines.openai.servers`) leave it out until it has answered a probe.
+(`rollq.workers.engines.openai.servers`) leave it out until it answers a probe.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class PooledServer:
-    """One server of a pool, the number of requests at it, and the time (monotonic) of its last sign of life. `tries`
-    are the time limits of its requests, which can call them away."""
+    """One server of a pool, the number of its requests, and the time (monotonic) of its last sign of life. `tries` are
+    the time limits of its requests, through which they can be withdrawn."""
 
     url: str
     in_flight: int = 0
@@ -34,11 +34,11 @@ class PooledServer:
     tries: set[asyncio.Timeout] = field(default_factory=set)
 
     def heard(self) -> None:
-        """The server has sent something."""
+        """Note that the server has sent something."""
         self.heard_s = monotonic()
 
     def leave(self) -> None:
-        """Have all requests at the server try another one."""
+        """Make all requests at the server try another server."""
         tries, self.tries = self.tries, set()
         for limit in tries:
             limit.reschedule(0)
@@ -48,7 +48,7 @@ S = TypeVar("S", bound=PooledServer)
 
 
 class ServerPool(ABC, Generic[S]):
-    """Servers behind one retry loop. Subclasses decide which server is next and what a failure means for it."""
+    """Servers behind one retry loop. Subclasses choose the next server and handle its failures."""
 
     def __init__(self, servers: Sequence[S], policy: RetryPolicy) -> None:
         self.servers = servers
@@ -83,11 +83,11 @@ class ServerPool(ABC, Generic[S]):
 
     @abstractmethod
     def choose(self, session: str | None, failed: S | None) -> S:
-        """The server for the next try; `failed` is the one of the try before."""
+        """The server for the next try. `failed` is the server of the previous try."""
 
     @abstractmethod
     def eject(self, server: S, error: TransientError) -> bool:
-        """Leave out a server that failed. Returns whether a retry need not wait, because there is another server."""
+        """Leave out a server that failed. Returns whether another server is available for an immediate retry."""
 
     @abstractmethod
     async def give_up(self, server: S, failures: int, error: TransientError) -> NoReturn:
@@ -109,7 +109,7 @@ async def _try(server: PooledServer, ask: Callable[[Any], Awaitable[T]]) -> T:
 
 @dataclass(slots=True, eq=False)
 class _RestingServer(PooledServer):
-    """`failures` in a row, and until when (monotonic) the server is left out for them."""
+    """The number of consecutive `failures`, and the time (monotonic) until which the server is left out."""
 
     slots: asyncio.Semaphore = field(kw_only=True)
     failures: int = 0
@@ -122,7 +122,7 @@ class _RestingServer(PooledServer):
 
     @property
     def tested(self) -> bool:
-        """Whether a request is at the server that failed before, to see if it answers."""
+        """Whether a trial request is at this server after a failure."""
         return self.failures > 0 and self.in_flight > 0
 
 

@@ -1,1 +1,1 @@
-"""Rewards of samples: built-in judges, custom ones, and the processes that some of them run in."""
+"""Rewards of samples: built-in judges, custom judges, and processes for judges."""

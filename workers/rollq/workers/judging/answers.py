@@ -3,8 +3,8 @@
 answer       means
 a list       several accepted answers
 a number     itself, with the digits that the file has
-a text       what a judge reads in it: all of it, or its last number
-the rest     itself, as JSON writes it
+a text       as its judge reads it: all of it, or its last number
+the rest     itself, written as JSON
 
 Functions that read an answer raise `ValueError` if their judge cannot use it: the row is wrong.
 """
@@ -27,16 +27,16 @@ from rollq.workers.judging.numbers import (
 FINAL: Final = "####"
 """Precedes the final answer in GSM8K's references."""
 PLACEHOLDER: Final = "{answer}"
-"""The place of a row's answer in the form of a right text."""
+"""Placeholder of a row's answer in the form of a correct text."""
 SHOWN: Final = 80
-"""Characters of an answer that an error shows."""
+"""The most characters of an answer in an error."""
 
 AnswerReader = Callable[[Any], Any]
-"""Reads what a judge compares with. Raises `ValueError` for an answer that the judge cannot use."""
+"""Reads a row's answer for a judge. Raises `ValueError` for an answer that the judge cannot use."""
 
 
 def accepted(answer: Any) -> tuple[Any, ...]:
-    """The right answers: the items of a list, or the single answer."""
+    """The accepted answers: the items of a list, or the single answer."""
     if answer is None:
         raise ValueError("the prompt has no answer")
     if answer == []:

@@ -20,9 +20,9 @@ from rollq.workers.user_code.real_numbers import finite
 
 @dataclass(frozen=True, slots=True)
 class BuiltInJudge:
-    """A built-in judge: the settings class of its options, the function that makes it, and the function that gives the
-    reader of the answers that it compares with; `reader` gives None for options that need no answer. An environment has
-    such a judge too, by its dotted path."""
+    """A built-in judge: `options` is the settings class of its options, and `make` makes it. `reader` returns the
+    function that reads answers, or None for options that need no answer. An environment's judge, named by its dotted
+    path, is one too."""
 
     options: Any
     make: Callable[[Any, JudgeContext], Judge]
@@ -51,8 +51,8 @@ def last_number(prompt: Prompt, sample: Sample) -> float:
 def environment(prompt: Prompt, sample: Sample) -> float:
     """The sum of the rewards that an environment gave in its steps.
 
-    Raises `ValueError` if it gave none, because the sample needs a different judge, and if a custom loop's sum is not a
-    finite number.
+    Raises `ValueError` if it gave none, since the sample needs a different judge, or if a custom loop's sum is not
+    finite.
     """
     if (reward := sample.extra.get("environment_reward")) is None:
         raise ValueError("the sample has no rewards of an environment; use another judge")
@@ -82,7 +82,7 @@ def _environment(settings: EnvironmentOptions, context: JudgeContext) -> Judge:
 
 
 def _regex(settings: RegexOptions, context: JudgeContext) -> Judge:
-    """Runs in a process: a pattern never ends on some texts, and would hold the interpreter."""
+    """Runs in a process: some patterns never end on some texts, and would block the interpreter."""
 
     async def regex(prompt: Prompt, sample: Sample) -> Answer:
         answer = accepted(prompt.answer) if settings.compare else ()

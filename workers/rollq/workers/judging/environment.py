@@ -1,6 +1,6 @@
 """The environment variables and the memory of a process that runs a judge.
 
-Invariant: a variable that nobody named is passed on only if Python or a library is known to need it, and its value does
+Invariant: a variable that is not named is passed on only if Python or a library is known to need it, and its value does
 not look like a login.
 """
 
@@ -19,15 +19,15 @@ KNOWN: Final = re.compile(
     r"|(?i:https?|no|all)_(?i:proxy)|MALLOC_\w+|(OMP|GOMP|KMP|MKL|OPENBLAS|NUMEXPR|VECLIB)_\w+|(CUDA|NVIDIA|HIP|ROCR)_\w+"
     r"|(TORCH|TORCHINDUCTOR|PYTORCH|TRITON|TOKENIZERS|TRANSFORMERS|HF|TF|XLA|JAX)_\w+"
 )
-"""Names of variables that Python, the system and libraries of numbers read."""
+"""Names of variables that Python, the system and numerical libraries read."""
 SECRET: Final = re.compile(r"PASS|PWD|SECRET|TOKEN(?!IZERS)|CREDENTIAL|KEY|AUTH|(^|_)PAT(_|$)", re.IGNORECASE)
-"""Names of variables that may hold a secret, among the known ones."""
+"""Names of known variables that may hold a secret."""
 LOGIN: Final = re.compile(r"://[^/@\s]*@")
 """A URL with a user or a password."""
 
 
 def known_to_be_harmless(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of `environment` that a judge gets: the harmless ones, and the ones in `named`. Pure."""
+    """The variables of `environment` for a judge: the harmless variables and those in `named`. Pure."""
     return {
         name: value
         for name, value in environment.items()
@@ -36,19 +36,19 @@ def known_to_be_harmless(environment: Mapping[str, str], named: Sequence[str] = 
 
 
 def check_named(named: Sequence[str]) -> None:
-    """Raise `ConfigError` for a variable that this process does not have."""
+    """Raise `ConfigError` for a variable that is not set in this process."""
     if missing := [name for name in named if name not in os.environ]:
         raise ConfigError(f"[worker] judge_environment: the worker has no environment variable {missing[0]!r}")
 
 
 def most_memory() -> int:
-    """Bytes that a judge may use: half of the machine's memory, or of the container's."""
+    """The most memory for a judge, in bytes: half of the machine's or the container's memory."""
     return usable_memory() // 2
 
 
 def limit_memory() -> None:
-    """Let this process, and each that it starts, have `most_memory`. Address space that is only reserved, as CUDA
-    does, does not count."""
+    """Limit this process and its descendants to `most_memory` each. Address space that is only reserved, as by CUDA,
+    does not count."""
     most, (_, hard) = most_memory(), resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:  # only root may raise it
         most = min(most, hard)

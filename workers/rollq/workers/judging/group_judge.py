@@ -1,8 +1,8 @@
 """Group judges: custom functions that reward all samples of a group together.
 
-A group judge is a function of (prompt, samples), sync or async, that returns a list with an entry for each of them: a
-reward as a judge returns it, a `Credit`, or None, which fails that sample. Invariant: one that raises, takes too long
-or returns anything else fails the group with the reason kept; no sample gets a reward of 0 instead.
+A group judge is a function of (prompt, samples), sync or async, that returns a list with an entry per sample: a reward
+as a judge returns it, a `Credit`, or None, which fails that sample. Invariant: a judge that raises, takes too long, or
+returns anything else fails the group, which keeps the reason; no sample gets a reward of 0 instead.
 """
 
 import inspect
@@ -43,7 +43,7 @@ ENTRIES: Final = "entries"
 
 
 class GroupNotJudged(RollqError):
-    """A group judge failed. The message names it and the reason; `kind` is the part that its samples fail at."""
+    """A group judge failed. The message has its name and the reason. `kind` is the failure kind of the samples."""
 
     def __init__(self, reason: str, kind: FailureKind = FailureKind.GRADER) -> None:
         super().__init__(reason)
@@ -58,7 +58,8 @@ class GroupJudge:
     call: UserFunction
 
     async def verdicts(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
-        """A verdict for each of these completed samples; one with an error for None. Raises `GroupNotJudged`."""
+        """A verdict for each of these completed samples; None becomes a verdict with an error. Raises
+        `GroupNotJudged`."""
         try:
             entries = await self.call(prompt, tuple(samples))
             with guarded():
@@ -79,7 +80,7 @@ class GroupJudge:
 
 
 def make_group_judge(path: str, context: JudgeContext) -> GroupJudge:
-    """The group judge with this dotted path. Raises `ConfigError` if there is none, or it cannot be called."""
+    """The group judge with this dotted path. Raises `ConfigError` if it does not exist or cannot be called."""
     function = load_plugin("group judge", path, {})
     if takes_pools(function):
         function = with_pools(function, POOLS_GROUP_JUDGE, path, context.pools)
@@ -96,7 +97,8 @@ async def _isolated(path: str, context: JudgeContext, prompt: Prompt, samples: S
 
 
 def call_group_judge(path: str, prompt: str, samples: bytes) -> Mapping[str, Any]:
-    """Call a group judge; this runs in a judge process, whose answer is a reward: the list is a fact beside one."""
+    """Call a group judge; runs in a judge process. The process must answer with a reward, so the list is a fact beside
+    it."""
     judge: Callable[..., Any] = load_plugin("group judge", path, {})
     given = tuple(decode_samples(samples))
     entries = _entries(judge(decode_prompt(prompt.encode()), given))
@@ -111,7 +113,7 @@ def _plain(answer: Any) -> Mapping[str, Any] | None:
 
 
 def _listing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A group judge whose entries are read as part of its call: an iterator runs its code, which may block."""
+    """A group judge whose entries are read within its call: reading an iterator runs its code, which may block."""
 
     async def waiting(prompt: Prompt, samples: Sequence[Sample]) -> Any:
         return await _awaited(function(prompt, samples))

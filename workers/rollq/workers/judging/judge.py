@@ -1,4 +1,4 @@
-"""A judge by its name, and the resources to make judges with."""
+"""A judge with its name, and the resources for making judges."""
 
 import inspect
 import logging
@@ -28,10 +28,10 @@ Close = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class JudgeContext:
-    """Everything that judges are made with: the time for one sample, processes for those that need the CPU, and
-    auxiliary models.
+    """The resources for making judges: the time limit per sample, processes for judges that need the CPU, and auxiliary
+    models.
 
-    `isolate`: a custom judge runs in these processes too, or in sealed ones.
+    `isolate`: custom judges also run in these processes, or in sealed processes.
     """
 
     timeout_s: float
@@ -46,8 +46,8 @@ async def nothing_to_close() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge by its name. `asks_models`: it takes the pools of auxiliary models. `choose` gives the judge of a prompt,
-    one of `others`, where each row has its own."""
+    """A judge with its name. `asks_models`: it takes the pools of auxiliary models. If each row names a judge, `choose`
+    returns the judge of a prompt, one of `others`."""
 
     name: str
     call: UserFunction
@@ -63,18 +63,18 @@ class Judge:
         return self.call.slots.hanging + sum(judge.hanging for judge in self.others)
 
     def of(self, prompt: Prompt) -> "Judge":
-        """The judge of a prompt. Raises `ValueError` for a prompt without one."""
+        """The judge of a prompt. Raises `ValueError` for a prompt without a judge."""
         return self.choose(prompt) if self.choose else self
 
     def name_for(self, prompt: Prompt) -> str:
-        """The last part of the name of a prompt's judge; empty for a prompt without one."""
+        """The last part of the name of a prompt's judge; empty for a prompt without a judge."""
         try:
             return self.of(prompt).name.rpartition(".")[2]
         except ValueError:
             return ""
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
-        """The reward of a completed sample, or why it has none, which is logged."""
+        """The reward of a completed sample, or an error, which is logged."""
         verdict = await self.verdict(prompt, sample)
         if verdict.error and verdict.cause:
             message = "judge %s failed; its samples keep this error, which is not logged again"
@@ -82,7 +82,7 @@ class Judge:
         return verdict
 
     async def verdict(self, prompt: Prompt, sample: Sample) -> Verdict:
-        """The reward of a completed sample, or why it has none; neither from the judge `none`."""
+        """The reward of a completed sample, or an error. The judge `none` gives neither."""
         if self.name == NONE:
             return Verdict()
         if self.choose:
@@ -125,7 +125,7 @@ def takes_pools(function: Callable[..., Any]) -> bool:
 def with_pools(
     function: Callable[..., Any], contract: Contract, path: str, pools: Mapping[str, ModelPool]
 ) -> Callable[..., Any]:
-    """A custom judge that takes pools, with the pools. Raises `ConfigError` if there are none, or it cannot be
+    """Bind the pools to a custom judge that takes them. Raises `ConfigError` if there are no pools, or if it cannot be
     called."""
     check_function(function, contract, path)
     if not pools:

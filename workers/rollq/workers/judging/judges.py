@@ -1,9 +1,9 @@
-"""Judges by name: built-in ones, custom ones, and weighted sums of both.
+"""Judges by name: built-in judges, custom judges, and weighted sums of both.
 
 A judge is a function of (prompt, sample), sync or async, that returns a reward: a number, or named parts that add up to
-it; or a `Credit`, which also says what single tokens or turns earned. Invariant: a judge that raises, takes too long or
-returns no finite number makes a *failed* sample with the reason kept, never a reward of 0; and it never holds up the
-other samples of its worker.
+it; or a `Credit`, with rewards of single tokens or turns. Invariant: a judge that raises, takes too long, or returns no
+finite number makes a *failed* sample that keeps the reason, never a reward of 0. It never delays the other samples of
+its worker.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ from rollq.workers.user_code.calls import UserFunction
 
 
 def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext, setting: str = "judge_options") -> Judge:
-    """A built-in judge, or a custom one by dotted path. Raises `ConfigError` for an unknown judge or unsupported
-    options, which `setting` has."""
+    """A built-in judge, or a custom judge by dotted path. Raises `ConfigError` for an unknown judge, or for unsupported
+    options; `setting` is their name."""
     function = load_plugin("judge", name, BUILT_IN)
     if isinstance(function, BuiltInJudge):
         return function(_settings_of(name, function, options, setting), context)
@@ -43,8 +43,8 @@ def make_judge(name: str, options: Mapping[str, Any], context: JudgeContext, set
 
 
 def answer_reader(name: str, options: Mapping[str, Any], setting: str = "judge_options") -> AnswerReader | None:
-    """The function that reads the answers for the judge called `name`; None for a judge that needs no answer, and for a
-    custom one. Raises `ConfigError` for unsupported options."""
+    """The function that reads the answers for the judge called `name`; None for a judge that needs no answer and for a
+    custom judge. Raises `ConfigError` for unsupported options."""
     if name not in BUILT_IN:
         return None
     return BUILT_IN[name].reader(_settings_of(name, BUILT_IN[name], options, setting))
@@ -106,14 +106,14 @@ def call_custom(path: str, prompt: str, sample: bytes) -> Answer:
 
 
 def prepare_custom(path: str, prompt: str) -> None:
-    """Let a sealed judge, by a function `prepare` of the prompt that it has as an attribute, cache what its next calls
-    need of the prompt. This runs in a process that sees no model's text."""
+    """Call a sealed judge's attribute `prepare`, a function of the prompt that caches data for later calls. Runs in a
+    process that sees no model's text."""
     if prepare := getattr(load_plugin("judge", path, BUILT_IN), "prepare", None):
         prepare(decode_prompt(prompt.encode()))
 
 
 def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
-    """The weighted sum of other judges' rewards, and of their rewards of tokens."""
+    """The weighted sum of other judges' rewards and token rewards."""
     parts = {
         name: (part.weight, make_judge(part.judge, part.options, context, "options"))
         for name, part in settings.parts.items()
@@ -144,7 +144,8 @@ def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
 
 
 def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float, Verdict]]) -> Answer:
-    """The rewards, with rewards of tokens if a verdict has some; the other verdicts' rewards go to the last token."""
+    """The rewards, with token rewards if any verdict has some. The last token gets the rewards of the other
+    verdicts."""
     if all(verdict.token_rewards is None for _, verdict in verdicts):
         return rewards
     tokens = np.zeros(sample.response_tokens)

@@ -1,4 +1,4 @@
-"""Comparisons that take long or may never end: they run in a separate process. Pure functions of texts."""
+"""Comparisons that may take long or never end, for a separate process. Pure."""
 
 import logging
 import re
@@ -14,8 +14,8 @@ _DELIMITED: Final = re.compile(r"\\boxed|\$")
 def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
     """1 if `pattern` occurs in the text and, with `compare`, its last match equals the answer; else 0.
 
-    A match counts with its first group, or as a whole if the pattern has no groups. Numbers are compared as numbers,
-    other texts without surrounding whitespace.
+    Only the first group of a match counts, or the whole match if the pattern has no groups. Numbers are compared as
+    numbers, other texts without surrounding whitespace.
     """
     matches = [(match[1] or "") if match.re.groups else match[0] for match in re.finditer(pattern, text)]
     if not compare or not matches:

@@ -24,7 +24,7 @@ Number = Decimal | Fraction
 """An exact number; a `Fraction` if it was written as one."""
 
 MAX_DIGITS: Final = 5000
-"""Powers and fractions with more digits are not computed, and count as no number."""
+"""Powers and fractions with more digits are not computed and do not count as numbers."""
 
 _SAME: Final = str.maketrans({
     "−": "-", "–": "-", "－": "-", "﹣": "-", "＋": "+", "，": ",", "٬": ",", "．": ".", "٫": ".", "’": "'",
@@ -41,7 +41,7 @@ _SUPERSCRIPTS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "01234
 
 _GROUPS: Final = "|".join((
     *(rf"(?<!\d{mark})(?!0)\d{{1,3}}(?:{mark}\d{{3}})+(?!\d)" for mark in (",", "\u2009", "'", "_")),
-    r"(?<!\d,)(?!0)\d{1,2}(?:,\d{2})+,\d{3}(?!\d)",  # as written in India
+    r"(?<!\d,)(?!0)\d{1,2}(?:,\d{2})+,\d{3}(?!\d)",  # the Indian form
 ))  # fmt: skip
 _PLAIN: Final = rf"(?>(?:(?:{_GROUPS}|\d+)(?:\.\d+)?|(?<!\d)\.\d+)(?:[eE][-+]?\d+(?!\.\d))?)"
 _RAISED: Final = "|".join((
@@ -92,7 +92,7 @@ def only_number(text: str) -> Number | None:
 
 
 def is_ambiguous(text: str) -> bool:
-    """Whether people read the last number of a text in several ways: `1,5`, `1.234,56`, `1 000 000`."""
+    """Whether the last number of a text can be read in several ways: `1,5`, `1.234,56`, `1 000 000`."""
     line, number = _last_in_lines(text)
     if number is None:
         return False
@@ -103,7 +103,7 @@ def is_ambiguous(text: str) -> bool:
 
 
 def number_of(value: int | float) -> Decimal:
-    """A number of Python or JSON with the digits that it is written with. Raises `ValueError` unless it is finite."""
+    """A number from Python or JSON, with exactly its written digits. Raises `ValueError` unless it is finite."""
     number = Decimal(repr(value))
     if not number.is_finite():
         raise ValueError(f"{value!r} is not a number")
@@ -230,7 +230,7 @@ def _is_long(number: Decimal) -> bool:
 
 
 def _same(text: str) -> str:
-    """The text with one character for each sign and separator, and without LaTeX's ways to write them."""
+    """The text with one character per sign and separator, in place of LaTeX's spellings."""
     text = text.translate(_SAME)
     text = _VULGAR.sub(lambda match: " " + unicodedata.normalize("NFKC", match[0]).translate(_SAME), text)
     for pattern, plain in _LATEX:

@@ -9,11 +9,11 @@ from rollq.buffer.rules.settings import Settings
 from rollq.workers.http.settings import HttpClientSettings
 
 API_KEY = "ROLLQ_JUDGE_API_KEY"
-"""Environment variable with the key of the server behind judge `http`, if it wants one."""
+"""Environment variable with the key of the server behind judge `http`, if it needs a key."""
 
 
 NONE = "none"
-"""The judge of tasks whose samples are only judged together."""
+"""The judge of tasks with only a group judge."""
 
 
 class NoOptions(Settings):

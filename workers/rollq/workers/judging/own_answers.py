@@ -1,8 +1,8 @@
-"""Checks that a judge accepts the reference answers of its rows. Judges the first rows before any generation.
+"""Checks on the first rows, before any generation, that a judge accepts their reference answers.
 
-A row's answer is tried as a text in each form that judges expect, until one is accepted. A judge that raises on all
-forms would raise on a right sample too. If a built-in judge rejects all forms, the row is unusable. Other judges may
-expect a different form: if `answer_text` names it, they must accept it.
+A row's answer is tried as a text in each form that judges expect until a form is accepted. A judge that raises on all
+forms would also raise on a correct sample. If a built-in judge rejects all forms, the row is unusable. Other judges may
+expect a different form. If `answer_text` gives the form, they must accept it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from rollq.workers.judging.rewards import Verdict
 log = logging.getLogger(__name__)
 
 AsSample = Callable[[str], Sample]
-"""Makes a sample of a text, as an engine might have made it for the prompt."""
+"""Turns a text into a sample, as if an engine had generated it for the prompt."""
 
 FIRST_ROWS: Final = 4
 """Rows of a task that each worker checks."""
@@ -43,13 +43,13 @@ FORMS: Final = (
 WRONG: Final = "rollq asks whether this is right"
 SHOWN: Final = 80
 COMPARING: Final = frozenset({"exact_match", "last_number", "math"})
-"""Built-in judges that compare a text with the answer, in a form that is known."""
+"""Built-in judges that compare a text with the answer in a known form."""
 UNCHECKED: Final = frozenset({"environment", "http", NONE, "regex", "weighted"})
-"""Built-in judges that call others, or expect a form that only the task knows."""
+"""Built-in judges that call others or expect a task-specific form."""
 
 
 class Judged(NamedTuple):
-    """The text of a row's reference answer, its verdict, and a wrong text's verdict if needed."""
+    """The text of a row's reference answer, its verdict and, if needed, a wrong text's verdict."""
 
     text: str
     verdict: Verdict
@@ -57,7 +57,7 @@ class Judged(NamedTuple):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the right text earns a reward, or a higher one than the wrong text."""
+        """Whether the correct text gets a positive reward, or a higher reward than the wrong text."""
         reward = self.verdict.reward
         if reward is None:
             return False
@@ -65,7 +65,7 @@ class Judged(NamedTuple):
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the judge blocked the worker until a signal ended it: other forms would block it too."""
+        """Whether the judge blocked the worker until a signal interrupted it: other forms would block too."""
         return _was_interrupted(self.verdict) or (self.wrong is not None and _was_interrupted(self.wrong))
 
 
@@ -85,7 +85,7 @@ def text_of(answer: Any) -> str | None:
 def sample_of(
     text: str, *, prompt_ids: Int32Array, encode: Callable[[str], list[int]], sampling: Mapping[str, Any]
 ) -> Sample:
-    """A sample of a prompt with a text that did not come from an engine."""
+    """A sample of a prompt with a text that no engine generated."""
     ids = np.array(encode(text), np.int32)
     segment = Segment(
         prompt_ids=prompt_ids,
@@ -100,7 +100,7 @@ async def judge_own_answer(
     judge: Judge, prompt: Prompt, as_sample: AsSample, forms: tuple[str, ...] = FORMS
 ) -> Judged | None:
     """Judge a prompt's own answer in the first accepted form, otherwise in the first form on which the judge does not
-    raise. None for an answer that cannot be a text."""
+    raise. Returns None for an answer that cannot be a text."""
     answer = text_of(prompt.answer)
     if answer is None:
         return None
@@ -117,14 +117,14 @@ async def judge_own_answer(
 
 
 class OwnAnswers:
-    """Checks that the judge, or each of a task's judges, accepts the own answers of its first rows."""
+    """Checks that each judge of a task accepts the reference answers of its first rows."""
 
     def __init__(
         self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
     ) -> None:
         """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: the usual forms.
-        `may_raise`: a sample on which the judge raises is a wrong one, so it may raise on other forms.
-        `of_text`: samples are only a text, so a custom judge cannot look at anything else."""
+        `may_raise`: an exception means a wrong answer, so the judge may raise on other forms. `of_text`: samples
+        consist of only a text, so a custom judge cannot depend on other fields."""
         self._judge = judge
         judges = judge.others if judge.choose else (judge,)
         self._checks = {
@@ -133,11 +133,11 @@ class OwnAnswers:
 
     @property
     def doubt(self) -> str:
-        """Why a judge may not know a right answer; empty without doubt."""
+        """Why a judge may not recognise a correct answer; empty without doubt."""
         return next((check.doubt for check in self._checks.values() if check.doubt), "")
 
     async def problem(self, prompt: Prompt, as_sample: AsSample) -> str:
-        """Why samples of this prompt would get no right reward; empty if they may be made."""
+        """Why samples of this prompt would get wrong rewards; empty if they may be made."""
         try:
             judge = self._judge.of(prompt)
         except ValueError as error:
@@ -160,7 +160,7 @@ class _FirstAnswers:
         self.doubt = ""
 
     async def problem(self, prompt: Prompt, as_sample: AsSample) -> str:
-        """Why samples of this prompt would get no right reward; empty if they may be made."""
+        """Why samples of this prompt would get wrong rewards; empty if they may be made."""
         if not self._left:
             return ""
         async with self._looking:
@@ -200,7 +200,7 @@ class _FirstAnswers:
 
 
 def described(name: str, judged: Judged) -> str:
-    """Why a row is unusable: its judge does not accept its reference answer."""
+    """The message about an unusable row, whose judge rejects its reference answer."""
     if judged.verdict.error:
         return (
             f"{judged.verdict.error}; it was given the prompt's own answer, as the text {judged.text!r:.{SHOWN}}: fix "

@@ -1,7 +1,7 @@
 """A judge for each row, chosen by a column: the table `judge` of a task. Pure.
 
-The value of the column leads to a judge by name, to a table such as `{ judge = "math", options = {} }`, or to a list of
-these, whose rewards are added up with their weights.
+The column's value selects a judge by name, a table such as `{ judge = "math", options = {} }`, or a list of these with
+weights, whose rewards are added up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ SHOWN: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class JudgesByColumn:
-    """The parts of the judge for each value of a column, by their names in `reward_parts`."""
+    """For each value of a column, the parts of its judge, by their names in `reward_parts`."""
 
     field: str
     judges: Mapping[str, Mapping[str, Part]]
@@ -40,7 +40,7 @@ class JudgesByColumn:
         return cls(field, judges)
 
     def value_of(self, prompt: Prompt) -> str:
-        """The value that chooses the judge of a prompt. Raises `ValueError` if there is no judge."""
+        """The value that selects a prompt's judge. Raises `ValueError` if there is no judge."""
         found = look_up(prompt.metadata, self.field)
         known = f"there are judges for {', '.join(self.judges)}"
         if found is None:

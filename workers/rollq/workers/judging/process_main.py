@@ -1,9 +1,9 @@
-"""The other end of `rollq.workers.judging.process_pool`: a process that runs one call after the other.
+"""The other end of `rollq.workers.judging.process_pool`: a process that runs one call after another.
 
 A call comes through the standard input: `HEAD`, then JSON and bytes. Two answers go through the standard output, each
-with its length before it: an empty one when the function starts, then JSON with a reward, a credit or an error. Output
-of judges goes to the standard error. Invariant: the process ends with its parent, however the parent ends: Linux kills
-it, even in the middle of a call; elsewhere it ends after the call, with its input.
+preceded by its length: an empty answer when the function starts, then JSON with a reward, a credit or an error. Judges'
+output goes to the standard error. Invariant: the process ends with its parent, however the parent ends: Linux kills it,
+even in the middle of a call; elsewhere it ends after the call, with its input.
 """
 
 import os
@@ -27,14 +27,14 @@ from rollq.workers.judging.rewards import Answer, Credit, check_reward, plain_cr
 from rollq.workers.user_code.errors import reason_of, said_by, shown
 
 HEAD = struct.Struct(">II")
-"""Bytes of JSON (module, function, arguments), and of the last argument, if it is bytes."""
+"""The lengths in bytes of the JSON (module, function, arguments) and of the last argument, if that is bytes."""
 LENGTH = struct.Struct(">I")
 MAX_TRACE = 20_000
-"""Characters of a traceback that reach the log."""
+"""The most characters of a traceback in the log."""
 
 
 class Call(NamedTuple):
-    """A call of a function. `before`: module, name and arguments of another one, whose result does not matter."""
+    """A call of a function. `before`: module, name and arguments of a function to call first; its result is ignored."""
 
     module: str
     name: str
@@ -51,7 +51,7 @@ def serve() -> None:
     with suppress(BrokenPipeError):  # the parent died
         for call in incoming(calls):
             _answer(call, answers)
-    os._exit(0)  # threads that a judge left do not matter
+    os._exit(0)  # without waiting for threads that a judge left
 
 
 def _answer(call: Call, answers: BinaryIO) -> None:
@@ -65,9 +65,9 @@ def _answer(call: Call, answers: BinaryIO) -> None:
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The input with calls and the output for answers, which nothing else in this process then finds at their places.
-    This process ends with its parent."""
-    die_with_parent(signal.SIGKILL, os.getppid())  # a parent that has ended already has closed the input
+    """The input with calls and the output for answers, moved so that nothing else in this process finds them. Also
+    makes this process end with its parent."""
+    die_with_parent(signal.SIGKILL, os.getppid())  # a parent that has already ended has closed the input
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -79,7 +79,7 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def incoming(calls: BinaryIO) -> Iterator[Call]:
     """The calls, until the parent closes the input."""
-    with suppress(struct.error, ValueError):  # the parent died while it wrote
+    with suppress(struct.error, ValueError):  # the parent died during a write
         while head := calls.read(HEAD.size):
             json_bytes, blob_bytes = HEAD.unpack(head)
             call, blob = Call(*exact_json.loads(calls.read(json_bytes))), calls.read(blob_bytes)
@@ -100,7 +100,7 @@ def _half() -> str:
 
 
 def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> bytes:
-    """The result or the error of a function, as JSON. `memory`: how much it may use, in words."""
+    """The result or the error of a function, as JSON. `memory`: its memory limit, as text."""
     try:
         answer = function(*args)
     except BaseException as error:  # noqa: BLE001 - any error in a judge, even SystemExit, fails only its sample
@@ -114,7 +114,7 @@ def outcome(function: Callable[..., Answer], args: list[Any], memory: str) -> by
 
 
 def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
-    """An error as JSON. `raised`: by the judge itself; `memory`: how much that may use, in words."""
+    """An error as JSON. `raised`: the judge itself raised it. `memory`: the judge's memory limit, as text."""
     trace = shown(traceback.format_exc(), MAX_TRACE)
     if isinstance(error, SampleFailed):
         return orjson.dumps({"error": said_by(error), "trace": trace, "kind": error.kind})
@@ -125,17 +125,17 @@ def failure(error: BaseException, memory: str, *, raised: bool = True) -> bytes:
 
 
 def how_it_ended(code: int) -> str:
-    """The end of a process in words. `code`: its exit code, or minus the signal that it died of."""
+    """How a process ended, as text. `code`: its exit code, or minus the number of the signal that killed it."""
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def write_frame(answers: BinaryIO, data: bytes) -> None:
-    """Send an answer, with its length before it."""
+    """Send an answer, preceded by its length."""
     answers.write(LENGTH.pack(len(data)) + data)
     answers.flush()
 
 
 def _let_go(*pipes: int) -> None:
-    """Close the pipes in processes that a judge forks: their end is how the parent notices the end of this process."""
+    """Close the pipes in processes that a judge forks: the parent detects the end of this process by their closing."""
     for pipe in pipes:
         os.dup2(0, pipe, inheritable=False)

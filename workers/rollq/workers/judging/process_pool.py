@@ -1,11 +1,12 @@
-"""Processes for judges that need the CPU: they do not block the event loop, and a call that hangs or dies ends alone.
+"""Processes for judges that need the CPU: they do not block the event loop, and a call that hangs or dies affects no
+other.
 
 Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
 `rollq.buffer.wire.frame_format`; nothing is pickled, and only this process's configuration names functions. Invariant:
 if a process fails in any way (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
 a working process. No process has a secret of the worker in its environment: see `known_to_be_harmless`.
 
-Processes for code that a model may have written are sealed: `sealed_main` says what they are kept from.
+Processes for code that a model may have written are sealed; see `sealed_main`.
 """
 
 import asyncio
@@ -35,16 +36,16 @@ SEALED_MAIN = (
     "from rollq.workers.judging.sealed_main import serve; serve(*given)"
 )
 SAME_ORDER: Final = {"PYTHONHASHSEED": "0"}
-"""In the environment of all processes: sets have the same order everywhere, and so have what judges make of them."""
+"""The environment of all processes: it gives sets, and judges' results from sets, the same order everywhere."""
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""In the environment of sealed processes: what they import starts no threads."""
+"""The environment of sealed processes: it keeps imported libraries from starting threads."""
 BEGIN_S = 120.0
 """How long a process may take to start and to import the function."""
 BEGIN_TRIES = 3
 
 
 class JudgeFailed(RollqError):
-    """A judge in a separate process ended without a reward. A note of the error has the traceback."""
+    """A judge in a separate process ended without a reward. A note on the exception has the traceback."""
 
 
 class NotStarted(Exception):
@@ -53,19 +54,19 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """How processes are sealed: after they have imported `modules`, by the first of `means` that works."""
+    """How processes are sealed: they import `modules`, then use the first of `means` that works."""
 
     modules: tuple[str, ...]
     means: tuple[Means, ...]
 
 
 class JudgePool:
-    """Up to `count` processes, each started when it is needed for the first time."""
+    """Up to `count` processes, each started at its first use."""
 
     def __init__(self, count: int, variables: Sequence[str] = (), *, seal: Seal | None = None) -> None:
-        """`variables`: names of environment variables that processes get in addition to the harmless ones.
+        """`variables`: names of environment variables for the processes, in addition to the harmless variables.
 
-        Raises `ConfigError` for a variable that this process does not have.
+        Raises `ConfigError` for a variable that is not set in this process.
         """
         check_named(variables)
         self._count = count
@@ -77,11 +78,12 @@ class JudgePool:
         self._sealed: dict[Seal, JudgePool] = {}
 
     def sealed(self, *modules: str, means: Sequence[Means] = tuple(Means)) -> "JudgePool":
-        """As many processes that can only compute: no call can write a file, read one but Python's, start a process,
-        or reach another process or a socket, and no call finds what another one left. The pool closes with this one.
+        """The same number of processes that can only compute. A call can read only Python's files, and write none. It
+        cannot start a process, or reach another process or a socket. It finds nothing that an earlier call left. The
+        pool closes with this one.
 
-        `modules` are imported first, with all rights; what a call imports later must be an installed package. Where the
-        system has none of `means`, each call raises `JudgeFailed`; see `rollq.buffer.common.sealing.probe`.
+        `modules` are imported first, with all rights; later imports must be installed packages. If the system supports
+        none of `means`, each call raises `JudgeFailed`; see `rollq.buffer.common.sealing.probe`.
         """
         seal = Seal(modules, tuple(means))
         return self._sealed.setdefault(seal, JudgePool(self._count, seal=seal))
@@ -96,13 +98,13 @@ class JudgePool:
     ) -> Answer:
         """The answer that `function(*args)`, or `function(*args, blob)`, returns: one number, named parts or a credit.
 
-        The function is at a module's top level, `args` are JSON. A process whose call takes longer than `timeout_s` or
-        is cancelled is killed with all that it started. Raises `JudgeFailed` if the function raises or its process
-        dies, `SampleFailed` if it raises that, `InvalidReward` if it returns anything but a reward, `TimeoutError`, and
-        `TypeError` for arguments that are not JSON.
+        The function is at a module's top level, `args` are JSON. If a call is cancelled or takes longer than
+        `timeout_s`, its process is killed with all its descendants. Raises `JudgeFailed` if the function raises or its
+        process dies, `SampleFailed` if it raises that, `InvalidReward` if it returns anything but a reward,
+        `TimeoutError`, and `TypeError` for arguments that are not JSON.
 
-        `before`: a function and arguments, called first and outside `timeout_s`, for what it caches. In sealed
-        processes, only this lasts from one call to the next, so it must never see a model's text.
+        `before`: a function and arguments to call first, outside `timeout_s`, to fill caches. In sealed processes, only
+        its effects last from one call to the next, so it must never see a model's text.
         """
         first = before and [before[0].__module__, before[0].__qualname__, before[1]]
         call = exact_json.dumps([function.__module__, function.__qualname__, args, timeout_s, first])
@@ -196,7 +198,7 @@ class JudgeProcess:
 
 
 def _read(answer: bytes) -> Answer:
-    """A judge's answer. Its bytes may be a model's."""
+    """A judge's answer. Its bytes are untrusted: a model may have written them."""
     try:
         result = orjson.loads(answer)
         if "error" not in result:

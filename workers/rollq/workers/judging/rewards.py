@@ -5,7 +5,7 @@ a number                               itself
 numbers by name                        their sum                       `reward_parts`
 a mapping with the name `score`        `score`                         numbers and booleans in `reward_parts`, where
                                                                        they do not count, and the rest in `extra`
-`Credit`                               its own, else the sum           rewards of tokens
+`Credit`                               its reward, else the sum        rewards of tokens
 
 Only real numbers are rewards. A text or a boolean never is, even `"1.0"` or `True`.
 """
@@ -26,19 +26,19 @@ from rollq.workers.user_code.real_numbers import finite, is_real
 Reward = float | Mapping[str, Any]
 
 SCORE: Final = "score"
-"""The name of the reward in a mapping whose other entries are facts, as verl's reward functions return."""
+"""The name of the reward in a mapping whose other entries are facts, as verl's reward functions return it."""
 
 JUDGE_ERROR: Final = "judge_error"
-"""The name of the fact that a sample has a reward of 0 because its judge failed."""
+"""The name of the fact that a sample's reward is 0 because its judge failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """A judge's answer with the rewards of single tokens, or turns, of the sample.
+    """A judge's answer with rewards of single tokens or turns of the sample.
 
     `tokens`: one number for each response token of all segments, one segment after the other; or `turns`: one number
-    for each turn of the model, which the turn's last token gets. `reward`: a number, or named parts, for functions of
-    whole samples, such as filters and metrics; None: the sum of `tokens` or `turns`.
+    for each turn of the model, for the turn's last token. `reward`: a number, or named parts, for functions of whole
+    samples, such as filters and metrics; None: the sum of `tokens` or `turns`.
     """
 
     reward: Reward | None = None
@@ -50,16 +50,16 @@ Answer = Reward | Credit
 
 
 class InvalidReward(ValueError):
-    """A judge has returned something that is not a reward."""
+    """A judge returned something that is not a reward."""
 
 
 class Verdict(NamedTuple):
     """A judge's result for one sample: a reward with its named parts, or the error that prevented one.
 
-    `parts` add up to the reward; `facts` are further numbers, which do not count, and `notes` are other facts, as JSON.
+    `parts` add up to the reward. `facts` are further numbers, which do not count. `notes` are other facts, as JSON.
     `token_rewards` float32 [R]: rewards of the response tokens of all segments; None if the judge gave none. `raised`:
-    the judge raised, or took too long, for this sample; not with `SampleFailed`, whose kind is the `failure` then.
-    `cause`: the exception behind the error, for the log.
+    the judge raised or took too long for this sample; False for `SampleFailed`, whose kind is the `failure`. `cause`:
+    the exception behind the error, for the log.
     """
 
     reward: float | None = None
@@ -79,7 +79,7 @@ def failed_as_wrong(verdict: Verdict) -> Verdict:
 
 
 def check_reward(answer: Any) -> Verdict:
-    """The verdict of a reward. Raises `ValueError` unless it and its parts are finite numbers."""
+    """The verdict of a reward. Raises `ValueError` unless the reward and its parts are finite numbers."""
     if not isinstance(answer, Mapping):
         return Verdict(finite(answer, "a number, or a mapping of names to numbers,"))
     if SCORE in answer:
@@ -131,8 +131,8 @@ def plain_verdict(verdict: Verdict) -> Reward:
 
 
 def check_answer(answer: Any, sample: Sample) -> Verdict:
-    """The verdict of a judge's answer. Raises `ValueError` unless its numbers are finite, one for each token, or turn,
-    of the sample."""
+    """The verdict of a judge's answer. Raises `ValueError` unless its numbers are finite, with one for each token or
+    turn of the sample."""
     if not isinstance(answer, Credit):
         return check_reward(answer)
     given = plain_credit(answer)

@@ -1,7 +1,7 @@
 """The other end of sealed processes in `rollq.workers.judging.process_pool`: each call runs in a process that it forks.
 
-This process imports, hides its files and runs nothing of a model's. The fork computes and ends, so that no call finds
-anything of another one. Both are sealed by `rollq.buffer.common.sealing`. Calls and answers come as in `process_main`.
+This process imports and hides files, but runs nothing that a model wrote. The fork computes and ends, so calls cannot
+affect each other. Both are sealed by `rollq.buffer.common.sealing`. Calls and answers come as in `process_main`.
 """
 
 import gc
@@ -31,12 +31,12 @@ from rollq.workers.judging.process_main import (
 from rollq.workers.judging.rewards import Answer
 
 MOST_MEMORY: Final = 1 << 30
-"""Bytes that a call may use beyond what the imports took."""
+"""The most memory of a call beyond the memory of the imports, in bytes."""
 _WORDS: Final = f"{MOST_MEMORY >> 20} MiB"
 MAX_ANSWER: Final = 1 << 25
-"""Bytes of an answer: a reward for each token, and an `extra`."""
+"""The most bytes of an answer: a reward for each token, and an `extra`."""
 LOOK_S: Final = 0.01
-"""Pauses between looks at a process that has closed its output."""
+"""Pause between checks of a process that has closed its output."""
 
 
 def serve(modules: Sequence[str], means: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ def serve(modules: Sequence[str], means: Sequence[str]) -> None:
             import_module(module)
         memory = address_space() + MOST_MEMORY
         hide_files(map(Means, means))
-        die_with_parent(signal.SIGKILL, parent)  # other rights take this away
+        die_with_parent(signal.SIGKILL, parent)  # set last: a change of rights resets it
     except BaseException as error:  # noqa: BLE001 - every call returns it
         broken = failure(error, _WORDS)
     for output in (1, 2):
@@ -74,7 +74,7 @@ def serve(modules: Sequence[str], means: Sequence[str]) -> None:
 
 
 def _in_a_fork(function: Callable[..., Answer], call: Call, memory: int, pipes: Sequence[int]) -> bytes:
-    """The answer of a sealed process that makes this call alone."""
+    """The answer of a sealed process that makes only this call."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if not (child := os.fork()):
@@ -91,7 +91,7 @@ def _in_a_fork(function: Callable[..., Answer], call: Call, memory: int, pipes: 
         return _failed(f"took longer than {call.timeout_s:g} s", late=True)
     finally:
         os.close(reading)
-        if status is None:  # otherwise its id may be another process's by now
+        if status is None:  # otherwise its id may already be another process's
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     return answer if status is None else _failed(f"its process {how_it_ended(status)}")

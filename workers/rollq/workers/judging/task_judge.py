@@ -1,4 +1,4 @@
-"""The judge of a task, and the reader of its rows: one for all rows, or each row's own."""
+"""The judge of a task and the reader of its rows: one for all rows, or one per row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from rollq.workers.user_code.calls import UserFunction
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads of a prompt what its judge compares with. `readers`: for each value of the column that chooses the judge;
-    for "" without such a column. `identity`: the judges and what chooses them, as a text."""
+    """Reads the answer of a prompt for its judge. `readers`: a reader for each value of the column that selects the
+    judge, or for "" without such a column. `identity`: the judges and the column, as a text."""
 
     readers: Mapping[str, AnswerReader | None]
     identity: str
@@ -32,7 +32,7 @@ class RowReader:
 
     @property
     def comparing(self) -> str:
-        """The key of a judge that compares with the answer; empty without any."""
+        """The key of a judge that compares with the answer; empty if there is none."""
         names = (f"judge.{value}" if value else "judge" for value, read in self.readers.items() if read)
         return next(names, "")
 

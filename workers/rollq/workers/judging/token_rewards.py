@@ -1,6 +1,6 @@
-"""The named array `token_rewards` of a sample: written from a verdict, and checked if an agent loop wrote it. Pure.
+"""The named array `token_rewards` of a sample: written from a verdict, or checked if an agent loop wrote it. Pure.
 
-Invariant: either all segments of a sample have it, or none.
+Invariant: all segments of a sample have the array, or none has it.
 """
 
 from dataclasses import replace
@@ -12,14 +12,16 @@ from rollq.buffer.values.rollouts import ArrayRef, Float32Array, Sample
 
 
 def on_last_token(sample: Sample, reward: float) -> Float32Array:
-    """A reward of the whole sample as rewards of its response tokens, float32 [R]: all of it for the model's last."""
+    """A reward of the whole sample as rewards of its response tokens, float32 [R]: the model's last token gets all of
+    it."""
     rewards = np.zeros(sample.response_tokens, np.float32)
     rewards[last_tokens(sample.segments, "tokens")[-1:]] = reward
     return rewards
 
 
 def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
-    """The sample with the rewards of its response tokens, float32 [R] over all segments, in place of others."""
+    """The sample with these rewards of its response tokens, float32 [R] over all segments, in place of earlier
+    rewards."""
     ends = np.cumsum([len(segment.response_ids) for segment in sample.segments])[:-1]
     parts = np.split(rewards, ends)
     segments = [

@@ -1,1 +1,1 @@
-"""Everything that knows RQ: the worker that RQ sees, the tickets it pops, the job records it keeps."""
+"""All code that uses RQ: the RQ worker, its tickets, and its job records."""

@@ -1,6 +1,6 @@
 """Tickets in flight: each runs as a task, and its outcome is recorded for RQ.
 
-Invariant: the failure of a ticket affects no other ticket, except when the run itself is gone.
+Invariant: a ticket's failure affects no other ticket, unless the run itself is gone.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class TicketGroups(Protocol):
 
 
 class Taken(NamedTuple):
-    """The groups that were found for tickets, one entry each. `unused`: groups that had no room."""
+    """The groups for each ticket. `unused`: groups without room."""
 
     groups: Sequence[TicketGroups]
     unused: int = 0
@@ -89,7 +89,7 @@ class TicketsInFlight:
         task.cancel()
 
     async def finish(self, forced: asyncio.Event, grace_s: float) -> None:
-        """Wait for all tickets, for at most `grace_s` or until `forced`; then cancel the running."""
+        """Wait for all tickets, for at most `grace_s` or until `forced`. Then cancel running tickets."""
         tasks = [task for task, _ in self._tickets.values()]
         if not tasks:
             return

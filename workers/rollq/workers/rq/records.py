@@ -1,12 +1,12 @@
 """RQ's bookkeeping of many tickets, written in one round trip.
 
-RQ's own workers spend some fifty commands and a dozen round trips on a job. Here a ticket's record is marked dirty when
-it starts and when it ends, and a single writer brings all dirty records up to date in one pipeline; a ticket that ended
-before its start was written is written once. The writer writes the data that RQ's tools read: the job's hash, its
-execution, the started, finished and failed registries, the worker's counters.
+RQ's own workers spend some fifty commands and a dozen round trips on a job. Here, a ticket's record is marked dirty
+when the ticket starts and ends, and a single writer writes all dirty records in one pipeline. A ticket that ended
+before its start was written is written once. The writer writes all that RQ's tools read: the job's hash, its execution,
+the started, finished and failed registries, the worker's counters.
 
 Invariant: records are written by one thread at a time, in the order of their changes. Nothing here is authoritative: a
-refused or lost record costs a line in `rq info`, never a group.
+refused or lost record costs a line in `rq info`, but no group.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 EXECUTION_TTL_S = 120
 """RQ considers a started ticket abandoned when its execution has not been renewed for this long."""
 GATHER_S = 0.03
-"""How long changes are gathered before they are written; a ticket that ends sooner is written once."""
+"""How long changes are gathered before they are written. A ticket that ends sooner is written once."""
 MAX_RECORDS = 512
 
 
@@ -71,7 +71,7 @@ class JobRecords:
         self._changed = asyncio.Event()
 
     def note(self, record: JobRecord) -> None:
-        """Have a new or changed record written soon."""
+        """Queue a new or changed record for writing."""
         self._dirty[record.job.id] = record
         self._changed.set()
 
@@ -98,7 +98,8 @@ class JobRecords:
             self._send(lambda pipe: self._beat(pipe, records))
 
     def _write(self, changes: Sequence[tuple[JobRecord, JobStatus]]) -> None:
-        """Write changes. A stopping worker does not wait for an unreachable server: nothing depends on the records."""
+        """Write changes. A stopping worker does not wait for an unreachable server, since nothing depends on the
+        records."""
         try:
             self._write_all(changes)
         except ServerError as error:

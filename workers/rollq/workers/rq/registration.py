@@ -1,4 +1,4 @@
-"""A worker's place in RQ: registration, heartbeats, maintenance, and the commands that it gets. Blocking calls."""
+"""A worker in RQ: registration, heartbeats, maintenance and received commands. All calls block."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from rollq.buffer.store.connection import Patience, patiently
 log = logging.getLogger(__name__)
 
 RQ_TTL_MARGIN_S = 60
-"""As RQ adds to the time to live of workers."""
+"""The margin that RQ adds to a worker's time to live, in seconds."""
 
 
 def register(worker: BaseWorker, patience: Patience) -> None:
@@ -24,7 +24,7 @@ def register(worker: BaseWorker, patience: Patience) -> None:
 
 
 def _enter(worker: BaseWorker) -> None:
-    """As RQ's `register_birth`, which refuses to be repeated: no other worker has the name of an incarnation."""
+    """Like RQ's `register_birth`, but repeatable: no other worker has the name of an incarnation."""
     worker.birth_date = worker.last_heartbeat = now()
     try:
         with worker.connection.pipeline() as pipe:
@@ -34,7 +34,7 @@ def _enter(worker: BaseWorker) -> None:
             pipe.expire(worker.key, worker.worker_ttl + RQ_TTL_MARGIN_S)
             worker.set_state(WorkerStatus.STARTED, pipeline=pipe)
             pipe.execute()
-    except driver.OutOfMemoryError as error:  # only work can empty a full server; every heartbeat registers again
+    except driver.OutOfMemoryError as error:  # working frees a full server's memory; every heartbeat registers again
         log.warning("worker %s: not yet in RQ's list of workers: %s", worker.name, error)
 
 
@@ -47,7 +47,7 @@ def heartbeat(worker: BaseWorker, busy: bool, patience: Patience) -> None:
             worker.set_state(WorkerStatus.BUSY if busy else WorkerStatus.IDLE, pipeline=pipe)
             pipe.hset(worker.key, mapping=worker.serialize())  # the key may have expired during an outage
             worker_registration.register(worker, pipe)
-            pipe.execute(raise_on_error=False)  # refused while memory is full; the next one may pass
+            pipe.execute(raise_on_error=False)  # refused while memory is full; the next may succeed
 
     patiently(worker.connection, beat, patience)
 
@@ -58,13 +58,13 @@ def clean(worker: BaseWorker) -> None:
         worker.clean_registries()  # type: ignore[no-untyped-call]
     except driver.ConnectionError as error:
         log.warning("worker %s: RQ's maintenance is put off: %s", worker.name, error)
-    except Exception:  # RQ's cleaning fails on malformed jobs in its queues
+    except Exception:  # RQ's maintenance fails on malformed jobs in its queues
         log.warning("worker %s: RQ's maintenance failed", worker.name, exc_info=True)
         worker.last_cleaned_at = now()  # type: ignore[assignment]  # RQ types it as None
 
 
 class Command(NamedTuple):
-    """A command of RQ's, such as `stop-job` with the id of a job."""
+    """An RQ command, such as `stop-job` with the id of a job."""
 
     name: Any
     job_id: Any

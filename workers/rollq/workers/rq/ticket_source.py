@@ -1,7 +1,7 @@
-"""Tickets out of an RQ queue, and back into it. Synchronous: its calls may block for `BLOCK_S`.
+"""Takes tickets from an RQ queue and puts them back. Synchronous: calls may block for `BLOCK_S`.
 
-Invariant: a popped job lies in RQ's intermediate queue until the ledger has recorded its start, so that a worker killed
-in between loses none; RQ's maintenance finds it there.
+Invariant: a popped job lies in RQ's intermediate queue until the ledger has recorded its start, where RQ's maintenance
+finds it if the worker is killed in between.
 """
 
 import logging
@@ -20,7 +20,7 @@ from rollq.buffer.tickets import TicketJob
 log = logging.getLogger(__name__)
 
 BLOCK_S = 1
-"""How long a pop may block, and so how long a stop may wait for it."""
+"""How long a pop may block, and thus how long a stop may wait."""
 
 
 class TicketSource:
@@ -33,7 +33,7 @@ class TicketSource:
         self._was_suspended = False
 
     def pop(self, limit: int) -> list[TicketJob]:
-        """Up to `limit` jobs from the queue; waits a moment if the queue is empty, or `rq suspend` holds workers."""
+        """Up to `limit` jobs from the queue. Waits a moment if the queue is empty or `rq suspend` holds workers."""
         if self._is_suspended():
             self._patience.closed.wait(BLOCK_S)
             return []
@@ -59,7 +59,7 @@ class TicketSource:
         try:
             first: Any = self._client.blmove(source, target, BLOCK_S)
         except OutOfMemoryError:
-            # Moves are refused when memory is full, pops are not. A pop may lose a ticket, which costs nothing.
+            # A full server refuses moves, but not pops. A pop may lose a ticket, which costs nothing.
             popped: Any = self._client.blpop([source], BLOCK_S)
             first = popped and popped[1]
         return [first] if first else []

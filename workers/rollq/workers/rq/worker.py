@@ -1,11 +1,11 @@
-"""The RQ side of a worker: hundreds of tickets in flight in one process, visible to and commanded by RQ's tools.
+"""The RQ side of a worker: hundreds of tickets in flight in one process, which RQ's tools show and control.
 
 `RqWorker` registers and heartbeats like any RQ worker, pops tickets (crash-safe, through RQ's intermediate queue),
 hands them in batches to a `TicketHandler`, and lets `JobRecords` write RQ's records. It does not know groups,
 engines or leases.
 
-Invariant: a popped ticket is either given to the handler, recorded as failed, or put back. Content of Redis
-is only data: jobs that are not tickets of this run are never executed.
+Invariant: a popped ticket is either given to the handler, recorded as failed, or put back. Redis's content is only
+data: jobs that are not tickets of this run are never executed.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class TicketHandler(Protocol):
         """Find work for tickets."""
 
     def stop(self) -> None:
-        """Have `room` return 0 and `take` lease nothing from now on."""
+        """From now on, `room` returns 0, and `take` leases nothing."""
 
 
 def incarnation_name(name: str) -> str:
@@ -67,12 +67,13 @@ def incarnation_name(name: str) -> str:
 
 
 def short_host() -> str:
-    """The name of this machine up to its first dot, of characters and of a length that a worker's name may have."""
+    """The name of this machine up to its first dot, reduced to the characters and the length that a worker's name
+    allows."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname().partition(".")[0])[:32] or "worker"
 
 
 class RqWorker(BaseWorker):
-    """An RQ worker that keeps as many tickets in flight as its work has room for."""
+    """An RQ worker that keeps as many tickets in flight as its handler has room for."""
 
     job_class = TicketJob
 
@@ -111,7 +112,7 @@ class RqWorker(BaseWorker):
         self._refused = LogOnce(log)
         self._groups_per_ticket = MAX_GROUPS  # until the first ticket is seen
         self._thread = ThreadPoolExecutor(1, "rq")
-        """For all calls to the queue's server, so that one connection is enough."""
+        """Serialises all calls to the queue's server, so one connection is enough."""
 
     @property
     def dequeue_timeout(self) -> int:
@@ -121,8 +122,8 @@ class RqWorker(BaseWorker):
     async def run(self) -> None:
         """Work until asked to stop; then let tickets in flight finish within the grace period.
 
-        Raises `ServerUnavailable` or `ServerRefused` when it cannot register, and what stopped it when that is final
-        (`StoreLost`, `RunMismatch`, `ServerRefused`, or the error given to `give_up`).
+        Raises `ServerUnavailable` or `ServerRefused` if it cannot register, and the final error that stopped it
+        (`StoreLost`, `RunMismatch`, `ServerRefused`, or the error passed to `give_up`).
         """
         self._loop = asyncio.get_running_loop()
         try:
@@ -139,7 +140,7 @@ class RqWorker(BaseWorker):
             part.add_done_callback(self._part_ended)
         try:
             await self._stopping.wait()
-            await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only when a server is unreachable
+            await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only if a server is unreachable
             await self._in_flight.finish(self._forced, self._grace_s)
         finally:
             for part in parts:
@@ -151,7 +152,7 @@ class RqWorker(BaseWorker):
             raise self.fatal
 
     def request_shutdown(self) -> None:
-        """Stop: no new tickets. The second call gives up the tickets in flight. Must run on the event loop."""
+        """Stop taking tickets. The second call gives up the tickets in flight. Must run on the event loop."""
         if self._stopping.is_set():
             log.warning("worker %s: stopping at once", self.name)
             self._forced.set()
@@ -181,12 +182,12 @@ class RqWorker(BaseWorker):
     def install_signals(self, interrupt: Callable[[], None]) -> None:
         """Stop on SIGTERM and SIGINT. Must run on the event loop of the main thread.
 
-        `interrupt` is called at once, in the middle of the running code, and may raise.
+        `interrupt` is called at once, interrupting the running code, and may raise.
         """
         loop = asyncio.get_running_loop()
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if loop.is_closed():  # nothing is left to be stopped in good order
+            if loop.is_closed():  # the loop has ended: nothing is left to stop
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
                 return
@@ -214,9 +215,10 @@ class RqWorker(BaseWorker):
                 self.give_up(error)
 
     async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[JobRecord, Ticket]]:
-        """Keep the tickets that fit (one at least), put back the others; record jobs that are not tickets as failed.
+        """Keep the tickets that fit (at least one), and put back the others. Record jobs that are not tickets as
+        failed.
 
-        A job that this worker has already is dropped.
+        A job that this worker already has is dropped.
         """
         accepted: list[tuple[JobRecord, Ticket]] = []
         too_many: list[TicketJob] = []
@@ -266,7 +268,7 @@ class RqWorker(BaseWorker):
             await self._call(self._enqueue_rest, unused)
 
     def _enqueue_rest(self, groups: int) -> None:
-        """New tickets for the groups of a ticket in flight that had no room."""
+        """Enqueue new tickets for groups of a ticket in flight that had no room."""
         tickets = -(-groups // self._groups_per_ticket)
         try:
             enqueue_tickets(self._queue, self._run, tickets, self._groups_per_ticket, patience=self._patience)
@@ -307,7 +309,7 @@ class RqWorker(BaseWorker):
             super().subscribe()  # type: ignore[no-untyped-call]
 
     def handle_payload(self, message: Any) -> None:
-        """Carry out a command of RQ's (`rq.command`). Runs in the subscription's thread."""
+        """Carry out an RQ command (`rq.command`). Runs in the subscription's thread."""
         command = parse_command(message)
         if command is None:
             log.warning("worker %s: ignored a malformed command: %.200r", self.name, message.get("data"))
@@ -321,7 +323,7 @@ class RqWorker(BaseWorker):
     def _pubsub_exception_handler(self, exc: Exception, pubsub: PubSub, pubsub_thread: PubSubWorkerThread) -> None:
         """Keep listening for commands through outages; the driver subscribes again when the server is back.
 
-        A worker that ends during an outage stops listening here: RQ stops the thread only after it could unsubscribe.
+        A worker that ends during an outage stops listening here: RQ stops the thread only after it can unsubscribe.
         """
         if not isinstance(exc, RedisError | OSError):
             raise exc

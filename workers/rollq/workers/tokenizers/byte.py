@@ -17,7 +17,7 @@ class ByteTokenizer:
     template_options: Mapping[str, Any] = MappingProxyType({})
 
     def encode_prompt(self, text: str) -> list[int]:
-        """The ids of `encode`: no token starts a prompt."""
+        """The ids of `encode`: prompts have no special tokens."""
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
@@ -25,7 +25,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """Text of `ids`, without bytes that are not printable unless `special`."""
+        """Text of `ids`; unprintable bytes are left out unless `special`."""
         return bytes(token for token in ids if (0 if special else 32) <= token < 256).decode(errors="ignore")
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:

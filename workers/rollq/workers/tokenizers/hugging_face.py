@@ -1,7 +1,7 @@
 """A Hugging Face tokenizer folder behind the `Tokenizer` protocol, and fingerprints of tokenizer and model.
 
-Invariant: two roles with the same fingerprints turn the same text into the same ids, and build the same network.
-The run compares fingerprints at registration; nothing here uses the network.
+Invariant: two roles with the same fingerprints turn the same text into the same ids, and build the same network. The
+run compares fingerprints at registration. Nothing here uses the network.
 """
 
 import copy
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
-# Fields that transformers writes into config.json and that do not describe the network.
+# Fields of config.json that do not describe the network.
 NOT_ARCHITECTURE = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 )
@@ -33,14 +33,14 @@ class HfTokenizer:
     """`Tokenizer` over a folder written by `save_pretrained`."""
 
     def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
-        """`chat_template`: a file with the template to use instead of the folder's.
+        """`chat_template`: a file whose template replaces the folder's.
 
-        Raises `ConfigError` when the folder holds no fast tokenizer, the file no template, or transformers is not
+        Raises `ConfigError` if the folder has no fast tokenizer, the file has no template, or transformers is not
         installed.
         """
         _read(folder, TOKENIZER_FILE)
         try:
-            from transformers import AutoTokenizer  # only a worker that uses one needs the package
+            from transformers import AutoTokenizer  # only workers with such a tokenizer need the package
         except ModuleNotFoundError as error:
             raise ConfigError(f"a tokenizer needs the package {error.name!r}: pip install 'rollq[torch]'") from error
         self._folder = folder
@@ -59,9 +59,9 @@ class HfTokenizer:
         self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """This tokenizer with values for other names in the chat template; the same object for the same options.
+        """This tokenizer with values for variables of the chat template. Returns the same object for the same options.
 
-        Raises `ConfigError` without a template, and for a name that it never reads.
+        Raises `ConfigError` without a template, and for a name that the template never reads.
         """
         key = orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)
         if key not in self._with_options:
@@ -78,7 +78,7 @@ class HfTokenizer:
 
     @cached_property
     def reserved(self) -> frozenset[int]:
-        """Tokens that mean an image; none for models that read no images, or whose processor cannot be used."""
+        """Tokens that represent images; empty if the model reads no images or its processor cannot be used."""
         try:
             return self.images.reserved if has_images(self._folder) else frozenset()
         except ConfigError as error:
@@ -92,7 +92,7 @@ class HfTokenizer:
 
     @property
     def backend(self) -> Any:
-        """The tokenizer of transformers."""
+        """The transformers tokenizer."""
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
@@ -100,13 +100,13 @@ class HfTokenizer:
         ids: list[int]
         if self._fast is None:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-        else:  # without the place of each token in the text, in half of the time
+        else:  # omits token offsets, which takes half the time
             ids = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS. A text
-        that already starts with them gets none."""
+        """Ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS. Adds none
+        to a text that already starts with them."""
         ids, whole = self.encode(text), self._encode_whole(text)
         return ids if ids[:1] == whole[:1] else whole
 
@@ -123,14 +123,14 @@ class HfTokenizer:
         text: str
         if self._fast is None:
             text = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        else:  # transformers looks at each id first, which takes longer than the rest
+        else:  # transformers checks each id first, which takes longer than decoding
             text = self._fast.decode(ids, skip_special_tokens=not special)
         return text
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """A conversation, and definitions of tools, through the chat template, ending where the assistant begins.
+        """Render a conversation and definitions of tools by the chat template, up to the start of the assistant's turn.
 
-        Raises `ConfigError` when the tokenizer has no chat template.
+        Raises `ConfigError` if the tokenizer has no chat template.
         """
         return self._rendered(messages, tools, add_generation_prompt=True)
 
@@ -163,7 +163,7 @@ class HfTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """See `Tokenizer.chat_template`. Of several, the one for tools."""
+        """See `Tokenizer.chat_template`. If there are several, the template for tools."""
         try:
             template: str = self._tokenizer.get_chat_template(tools=[])
         except ValueError:
@@ -172,12 +172,12 @@ class HfTokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Ids that end a response, of the tokenizer and of the model's generation config."""
+        """Ids that end a response, from the tokenizer and the model's generation config."""
         return self._eos_ids
 
     @property
     def eos_id(self) -> int:
-        """The tokenizer's end-of-sequence id, otherwise the model's first one. Raises `ConfigError` without any."""
+        """The tokenizer's end-of-sequence id, otherwise the model's first. Raises `ConfigError` if there is none."""
         own: int | None = self._tokenizer.eos_token_id
         if own is None and not self._eos_ids:
             raise ConfigError(f"the tokenizer in {str(self._folder)!r} has no end-of-sequence token: add one")
@@ -185,7 +185,7 @@ class HfTokenizer:
 
 
 def model_eos_ids(folder: Path) -> frozenset[int]:
-    """End-of-sequence ids that the model folder names, in generation_config.json, otherwise in config.json."""
+    """The model folder's end-of-sequence ids, from generation_config.json, otherwise from config.json."""
     for name in (GENERATION_CONFIG_FILE, CONFIG_FILE):
         if (folder / name).exists():
             eos = _read(folder, name).get("eos_token_id")
@@ -200,13 +200,13 @@ def tokenizer_fingerprint(folder: Path) -> str:
 
 
 def model_fingerprint(folder: Path) -> str:
-    """sha256 of the architecture in config.json: two checkpoints of one model have the same, weights do not count."""
+    """sha256 of the architecture in config.json, without weights: all checkpoints of a model share it."""
     config = _read(folder, CONFIG_FILE)
     return _digest({key: value for key, value in config.items() if key not in NOT_ARCHITECTURE})
 
 
 def model_vocabulary(folder: Path) -> int | None:
-    """How many token ids the model in a folder has, by config.json; None if it does not say.
+    """How many token ids the model in a folder has, from config.json; None if unknown.
 
     Raises `ConfigError` for a folder without a model.
     """

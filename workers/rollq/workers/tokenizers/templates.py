@@ -1,6 +1,6 @@
 """Chat templates as text: files, names that they read, and identities. Pure except for reading files.
 
-Templates render in transformers alone; what is here is decided before the first conversation.
+Only transformers renders templates. These functions run before the first conversation.
 """
 
 import difflib
@@ -16,9 +16,9 @@ from rollq.buffer.errors import ConfigError
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 OWN_NAMES: Final = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Names of a template whose values come with each conversation."""
+"""Names in a template whose values come with each conversation."""
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""The tag with which templates mark what a model wrote: of transformers, unknown to jinja2."""
+"""The transformers tag with which templates mark the model's text. jinja2 does not know it."""
 
 
 def read_template(path: Path) -> str:
@@ -32,12 +32,12 @@ def read_template(path: Path) -> str:
 
 
 def check_options(template: str, options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a name that the template never reads, or that has its value from the conversation."""
+    """Raise `ConfigError` for a name that the template never reads, or whose value comes from the conversation."""
     if taken := sorted(OWN_NAMES & set(options)):
         raise ConfigError(f"rows.template_options.{taken[0]}: comes with each conversation, so leave it out")
     try:
         names = _names(template)
-    except ConfigError:  # a tag that only transformers knows: nobody can say which names it reads
+    except ConfigError:  # it has a tag that only transformers knows, so its names are unknown
         return
     for option in options:
         if option not in names:
@@ -57,7 +57,7 @@ def template_identity(folder: Path | None, file: Path | None, options: Mapping[s
 
 
 def _template_in(folder: Path) -> str:
-    """The template that a folder written by `save_pretrained` has; of several, all as JSON."""
+    """The template in a folder written by `save_pretrained`; several templates as JSON."""
     try:
         return (folder / TEMPLATE_FILE).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -71,7 +71,8 @@ def _template_in(folder: Path) -> str:
 
 def _names(template: str, path: Path | None = None) -> frozenset[str]:
     """Every name that a template reads or sets. Raises `ConfigError` with `path` and the line of an error."""
-    from jinja2 import Environment, TemplateSyntaxError, nodes  # comes with transformers, late: a worker may need none
+    # a dependency of transformers, imported late: many workers never need it
+    from jinja2 import Environment, TemplateSyntaxError, nodes
 
     try:
         tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))

@@ -1,1 +1,1 @@
-"""Calls of user-written functions: in threads, within bounds, watched, with their errors in one line."""
+"""Calls of user-written functions: in threads, with limits, watched, with one-line errors."""

@@ -1,6 +1,6 @@
 """Slots that limit the running calls of a user-written function. Calls that hang keep their slots until they end.
 
-Invariant: nobody waits for a slot while every one is taken by a call that hangs.
+Invariant: no call waits for a slot while calls that hang hold all slots.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from collections import deque
 from rollq.buffer.errors import RollqError
 
 HANGS_S = 10.0
-"""The least time that a call may continue when nobody waits for it."""
+"""The least time after which an abandoned call counts as hanging."""
 
 
 class CallsHang(RollqError):
-    """Every slot is taken by a call that should have ended long ago."""
+    """Calls that should have ended long ago hold all slots."""
 
 
 class CallSlots:
@@ -72,7 +72,7 @@ class CallSlot:
         self._ended = self._hangs = False
 
     def release(self) -> None:
-        """The call has ended."""
+        """Free the slot after the call has ended."""
         self._ended = True
         self._slots.hanging -= self._hangs
         self._slots.give_back()

@@ -1,4 +1,4 @@
-"""Calls of user-written functions (judges, filters, tools, environments) that cannot block the worker."""
+"""Calls user-written functions (judges, filters, tools, environments) without blocking the worker."""
 
 import asyncio
 import inspect
@@ -19,13 +19,13 @@ T = TypeVar("T")
 LET_GO_S = 1.0
 """How long cancelled work may take to end before it is abandoned."""
 MAX_THREADS = 64
-"""Most calls of one blocking function at the same time; hanging calls count until they end."""
+"""The most concurrent calls of one blocking function. Hanging calls count until they end."""
 
 Calls = SimpleQueue[Callable[[], None]]
 
 
 class ThreadCache:
-    """Threads that no exit waits for. An idle one is reused, and there is always another one."""
+    """Threads that do not delay the exit. An idle thread is reused; otherwise a new thread starts."""
 
     def __init__(self) -> None:
         self._idle: list[Calls] = []
@@ -51,8 +51,8 @@ _THREADS = ThreadCache()
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function, sync or async, with a timeout; None: it has another timeout itself.
-    `quick`: it needs neither a timeout nor a thread."""
+    """A function, sync or async, with a timeout; None if the function enforces its timeout itself. `quick`: it needs
+    neither a timeout nor a thread."""
 
     function: Callable[..., Any]
     timeout_s: float | None
@@ -65,7 +65,7 @@ class UserFunction:
         return cls(function, timeout_s, CallSlots(MAX_THREADS), quick)
 
     async def __call__(self, *args: Any) -> Any:
-        """Call the function. Raises what it raises, a `TimeoutError` with a message when it takes too long, and
+        """Call the function. Raises its exceptions, `TimeoutError` with a message if it takes too long, and
         `CallsHang`. Waiting for a thread does not count."""
         if self.quick:
             return self.function(*args)
@@ -97,7 +97,7 @@ async def called_in_slot(slot: CallSlot, call: Callable[[Callable[[], None]], Aw
 @contextmanager
 def guarded() -> Iterator[None]:
     """Run or read user-written objects. Raises `RuntimeError` in place of exceptions that would end the worker:
-    `SystemExit`, and the interrupt of a function that blocks it."""
+    `SystemExit`, and the interrupt of a blocking function."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -105,8 +105,8 @@ def guarded() -> Iterator[None]:
 
 
 async def contained(work: Awaitable[T]) -> T:
-    """Await user-written work, `guarded`. Raises `RuntimeError` in place of a cancellation from within too, of
-    something that the work itself awaited, which would look like a request to stop the group."""
+    """Await user-written work, `guarded`. Also raises `RuntimeError` in place of a cancellation from within the work,
+    which would look like a request to stop the group."""
     try:
         with guarded():
             return await work
@@ -118,7 +118,7 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], None] = lambda: None) -> T:
-    """Await user-written work, `contained`, for at most `limit_s`; None: without a limit.
+    """Await user-written work, `contained`, for at most `limit_s`; None means no limit.
 
     `done` is called when the work has ended. Work that ignores its cancellation is abandoned. Raises a `TimeoutError`
     without a message.
@@ -141,10 +141,10 @@ async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], N
 
 
 async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
-    """Await `function(*args)` in a thread that no exit waits for; `done` is called when it has ended.
+    """Await `function(*args)` in a thread that does not delay the exit. `done` is called when the function has ended.
 
-    A thread pool will not do: a call that hangs would occupy one of its threads and block the exit of the process. Here
-    a thread is reused when its call has ended, and a new one starts if none is idle.
+    In a thread pool, a call that hangs would occupy a thread and block the exit of the process. Here a thread is reused
+    after its call has ended, and a new thread starts if none is idle.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -155,7 +155,7 @@ async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[],
             return
         if error is None:
             future.set_result(result)
-        elif isinstance(error, StopIteration):  # a future refuses it, and a coroutine cannot raise it
+        elif isinstance(error, StopIteration):  # futures refuse it, and coroutines cannot raise it
             replaced = RuntimeError("the function raised StopIteration")
             replaced.__cause__ = error
             future.set_exception(replaced)

@@ -1,4 +1,4 @@
-"""Errors of user-written functions in one line: their kind, what they say, and the line that raised them."""
+"""Describes errors of user-written functions in one line: type, message, and the line that raised them."""
 
 import sysconfig
 import traceback
@@ -9,27 +9,27 @@ from typing import Final
 from rollq.buffer.values.failures import SampleFailed
 
 MAX_REASON: Final = 2000
-"""Characters of an error that are kept."""
+"""The most characters of an error that are kept."""
 
 _INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def reason_of(error: BaseException) -> str:
-    """The kind of an error, its message and the last line of user code that it went through, in one short text."""
+    """The type of an error, its message, and the last line of user code in its traceback, in one short text."""
     place = _place(error)
     return shown(what_happened(error), MAX_REASON - len(place)) + place
 
 
 def said_by(error: SampleFailed) -> str:
-    """The text of an error that speaks for itself, with the line of user code that raised its cause, if it has one."""
+    """The message of the error, with the line of user code that raised its cause, if it has a cause."""
     place = _place(error.__cause__) if error.__cause__ else ""
     return shown(str(error), MAX_REASON - len(place)) + place
 
 
 def what_happened(error: BaseException) -> str:
-    """The kind of an error and its message."""
+    """The type of an error and its message."""
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
-        error = error.__cause__  # Python replaces one that a coroutine raises
+        error = error.__cause__  # Python wraps a StopIteration from a coroutine
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - an exception without words
@@ -38,13 +38,13 @@ def what_happened(error: BaseException) -> str:
 
 
 def shown(text: str, limit: int = MAX_REASON) -> str:
-    """The beginning of a text, as JSON can hold it: lone surrogates are replaced."""
+    """The beginning of a text, with lone surrogates replaced, so JSON can hold it."""
     text = text if len(text) <= limit else f"{text[: limit - 3]}..."
     return text.encode("utf-8", "replace").decode()
 
 
 def is_user_code(frame: FrameType) -> bool:
-    """Whether a frame runs a user's function: neither one of rollq nor of an installed package."""
+    """Whether a frame runs user code: neither rollq nor an installed package."""
     module, path = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
     return not str(module).startswith("rollq.") and not path.startswith(("<", *_INSTALLED))
 

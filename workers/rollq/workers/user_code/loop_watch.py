@@ -1,7 +1,7 @@
-"""A watch on the event loop from a thread: names the function that blocks it, and keeps the worker's leases.
+"""Watches the event loop from a thread: finds the function that blocks it, and keeps the worker's leases.
 
 An `async` function that computes, or sleeps without `await`, blocks everything else that its worker does. Invariant:
-the groups in hand stay the worker's, monitors learn what blocks it, and it can be interrupted.
+the worker keeps its groups, monitors show the blocking function, and a signal can interrupt it.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 BLOCKED_S = 3.0
-"""A loop that does not answer for longer is blocked."""
+"""A loop that does not respond for this long counts as blocked."""
 LOOK_S = 1.0
 
 
 class LoopWatch:
-    """Watches the loop that runs `run`. `blocked_by` is the function that blocks it, empty if none does."""
+    """Watches the loop that runs `run`. `blocked_by` is the function that blocks it, empty if not blocked."""
 
     def __init__(self, while_blocked: Callable[[str], None]) -> None:
         """`while_blocked` is called in the watch's thread, every `LOOK_S`, with the function that blocks the loop."""
@@ -45,7 +45,7 @@ class LoopWatch:
             self._closed.set()
 
     def interrupt(self) -> None:
-        """End the function that blocks the loop, if one does: called in its thread, by a signal's handler."""
+        """Interrupt the function that blocks the loop, if any. Called in the loop's thread, by a signal handler."""
         if self.blocked_by:
             raise KeyboardInterrupt
 
@@ -69,7 +69,7 @@ class LoopWatch:
 
 
 def blocking(frame: FrameType | None) -> str:
-    """The user's function that an event loop runs in a thread, given its innermost frame; empty if it runs none."""
+    """The user's function that an event loop is running, given the innermost frame of its thread; empty if none."""
     while frame is not None and frame.f_code is not asyncio.events.Handle._run.__code__:
         if is_user_code(frame):
             return place_of(frame, frame.f_lineno)

@@ -1,12 +1,12 @@
-"""Real numbers as user-written code returns them. Pure."""
+"""Real numbers from user-written code. Pure."""
 
 import math
 from typing import Any
 
 
 def finite(value: Any, needed: str = "a number") -> float:
-    """A real number, as Python, numpy or torch have it. Raises `ValueError` for anything else, such as a text or a
-    boolean, and for one that is not finite."""
+    """A finite real number from Python, numpy or torch. Raises `ValueError` for other numbers and other types, such as
+    texts and booleans."""
     if not is_real(value):
         raise ValueError(f"returned {value!r:.80}; expected {needed}")
     number = float(value)
@@ -16,7 +16,8 @@ def finite(value: Any, needed: str = "a number") -> float:
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is one real number: `int`, `float`, `Decimal`, numpy's, or an array or tensor of one."""
+    """Whether a value is a single real number: `int`, `float`, `Decimal`, a numpy scalar, or an array or tensor with
+    one element."""
     if isinstance(value, bool | str | bytes | bytearray) or not hasattr(value, "__float__"):
         return False
     kind = str(getattr(value, "dtype", "float"))

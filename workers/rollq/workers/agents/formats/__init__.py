@@ -1,4 +1,4 @@
-"""How families of models write a turn: one parser each, `parse(text, tools, prompt) -> Turn`. Pure.
+"""How families of models write a turn: one parser per family, `parse(text, tools, prompt) -> Turn`. Pure.
 
-A parser never raises for what a model wrote, and takes time linear in its length.
+A parser accepts any text and takes time linear in its length.
 """

@@ -8,7 +8,7 @@ from rollq.workers.agents.tool_calls import Malformed
 
 CALL_START: Final = "<tool_call>"
 CALL: Final = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.S)
-"""A call as several families write it; without its end if it was cut off."""
+"""A call as several families write it. A call that was cut off has no end tag."""
 NOT_CLOSED: Final = Malformed("a tool call without </tool_call>")
 
 
@@ -21,7 +21,7 @@ def cut(calls: re.Pattern[str], visible: str) -> tuple[str, list[re.Match[str]]]
 
 
 def around(pieces: Sequence[str], separators: str | None = None) -> str:
-    """The pieces of text before, between and after calls, as one text.
+    """Join the pieces of text before, between and after calls.
 
     White space next to a call, or `separators`, belongs to the call. A turn without calls stays as it is.
     """

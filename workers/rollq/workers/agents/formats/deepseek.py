@@ -1,4 +1,4 @@
-"""Turns as DeepSeek V3 and R1, and V3.1, write them. Pure.
+"""Turns as DeepSeek V3, R1 and V3.1 write them. Pure.
 
 6*7 needs the calculator.</think>
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator

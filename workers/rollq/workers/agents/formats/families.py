@@ -1,4 +1,4 @@
-"""Which family of models a chat template belongs to, by marks that only templates of that family have. Pure."""
+"""Recognises the family of models of a chat template by strings that only templates of that family contain. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Parts that the templates of a family have, and parts that they have not."""
+    """Strings that the templates of a family contain, and strings that they lack."""
 
     present: tuple[str, ...]
     absent: tuple[str, ...] = ()
 
     def match(self, template: str) -> bool:
-        """Whether the template is of the family."""
+        """Whether the template belongs to the family."""
         return all(mark in template for mark in self.present) and not any(mark in template for mark in self.absent)
 
 

@@ -42,7 +42,7 @@ def parse_harmony(text: str, tools: Sequence[Message] = (), prompt: str = "") ->
 
 
 def parse_harmony_thoughts(text: str, prompt: str = "") -> Turn:
-    """The turn of a model that has no tools: a message to one is content, as it is written."""
+    """The turn of a model without tools. A message to a tool is content, unchanged."""
     thoughts: list[str] = []
     content: list[str] = []
     for place, message in enumerate(text.split(START)):
@@ -58,8 +58,8 @@ def parse_harmony_thoughts(text: str, prompt: str = "") -> Turn:
 
 
 def _messages(text: str) -> list[tuple[str, str]]:
-    """Header and body of each message. One without a header, which is not harmony, has an empty one; one that was cut
-    off within its header is left out, and so is one of another role."""
+    """The header and body of each message. A message without a header, which is not harmony, gets an empty header.
+    Messages of other roles and messages that were cut off within the header are left out."""
     first, *others = text.split(START)
     messages = []
     for message in (first, *(other.removeprefix("assistant") for other in others if other.startswith("assistant"))):

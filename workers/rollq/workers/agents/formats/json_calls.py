@@ -1,4 +1,4 @@
-"""Calls that are written as JSON. Pure."""
+"""Calls written as JSON. Pure."""
 
 import json
 import re
@@ -8,16 +8,16 @@ from rollq.buffer.common import exact_json
 from rollq.workers.agents.tool_calls import ID_LENGTH, Malformed, ToolCall, call_id, parse_arguments
 
 PART: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+("?)|[{}\[\]]', re.S)
-"""A string, whose end is missing if the text was cut off in it, or a bracket."""
+"""A bracket, or a string, which has no closing quote if the text was cut off within it."""
 BLANK: Final = re.compile(r"[ \t\r\n]*+")
 NOT_IN_NAMES: Final = re.compile(r"""[\n"'(){}\[\]<>=]""")
-"""Characters of a call in another form, which would be taken for the name of a tool without arguments."""
+"""Characters of calls in other forms, which would look like the name of a tool without arguments."""
 NO_NAME: Final = Malformed("a tool call without the name of the tool")
 _DECODER: Final = json.JSONDecoder()
 
 
 def json_end(text: str, start: int) -> int | None:
-    """Where the JSON object or list that begins at `start` ends; None if it does not. It may be invalid within."""
+    """The end of the JSON object or list that begins at `start`, None if it has no end. Its content is not checked."""
     depth = 0
     for part in PART.finditer(text, start):
         match part[0]:
@@ -57,14 +57,14 @@ def named_call(name: str, raw_arguments: str, text: str, index: int) -> ToolCall
 
 
 def name_problem(name: str) -> Malformed | None:
-    """The problem with the name of a tool that is written by itself."""
+    """The problem with a tool name that is written without JSON."""
     if not name:
         return NO_NAME
     return Malformed(f"{name[:80]!r} is not the name of a tool") if NOT_IN_NAMES.search(name) else None
 
 
 def members(raw: str) -> dict[str, str]:
-    """The members of a JSON object, each as it is written. `raw` is JSON."""
+    """The members of the JSON object `raw`, each as it is written."""
     members_by_name = {}
     place = _blank_end(raw, raw.index("{") + 1)
     while raw[place] != "}":
@@ -77,7 +77,7 @@ def members(raw: str) -> dict[str, str]:
 
 
 def elements(raw: str) -> list[str]:
-    """The elements of a JSON list, each as it is written. `raw` is JSON."""
+    """The elements of the JSON list `raw`, each as it is written."""
     raw_elements = []
     place = _blank_end(raw, raw.index("[") + 1)
     while raw[place] != "]":
@@ -88,7 +88,7 @@ def elements(raw: str) -> list[str]:
 
 
 def _value_end(raw: str, start: int) -> int:
-    """Where the JSON value ends that begins at `start`."""
+    """The end of the JSON value that begins at `start`."""
     if raw[start] in "{[":
         end = json_end(raw, start)
         assert end is not None
@@ -98,7 +98,7 @@ def _value_end(raw: str, start: int) -> int:
 
 
 def _next(raw: str, end: int) -> int:
-    """Where the next value of a list or an object begins, or where the list or the object ends."""
+    """The start of the next value of a list or an object, or the end of the list or the object."""
     place = _blank_end(raw, end)
     return _blank_end(raw, place + 1) if raw[place] == "," else place
 

@@ -2,8 +2,8 @@
 
 {"name": "calculator", "parameters": {"expression": "6*7"}}
 
-Several calls are separated by semicolons. `<|python_tag|>` may come before them; before one of the tools that Llama
-knows from its training it is `<|python_tag|>brave_search.call(query="6*7")`.
+Several calls are separated by semicolons. `<|python_tag|>` may precede them. A call of a tool that Llama knows from its
+training is `<|python_tag|>brave_search.call(query="6*7")`.
 """
 
 import re
@@ -36,7 +36,7 @@ def parse_llama3(text: str, tools: Sequence[Message] = (), prompt: str = "") -> 
 
 
 def _calls(visible: str, text: str, first: int) -> tuple[str, list[ToolCall | Malformed]]:
-    """The text around the calls, and the calls. JSON that `first` begins with was meant as a call, valid or not."""
+    """The text around the calls, and the calls. JSON at position `first` was meant as a call, valid or not."""
     first = len(visible) - len(visible[first:].lstrip())
     calls: list[ToolCall | Malformed] = []
     pieces, piece_start, place = [], 0, 0
@@ -52,7 +52,7 @@ def _calls(visible: str, text: str, first: int) -> tuple[str, list[ToolCall | Ma
 
 
 def _call(raw: str, text: str, index: int, *, complete: bool) -> ToolCall | Malformed | None:
-    """The call that JSON is; None for JSON without a call."""
+    """The call that the JSON `raw` describes; None if it describes no call."""
     if not complete:
         return Malformed("the JSON of a tool call is not complete")
     try:

@@ -23,7 +23,7 @@ BRACKETS: Final = ("[THINK]", "[/THINK]")
 HEAD: Final = re.compile(
     r"\s*+([^\s\[\]{}]*+)\s*+(?:\[CALL_ID\]\s*+[^\s\[\]{}]*+\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{|\[(?!TOOL_CALLS\]))"
 )
-"""All before the JSON: the name of the tool, or nothing before a list."""
+"""The text before the JSON: the name of the tool, or nothing before a list."""
 
 
 def parse_mistral(text: str, tools: Sequence[Message] = (), prompt: str = "") -> Turn:
@@ -42,7 +42,7 @@ def parse_mistral(text: str, tools: Sequence[Message] = (), prompt: str = "") ->
 
 
 def parse_mistral_thoughts(text: str, prompt: str = "") -> Turn:
-    """The turn of a model that has no tools, see `parse_thoughts`."""
+    """The turn of a model without tools, see `parse_thoughts`."""
     return parse_thoughts(text, prompt, _marks(text))
 
 
@@ -51,7 +51,7 @@ def _marks(text: str) -> tuple[str, str]:
 
 
 def _calls(visible: str, place: int, text: str, index: int) -> tuple[Sequence[ToolCall | Malformed], int]:
-    """The calls after a mark, numbered from `index`, and the place where they end."""
+    """The calls after a mark, numbered from `index`, and the position of their end."""
     head = HEAD.match(visible, place)
     if head is None:
         return [Malformed(f"{CALLS} is followed by the name of a tool, [ARGS] and a JSON object")], place

@@ -28,7 +28,7 @@ CALL: Final = re.compile(
     r"|<tool_call>.*?(?:(</tool_call>)|\Z)",
     re.S,
 )
-"""A call, whose `<tool_call>` these models sometimes forget; or a call in another form."""
+"""A call in either form. These models sometimes omit `<tool_call>`."""
 PARAMETER: Final = re.compile(r"\s*<parameter=([^<>\n]*)>\n?(?>(.*?)\n?</parameter>)", re.S)
 
 

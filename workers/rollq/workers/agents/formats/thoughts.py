@@ -6,16 +6,16 @@ from rollq.workers.agents.turns import Turn
 
 THINK: Final = ("<think>", "</think>")
 LAST_CHARACTERS: Final = 64
-"""Of a prompt: enough for the mark that opens thoughts, and white space."""
+"""Characters at a prompt's end that are searched for the opening mark; the mark may be followed by white space."""
 
 
 def split_thoughts(text: str, prompt: str, call: str, marks: tuple[str, str] = THINK) -> tuple[str | None, str]:
-    """The thoughts of a turn, None without any, and the rest.
+    """The thoughts of a turn, None for a turn without thoughts, and the rest.
 
-    They are open from the start if `prompt`, the text that the model continued, ends with the mark that opens them, or
-    if the turn begins with it. They end with the first mark that closes them; if there is none, the turn was cut off
-    within its thoughts. A mark that closes thoughts which were never opened ends them too, unless there was a `call`
-    before it: then it is part of an argument. With "", a turn has no calls.
+    Thoughts start if `prompt`, the text that the model continued, ends with the opening mark, or if the turn begins
+    with it. They end at the first closing mark. Without a closing mark, the turn was cut off within its thoughts. A
+    closing mark without an opening mark also ends thoughts, unless a `call` precedes it: then it is part of an
+    argument. If `call` is "", the turn has no calls.
     """
     start, end = marks
     opened = prompt[-LAST_CHARACTERS:].rstrip().endswith(start) or text.lstrip().startswith(start)
@@ -27,6 +27,7 @@ def split_thoughts(text: str, prompt: str, call: str, marks: tuple[str, str] = T
 
 
 def parse_thoughts(text: str, prompt: str = "", marks: tuple[str, str] = THINK) -> Turn:
-    """The turn that continues `prompt` with `text`, of a model that has no tools: all but its thoughts is content."""
+    """The turn that continues `prompt` with `text`, by a model without tools: all text after the thoughts is
+    content."""
     thoughts, visible = split_thoughts(text, prompt, "", marks)
     return Turn(text, visible, thoughts)

@@ -1,4 +1,4 @@
-"""Arguments that are written as text, without quotes, typed by the JSON schema of the tool. Pure."""
+"""Arguments written as text without quotes, typed by the JSON schema of the tool. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ PYTHON: Final[Mapping[str, str]] = {"True": "true", "False": "false", "None": "n
 def parsed_call(
     name: str, body: str, argument: re.Pattern[str], form: str, tools: Sequence[Message], text: str, index: int
 ) -> ToolCall | Malformed:
-    """As `typed_call`, with the arguments in `body`. Each argument matches `argument`, whose groups are its name and
-    its text. `form` describes an argument to the model."""
+    """Like `typed_call`, with the arguments in `body`. Each argument matches `argument`, whose groups are the name and
+    the text. `form` describes an argument to the model."""
     place, end = 0, len(body.rstrip())
     written = []
     while place < end:
@@ -37,8 +37,8 @@ def typed_call(
 ) -> ToolCall | Malformed:
     """Call number `index` of the turn `text`, with the arguments as `written`, each a name and a text.
 
-    A string of the schema stays as it is written. Other values are JSON; a value that is not JSON stays a text, for
-    the tool to refuse. Without a schema, a value is JSON if it can be, and otherwise a text.
+    An argument that the schema calls a string stays as it is written. Other values are read as JSON; a value that is
+    not JSON stays a text, and the tool refuses it. Without a schema, a value is read as JSON if possible.
     """
     if problem := name_problem(name):
         return problem
@@ -52,7 +52,7 @@ def typed_call(
 
 
 def _as_json(value: str, schema: Any) -> str | bytes:
-    """The JSON that the model meant with a text."""
+    """The JSON that the model meant by a text."""
     types = _types(schema)
     if "string" in types and not (value == "null" and "null" in types):
         return orjson.dumps(value)
@@ -66,7 +66,7 @@ def _as_json(value: str, schema: Any) -> str | bytes:
 
 
 def _types(schema: Any) -> set[str]:
-    """The JSON types that a schema names, including alternatives and the types of its allowed values; may be empty."""
+    """The JSON types that a schema names, including alternatives and the types of its allowed values. May be empty."""
     if not isinstance(schema, Mapping):
         return set()
     written = schema.get("type", [])
@@ -79,7 +79,7 @@ def _types(schema: Any) -> set[str]:
 
 
 def _schemas(name: str, tools: Sequence[Message]) -> Mapping[str, Any]:
-    """The schemas of a tool's parameters; none for an unknown tool."""
+    """The schemas of a tool's parameters; empty for an unknown tool."""
     for tool in tools:
         function = tool.get("function", {})
         if function.get("name") == name:

@@ -1,7 +1,7 @@
-"""One connection to an MCP server. A task opens it, keeps it and closes it, as the SDK of MCP demands: a sample is set
-up in one task and torn down in another.
+"""One connection to an MCP server. A separate task opens, holds and closes it: MCP's SDK requires a single task, and a
+sample is set up in one task and torn down in another.
 
-Invariant: nothing that is sent to a server is sent again. A connection that is lost stays lost.
+Invariant: no request is sent twice. A lost connection stays lost.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ from rollq.workers.user_code.errors import what_happened
 T = TypeVar("T")
 
 CLOSE_S: Final = 8.0
-"""How long a connection may take to close; the SDK gives a process that does not end 4 s before it kills it."""
+"""How long a connection may take to close, in seconds. The SDK kills a process that does not end within 4 s."""
 CONNECT_S: Final = 10.0
 MOST_PAGES: Final = 100
 LOST_CODES: Final = (CONNECTION_CLOSED, INVALID_REQUEST)
 """Codes of errors after which a session is gone. INVALID_REQUEST: the server does not know the session."""
 MISTAKE_CODES: Final = (INVALID_PARAMS, METHOD_NOT_FOUND)
-"""Codes of errors that are the model's: a tool that the server does not have, arguments that it does not take."""
+"""Codes of errors by the model: an unknown tool, or arguments that the server refuses."""
 
-for _name in ("mcp", "httpx2"):  # they log addresses, which may be secret, and errors that rollq reports itself
+for _name in ("mcp", "httpx2"):  # they log addresses, which may be secret, and errors that rollq reports anyway
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
@@ -59,11 +59,11 @@ class ConnectionLost(RollqError):
 
 
 NOT_THERE = (httpx2.ConnectTimeout, httpx2.NetworkError, httpx2.RemoteProtocolError)
-"""Errors of a server that has not started, or is about to end."""
+"""Errors of a server that has not started or is about to end."""
 
 
 class ServerNotThere(ConnectionLost):
-    """Nothing answers at the URL, which may change soon."""
+    """Nothing answers at the URL yet."""
 
 
 class Connection:
@@ -90,7 +90,7 @@ class Connection:
         return connection
 
     async def _hold(self) -> None:
-        """Keep the connection. With a session, if the server knows any: newer revisions of MCP have none."""
+        """Hold the connection, with a session if the server has sessions: newer revisions of MCP have none."""
         try:
             await self._keep("legacy")
         except BaseException as error:
@@ -125,8 +125,8 @@ class Connection:
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The answer of a tool, as text. Raises `CallError` for an answer that is an error, which the model is to see,
-        `ConnectionLost`, and what the SDK raises for other errors of the server."""
+        """A tool's answer, as text. Raises `CallError`, which the model sees, if the answer is an error. Raises
+        `ConnectionLost`, and the SDK's exceptions for other errors of the server."""
         try:
             result = await self._answer(self._ready.result().call_tool(name, dict(arguments)))
         except MCPError as error:
@@ -148,7 +148,7 @@ class Connection:
         return False
 
     async def _answer(self, request: Coroutine[Any, Any, T]) -> T:
-        """Await a request, as long as there is a connection."""
+        """Await a request while the connection lasts."""
         asking = asyncio.ensure_future(request)
         try:
             await asyncio.wait([asking, self._holder], return_when=asyncio.FIRST_COMPLETED)
@@ -162,18 +162,18 @@ class Connection:
             raise self._lost("the connection was closed") from error
         except MCPError as error:
             if error.code in LOST_CODES:
-                await asyncio.sleep(0)  # the holder may be about to say why
+                await asyncio.sleep(0)  # the holder may be about to report the reason
                 raise self._lost(str(error)) from error
             raise
 
     def _lost(self, reason: str) -> ConnectionLost:
-        """Give the connection up. `reason`: for when the holder knows none."""
+        """Give the connection up. `reason` is used if the holder reports none."""
         failure = self._failure() or ConnectionLost(reason)
         self._closing.set()
         return failure
 
     def _failure(self) -> ConnectionLost | None:
-        """Why the holder has ended; None if it has not, or does not know."""
+        """Why the holder has ended; None if it still runs or reported no reason."""
         if not self._holder.done() or self._holder.cancelled() or (error := self._holder.exception()) is None:
             return None
         first = _first(error)
@@ -183,13 +183,13 @@ class Connection:
         return lost(what_happened(first))
 
     async def close(self) -> None:
-        """Close the session, and end the server if it is a process of this connection."""
+        """Close the session. Also end the server if it is a process of this connection."""
         self._closing.set()
         try:
             await asyncio.wait([self._holder], timeout=CLOSE_S)
         finally:
             self._holder.cancel()
-            self._holder.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it has been seen
+            self._holder.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # its error is seen
         await asyncio.wait([self._holder], timeout=CLOSE_S)
 
 
@@ -208,7 +208,8 @@ def _code(error: BaseException) -> int | None:
 def command_transport(
     command: list[str], env: Mapping[str, str], folder: Path | None, errors: TextIO
 ) -> Callable[[], Transport]:
-    """The process of a command in a folder, with a clean environment; it writes errors to `errors`."""
+    """A transport to the process of a command in a folder, with a clean environment. The process writes errors to
+    `errors`."""
     clean = {name: os.environ[name] for name in INHERITED if name in os.environ}
     program, *arguments = bare_python(launcher.__name__, os.getpid(), *command)
     process = StdioServerParameters(command=program, args=arguments, env={**clean, **env}, cwd=folder)
@@ -216,20 +217,20 @@ def command_transport(
 
 
 def http_client(headers: Mapping[str, str], most: int) -> httpx2.AsyncClient:
-    """A client for all sessions of a worker, which keeps at most `most` connections."""
+    """A client for all sessions of a worker, with at most `most` connections."""
     inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=most))
     timeout = httpx2.Timeout(None, connect=CONNECT_S)
     return httpx2.AsyncClient(headers=dict(headers), transport=_PostsOnly(inner), timeout=timeout)
 
 
 def url_transport(url: str, client: httpx2.AsyncClient) -> Callable[[], Transport]:
-    """Requests to a URL."""
+    """A transport to a URL."""
     return lambda: streamable_http_client(url, http_client=client)
 
 
 class _PostsOnly(httpx2.AsyncBaseTransport):
-    """Refuses the streams that each session would keep open for messages that nobody reads: with 512 sessions, a
-    process has too few files for them."""
+    """Refuses the stream that each session would keep open for messages that nobody reads. With 512 sessions, these
+    streams exceed the limit on open files."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
         self._inner = inner

@@ -13,7 +13,7 @@ NOT_FOUND = 127
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Replace this process by the command; returns only if there is none."""
+    """Replace this process by the command. Returns only if the command does not exist."""
     die_with_parent(signal.SIGKILL, parent)
     try:
         os.execvp(command[0], command)

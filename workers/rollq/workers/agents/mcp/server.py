@@ -1,7 +1,7 @@
-"""The tools of an MCP server in one worker: what it lists at the start, and a session for each sample.
+"""The tools of an MCP server in one worker: its list of tools at the start, and a session for each sample.
 
-Invariant: a sample keeps the session that it got at its start. If that is lost, the sample fails; later samples get a
-new one, and a command that has ended is restarted.
+Invariant: a sample keeps the session that it got at its start. If the session is lost, the sample fails. Later samples
+get a new session, and a command that has ended is restarted.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from rollq.workers.agents.mcp.connection import Connection
 
 ALIVE_S: Final = 10.0
-"""How soon a server must answer that has let a call run out of time, or it hangs."""
+"""After a call timed out, a server that does not answer within this many seconds counts as hanging."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 SETUPS: Final = 64
-"""Connections for the setup of sessions; each call that runs may have one more."""
+"""Connections for the setup of sessions. Each running call may use one more."""
 TAIL_CHARS: Final = 500
 
 
@@ -67,7 +67,7 @@ class McpServer:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether samples have sessions, which another worker cannot continue."""
+        """Whether samples have sessions. Another worker cannot continue a session."""
         return not self.settings.is_shared
 
     @property
@@ -76,7 +76,7 @@ class McpServer:
         return self.keeps_state and self.settings.mcp_url is None
 
     async def open(self) -> "McpSession":
-        """A session for one sample. Raises `SampleFailed` if the server is not there or has other tools now."""
+        """A session for one sample. Raises `SampleFailed` if the server is unreachable or its tools have changed."""
         from rollq.workers.agents.mcp.connection import ConnectionLost
 
         try:
@@ -91,12 +91,12 @@ class McpServer:
             await connection.close()
 
     async def look_after(self, connection: "Connection") -> None:
-        """Give a shared connection up if its server hangs, after a call that has run out of time."""
+        """After a call timed out, give the shared connection up if its server hangs."""
         if self.settings.is_shared and not await connection.answers(ALIVE_S):
             await connection.close()
 
     async def close(self) -> None:
-        """Close what samples have shared."""
+        """Close the connection that samples share."""
         if self._shared is not None:
             await self._shared.close()
         if self._http is not None:
@@ -104,7 +104,7 @@ class McpServer:
         self._shared = self._http = None
 
     async def _common(self) -> "Connection":
-        """The connection that samples share; another one if the server has ended, or hangs."""
+        """The connection that samples share. Opens a new one if the server has ended or hangs."""
         from rollq.workers.agents.mcp.connection import ConnectionLost
 
         async with self._starting:
@@ -139,7 +139,7 @@ class McpServer:
             raise SampleFailed(FailureKind.TOOL, f"{reason}: restart the workers")
 
     async def _connect(self, transport: "Callable[[], Transport]") -> "Connection":
-        """Connect, and wait for a server that is not there yet. Raises `ConnectionLost`."""
+        """Connect, and wait for a server that has not started yet. Raises `ConnectionLost`."""
         from rollq.workers.agents.mcp.connection import Connection, ServerNotThere
 
         deadline_s, failures = monotonic() + self.settings.start_timeout_s, 0
@@ -168,7 +168,7 @@ class McpServer:
         return command_transport(self.settings.mcp_command, self.settings.env, self.settings.folder, errors)
 
     def _list(self) -> ToolList:
-        """The list of the server, asked for in a thread: the caller may have an event loop, or none."""
+        """The server's list of tools. Runs in a thread, since the caller may or may not have an event loop."""
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._list_once()).result()
 
@@ -186,7 +186,7 @@ class McpServer:
 
     @asynccontextmanager
     async def trial(self, errors: TextIO) -> "AsyncIterator[Connection]":
-        """A connection that shares nothing with any other. Raises `ConnectionLost`."""
+        """A connection that shares nothing with others. Raises `ConnectionLost`."""
         from rollq.workers.agents.mcp.connection import http_client
 
         client = None if self.settings.mcp_url is None else http_client(self._headers, SETUPS)
@@ -243,8 +243,8 @@ class McpTool:
     async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:
         """The tool's answer as text. Waiting for a free place does not count towards the tool's timeout.
 
-        Raises `CallError` for a mistake by the model and an answer that is an error, `ToolError` for a failure of the
-        tool, and `ToolLost` for the end of the session.
+        Raises `CallError` for a mistake by the model or an answer that is an error, `ToolError` if the tool fails, and
+        `ToolLost` if the session has ended.
         """
         from rollq.workers.agents.mcp.connection import ConnectionLost
 

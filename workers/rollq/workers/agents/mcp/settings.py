@@ -16,7 +16,7 @@ SCHEMES: Final = ("http://", "https://")
 
 
 class McpOptions(Settings):
-    """The part of a tool's settings that is for an MCP server."""
+    """The part of a tool's settings that concerns MCP servers."""
 
     mcp: str | None = Field(
         default=None, description="URL of an MCP server, or the command that starts one; the model gets all its tools"
@@ -68,7 +68,7 @@ class McpOptions(Settings):
 
     @property
     def mcp_command(self) -> list[str]:
-        """The program that is the server, and its arguments. Raises `ValueError` for quotes without an end."""
+        """The server's program and its arguments. Raises `ValueError` for an unclosed quote."""
         return shlex.split(self.mcp or "")
 
     @property

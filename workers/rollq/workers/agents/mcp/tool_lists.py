@@ -1,4 +1,4 @@
-"""The tools that an MCP server lists: their definitions for chat templates, and how a change is seen."""
+"""The tools that an MCP server lists: their definitions for chat templates, and how changes are detected."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ToolSchema:
     """One tool as its server describes it. `definition` is in the form that chat templates take, with the server's
-    schema as it is."""
+    schema unchanged."""
 
     definition: Message
 
@@ -43,7 +43,7 @@ class ToolSchema:
         return validator_for(self.schema)(self.schema, registry=Registry())
 
     def check_schema(self) -> None:
-        """Raise `ConfigError` if the schema is none, or refers to what is not in it."""
+        """Raise `ConfigError` if the schema is invalid, or refers to something outside it."""
         from jsonschema import SchemaError
         from jsonschema.validators import validator_for
         from referencing.exceptions import Unresolvable
@@ -74,9 +74,9 @@ class ToolList:
 
     @classmethod
     def of(cls, listed: "Sequence[ListedTool]", only: Sequence[str]) -> "ToolList":
-        """The tools that a server has listed; `only` these, if any are named.
+        """The tools that a server has listed; if `only` is not empty, only the tools it names.
 
-        Raises `ConfigError` for one that is not there, for two of one name, and for an invalid schema.
+        Raises `ConfigError` for a name that is not listed, for two tools of one name, and for an invalid schema.
         """
         tools: dict[str, ToolSchema] = {}
         for tool in listed:
@@ -101,7 +101,7 @@ class ToolList:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def changes(self, other: "ToolList") -> str:
-        """How `other` differs, in words; empty if it does not."""
+        """How `other` differs, in words; empty if the lists are equal."""
         if self.digest == other.digest:
             return ""
         gone = sorted(self.tools.keys() - other.tools.keys())

@@ -23,7 +23,7 @@ def url_of(server: str) -> str:
 def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
     """A request for at most `tokens` new tokens, without the model's name.
 
-    It sets every parameter for which a server may have another default.
+    It sets every parameter whose default may differ between servers.
     """
     sampling = request.sampling
     return {
@@ -42,7 +42,7 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
         "logprobs": 1,
         "return_token_ids": True,
         "priority": request.priority,
-        "cache_salt": f"{version.epoch}.{version.version}",  # keys and values of other weights must not be used
+        "cache_salt": f"{version.epoch}.{version.version}",  # excludes cached keys and values of other weights
         **rare_fields(sampling, tokens),
     }
 
@@ -57,8 +57,8 @@ def rare_fields(sampling: Sampling, tokens: int) -> dict[str, Any]:
 
 
 def read_part(answer: Any, _: int) -> Part:
-    """The news in an answer, or in an event of a streamed answer. Raises `LookupError`, `TypeError` or `ValueError`
-    when it lacks token ids or logprobs."""
+    """The new tokens in an answer, or in an event of a streamed answer. Raises `LookupError`, `TypeError` or
+    `ValueError` if token ids or logprobs are missing."""
     if not answer["choices"]:  # the event with the usage
         return Part([], [])
     choice = answer["choices"][0]
@@ -69,7 +69,7 @@ def read_part(answer: Any, _: int) -> Part:
 
 
 def status_of(_: Any) -> int | None:
-    """The status of an error that an event reports in its own way: servers of this API report none."""
+    """The status of an error in an event; None, since servers of this API report none in events."""
     return None
 
 
@@ -99,7 +99,8 @@ def score_body(prompt: Int32Array) -> dict[str, Any]:
 
 
 def read_scores(answer: Any, prompt: Int32Array) -> Float32Array:
-    """The logprobs float32 [T - 1] in nats of a prompt's tokens but the first. Raises `ValueError` if it has none."""
+    """The logprobs float32 [T - 1] in nats of all tokens of a prompt but the first. Raises `ValueError` if the answer
+    has none."""
     return read_prompt_logprobs(answer, prompt, 1)
 
 
@@ -126,7 +127,8 @@ def read_fingerprint(answer: Any) -> Float32Array:
 def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
     """Name and context length in tokens of the model to ask for, from the server's list of models.
 
-    Raises `ValueError` when the wanted one, or a single one, is not in it.
+    Raises `ValueError` if the wanted model is not in the list, or if no model is wanted and the list does not have
+    exactly one.
     """
     try:
         contexts = {str(model["id"]): int(model.get("max_model_len") or NO_LIMIT_TOKENS) for model in listed["data"]}
@@ -143,7 +145,8 @@ def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
 def check_logprobs(probed: Completion) -> None:
     """Raise `ValueError` unless these are logprobs of the distribution sampled for `PROBE`.
 
-    With top_k = 1 that is one token, of logprob 0; or m tokens of equal logits, which servers keep, of -log m each.
+    With top_k = 1 that is one token with logprob 0, or m tokens of equal logits with logprob -log m each, since servers
+    keep ties.
     """
     if len(probed.ids) == 0:
         raise ValueError("the server gave no token where some were asked for")

@@ -1,6 +1,6 @@
-"""One kind of server, as the engine needs it: its requests and answers, and its routes for weights.
+"""One kind of server: its requests and answers, and its routes for weights.
 
-The pool, its retries and checks are the same for every kind. Modules implement the protocols here.
+The pool, its retries and its checks are the same for every kind. Modules implement the protocols in this module.
 """
 
 from collections.abc import Awaitable, Mapping
@@ -25,7 +25,7 @@ TOP_LOGPROBS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """A folder of weights (an absolute path), and the tensors that are loaded a second time under another name."""
+    """A folder of weights (an absolute path), and the tensors to load a second time under another name."""
 
     folder: Path
     version: WeightsVersion
@@ -51,13 +51,13 @@ class Api(Protocol):
         """A request for at most `tokens` new tokens, without the model's name."""
 
     def read_part(self, answer: Any, have: int, /) -> Part:
-        """The news in an answer, or in an event of a streamed answer, after `have` tokens.
+        """The new tokens in an answer, or in an event of a streamed answer, after `have` tokens.
 
-        Raises `LookupError`, `TypeError` or `ValueError` when it lacks what training needs.
+        Raises `LookupError`, `TypeError` or `ValueError` when a value that training needs is missing.
         """
 
     def status_of(self, event: Any, /) -> int | None:
-        """The HTTP status of an error that a streamed event reports in its own way."""
+        """The HTTP status of an error in a streamed event; None if it has no error."""
 
     def probe_body(self, most_tokens: int, /) -> dict[str, Any]:
         """A request whose answer shows whether logprobs belong to the sampled distribution."""
@@ -69,7 +69,7 @@ class Api(Protocol):
         """A request for the logprobs of a prompt's tokens, int32 [T]."""
 
     def read_scores(self, answer: Any, prompt: Int32Array, /) -> Float32Array:
-        """The logprobs float32 [T - 1] in nats of a prompt's tokens but the first, NaN where they make no sense.
+        """The logprobs float32 [T - 1] in nats of all tokens of a prompt but the first, NaN where the server has none.
 
         Raises `ValueError` if the answer has none."""
 
@@ -91,10 +91,11 @@ class WeightRoutes(Protocol):
         """Resume a server that may have been left paused."""
 
     def check(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[None]:
-        """Fail unless the server can read the folder, if it has a route for that. Changes nothing at the server."""
+        """Fail unless the server can read the folder, if the server has a route to check. Changes nothing at the
+        server."""
 
     def load(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[bool]:
-        """Make a server without requests serve `weights`. False if it did already."""
+        """Make a server without requests serve `weights`. Returns False if it already served them."""
 
 
 class Description(NamedTuple):
@@ -114,7 +115,8 @@ class Describe(Protocol):
     def __call__(
         self, http: aiohttp.ClientSession, url: str, model: str | None, /, *, pushes: bool
     ) -> Awaitable[Description]:
-        """Describe the server at `url`; `model`: the name that it should serve, `pushes`: it should take weights.
+        """Describe the server at `url`; `model` is the name of the model that it should serve. `pushes`: weights will
+        be pushed into it.
 
         Raises `TransientError`, or `ValueError` for a server that cannot serve training.
         """

@@ -1,14 +1,14 @@
 """An engine behind HTTP: servers with OpenAI's completions API that return token ids, such as vLLM's.
 
-Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). The engine for another
-kind of server differs only in its `dialect`. Who loads weights:
+Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). Engines for other kinds
+of servers differ only in the `dialect`. The settings say how weights are loaded:
 
-- with `push_model`, this engine does. Invariant: no request is at a server while weights are loaded, so every
+- with `push_model`, this engine loads them. Invariant: no request is at a server while weights are loaded, so every
   token is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
   continue after the swap from the tokens that have arrived.
-- with `server_follows`, something else does; `swap` notes the version, and all tokens of a request carry the version at
-  its start.
-- otherwise nobody does: only version 0 is accepted, with which the servers were started.
+- with `server_follows`, another program loads them. `swap` notes the version, and all tokens of a request carry the
+  version at its start.
+- otherwise weights never change: only version 0, with which the servers were started, is accepted.
 
 A request that fails because of a server is tried again, at another server or with growing pauses. After its last try,
 the servers that get requests are probed with the simplest request: if a server answers, only the request fails; if not,
@@ -54,7 +54,7 @@ from rollq.workers.seeds import turn_seed
 log = logging.getLogger(__name__)
 
 API_KEY = "ROLLQ_ENGINE_API_KEY"
-"""Environment variable with the server's key, if it wants one."""
+"""Environment variable with the server's key, if it needs a key."""
 
 
 class ServerSettings(RetrySettings):
@@ -81,7 +81,7 @@ class ServerSettings(RetrySettings):
 
     @property
     def model_name(self) -> str | None:
-        """The model to ask for, where servers have several."""
+        """The model to ask for if servers have several."""
         return None
 
 
@@ -92,7 +92,7 @@ class OpenAISettings(ServerSettings):
 
     @property
     def model_name(self) -> str | None:
-        """The model to ask for, where servers have several."""
+        """The model to ask for if servers have several."""
         return self.served_model
 
 
@@ -118,7 +118,7 @@ class _Call(Call):
     reported: int = 0
 
     def end_part(self, reason: FinishReason | None = None) -> FinishReason:
-        """Keep the tokens that have arrived; returns why they ended. Raises `ValueError` when they are malformed."""
+        """Keep the tokens that have arrived. Returns their finish reason. Raises `ValueError` if they are malformed."""
         part = self.tokens.completion(self.version or NO_VERSION, reason)  # a call without a version has no tokens
         self.parts.append(part)
         self.tokens_left -= len(part.ids)
@@ -126,8 +126,8 @@ class _Call(Call):
         return part.finish_reason
 
     def report(self) -> None:
-        """Report the tokens, if there are enough new ones. Tokens after a broken try are not reported: they may not
-        continue the reported tokens of that try."""
+        """Report the tokens if enough are new. Tokens after a broken try are not reported, since they need not continue
+        the reported tokens of that try."""
         report, new = self.request.report, self.tokens
         tokens = len(new.ids) + sum(len(part.ids) for part in self.parts)
         if report is None or new.broken or new.reason is not None or tokens - self.reported < REPORT_TOKENS:
@@ -200,7 +200,7 @@ class OpenAIEngine(Gated):
         return join_parts(call.parts, await self._finish(call))
 
     async def _finish(self, call: _Call) -> FinishReason:
-        """Ask until the request has ended, again after each interruption."""
+        """Ask until the request has ended, and again after each interruption."""
         while True:
             await self._gate.serve(call, self._ask)
             if call.tokens.reason is not None:
@@ -256,12 +256,12 @@ class OpenAIEngine(Gated):
         await asyncio.to_thread(self._model.check, folder)
         await self._servers.check(weights)
         async with self._gate.closed(mode, interrupt=True):
-            await self._servers.check(weights)  # the folder may have gone while requests ended
+            await self._servers.check(weights)  # the folder may have been removed while requests ended
             return await self._serve(weights, version, probe)
 
     async def _serve(self, weights: Weights | None, version: WeightsVersion, probe: Probe | None) -> float:
-        """Have the servers serve `version`; without `weights`, they have its weights already. Returns the seconds that
-        this took."""
+        """Make the servers serve `version`; without `weights`, they have already loaded them. Returns the duration in
+        seconds."""
         limit_s, started_s = self._settings.start_timeout_s, monotonic()
         try:
             async with asyncio.timeout(limit_s):

@@ -1,4 +1,4 @@
-"""The weights that servers should serve: loads them, and checks that a server gives their logprobs.
+"""Loads the weights that servers should serve, and checks that each server returns their logprobs.
 
 Invariant: a server that passed `verify` holds the weights that are pushed, if any, and gives the logprobs of the live
 weights' probe. Without a probe, servers into which weights were loaded agree with the first such server.
@@ -21,11 +21,11 @@ from rollq.workers.http.client import TransientError
 log = logging.getLogger(__name__)
 
 COMMON_TOKENS = 256
-"""Tokens that every model has. Prompts are made of them where no probe was published."""
+"""Tokens that every model has, for prompts when no probe was published."""
 
 
 class LiveWeights:
-    """The weights that are pushed into servers; None: something else loads them, or none have been pushed yet."""
+    """The weights that are pushed into servers. None: another program loads them, or none have been pushed yet."""
 
     def __init__(self) -> None:
         self.pushed: Weights | None = None
@@ -58,7 +58,7 @@ class LiveWeights:
     async def _check(self, http: aiohttp.ClientSession, server: Server) -> WeightsCheck | None:
         """Compare a server's logprobs with the expected ones. Raises `WrongWeights` if they differ.
 
-        None for a server that gives no logprobs of prompts, and without anything to compare with.
+        Returns None if the server returns no logprobs of prompts, or if there is nothing to compare with.
         """
         if (self._expected is None and self.pushed is None) or not await self._scores(http, server):
             return None

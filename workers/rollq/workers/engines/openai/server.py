@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 SAME_NATS = 0.05
 """Logprobs of equal weights differ by less than this, across machines and kernels."""
 ASSUMED_DTYPE = "bfloat16"
-"""Of a server that does not report its dtype."""
+"""Assumed for a server that does not report its dtype."""
 
 
 class WrongWeights(TransientError):
-    """A server's logprobs do not match its weights."""
+    """A server's logprobs differ from the logprobs of its weights."""
 
 
 class ServerState(StrEnum):
@@ -52,9 +52,9 @@ class ServerState(StrEnum):
 class Server(PooledServer):
     """One server. `model` is its name for the model; `priorities`: it accepts the parameter `priority`.
 
-    `weights_verified` while nothing can have changed the weights that were pushed into it. `checked`: it gives the
-    logprobs of the live weights, or they cannot be compared; `check` says how far they are off, if they were compared.
-    `accused`: a log line has said that they are wrong.
+    `weights_verified`: the pushed weights have been verified, and nothing can have changed them since. `checked`: its
+    logprobs agree with the live weights, or cannot be compared. `check` is the result of the comparison, if there was
+    one. `accused`: wrong logprobs have been logged.
     """
 
     dialect: Dialect = field(kw_only=True)
@@ -83,7 +83,7 @@ class Server(PooledServer):
             yield event
 
     def read(self, event: Any, have: int) -> Part:
-        """The news in an event after `have` tokens. Raises `ValueError` when it lacks token ids or logprobs."""
+        """The new tokens in an event after `have` tokens. Raises `ValueError` when it lacks token ids or logprobs."""
         try:
             return self.dialect.api.read_part(event, have)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -115,12 +115,12 @@ class Server(PooledServer):
         return api.read_fingerprint(await self.complete(http, api.fingerprint_body()))
 
     async def has_weights_of(self, http: aiohttp.ClientSession, other: "Server") -> bool:
-        """Whether both servers have the same weights, judged by their logprobs."""
+        """Whether both servers have the same weights, by comparing their logprobs."""
         own, theirs = await self.fingerprint(http), await other.fingerprint(http)
         return own.shape == theirs.shape and bool((np.abs(own - theirs) < SAME_NATS).all())
 
     async def accepts_priorities(self, http: aiohttp.ClientSession) -> bool:
-        """Whether the server accepts priorities; some refuse them unless they schedule by them."""
+        """Whether the server accepts priorities. Some servers refuse priorities unless they schedule by them."""
         self.priorities = True
         try:
             await self.complete(http, {**self.dialect.api.probe_body(1), "priority": 1})
@@ -129,14 +129,14 @@ class Server(PooledServer):
         return True
 
     def accuse(self, error: WrongWeights) -> None:
-        """Log once that the server is kept out for its weights."""
+        """Log once that the server gets no requests because its weights are wrong."""
         if not self.accused:
             log.error("%s gets no requests: %s", self.url, error)
         self.accused = True
 
     async def score(self, http: aiohttp.ClientSession, prompt: Int32Array) -> Float32Array:
-        """The logprobs of a prompt's tokens; see `read_scores`. Raises `TransientError`, and `ValueError` if there are
-        none."""
+        """The logprobs of a prompt's tokens; see `read_scores`. Raises `TransientError`, and `ValueError` if the answer
+        has none."""
         api = self.dialect.api
         return api.read_scores(await self.complete(http, api.score_body(prompt)), prompt)
 
@@ -145,7 +145,8 @@ class Server(PooledServer):
         return self.dialect.api.url_of(self.url)
 
     def _named(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The request with this server's name for the model, and without a priority if it refuses those."""
+        """The request with this server's name for the model, and without a priority if the server refuses
+        priorities."""
         named = {**body, "model": self.model} if self.model else dict(body)
         if not self.priorities:
             del named["priority"]

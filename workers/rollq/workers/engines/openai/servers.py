@@ -2,12 +2,12 @@
 
 Invariant: a server gets requests only if it has answered the simplest request correctly since its last failure, and
 only while its answers equal the other servers' answers, so a server restarted with old weights stays out. The last
-server is never ejected: the caller judges its failures.
+server is never ejected: the caller handles its failures.
 
-If weights are pushed, a server gets requests only with the wanted weights. It is asked for their name before the first
-request after a failure or an idle time, since it may have been restarted.
+If weights are pushed, a server gets requests only with the wanted weights. Since it may have been restarted, it is
+asked for the name of its weights before the first request after a failure or an idle time.
 
-A server that has been given weights, or comes back, must give the logprobs of the live weights; see `LiveWeights`.
+A server that has loaded weights or rejoins must return the logprobs of the live weights; see `LiveWeights`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rollq.workers.http.server_pool import ServerPool
 log = logging.getLogger(__name__)
 
 SESSIONS = 10_000
-"""Conversations whose server is remembered."""
+"""How many conversations keep their server."""
 
 
 class RequestFailed(RollqError, RuntimeError):
@@ -81,7 +81,8 @@ class Servers(ServerPool[Server]):
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences the serving servers run at a time, together; of one server while none serves."""
+        """How many sequences the serving servers run at a time in total. While none serves, the number for one
+        server."""
         serving = self.serving or self.servers[:1]
         return sum(server.max_sequences for server in serving)
 
@@ -93,7 +94,7 @@ class Servers(ServerPool[Server]):
     async def start(self, timeout_s: float, key: str | None) -> None:
         """Wait until the first server serves; the others join when they are ready. `timeout_s` bounds each request.
 
-        Raises `ValueError` when none can serve training.
+        Raises `ValueError` if no server is fit for training.
         """
         self._http = open_session(timeout_s, key)
         await self._first_serving([self._start_joining(server) for server in self.servers])
@@ -112,7 +113,7 @@ class Servers(ServerPool[Server]):
         )
 
     async def serve(self, weights: Weights | None, probe: Probe | None) -> None:
-        """Load `weights`, if there are any to load, into all servers, and check them, while there are no requests.
+        """Load `weights`, unless None, into all servers, and check them. There must be no requests.
 
         Returns when all servers have the weights, or at the latest after twice the time that the first server took;
         late servers join when they are ready. Raises `ValueError` when all servers refuse the weights, and
@@ -157,7 +158,7 @@ class Servers(ServerPool[Server]):
         async def ask_one(server: Server) -> None:
             try:
                 tokens.begin(server.url)
-                if server.in_flight == 1:  # it may have been restarted while it was idle
+                if server.in_flight == 1:  # the server may have been restarted while idle
                     server.weights_verified = False
                 await self._live.verify(self._session(), server)
                 async for event in server.stream(self._session(), body):
@@ -174,7 +175,7 @@ class Servers(ServerPool[Server]):
         await self.send(ask_one, session)
 
     def choose(self, session: str | None, failed: Server | None) -> Server:
-        """The server of this session, else the least loaded one; not `failed`, if possible."""
+        """The server of this session, otherwise the least loaded server; if possible, not `failed`."""
         allowed = self.serving or list(self.servers)
         allowed = [server for server in allowed if server is not failed] or allowed
         chosen = None if session is None else self._sessions.get(session)
@@ -187,7 +188,7 @@ class Servers(ServerPool[Server]):
     def eject(self, server: Server, error: TransientError) -> bool:
         """Stop requests to a failed server until it works again. Returns whether there is another server."""
         others = any(other is not server for other in self.serving)
-        if others and server.serving:  # the last one stays: its requests have nowhere else to go
+        if others and server.serving:  # the last server stays: its requests have nowhere else to go
             log.warning("%s gets no requests until it works again: %s", server.url, error)
             server.state = ServerState.EJECTED
             self._start_joining(server)
@@ -207,7 +208,7 @@ class Servers(ServerPool[Server]):
         raise EngineDead(f"{urls}: {error}; the simplest request failed too: {last}") from error
 
     def _start_joining(self, server: Server, *, judge: bool = False) -> asyncio.Task[None]:
-        """Have a server join. With `judge`, the task ends with `WrongWeights`, and another task keeps trying."""
+        """Start a task that joins a server. With `judge`, it raises `WrongWeights`, and another task keeps trying."""
         task = asyncio.create_task(self._join(server, judge=judge))
         self._joining[task] = server
 
@@ -223,8 +224,8 @@ class Servers(ServerPool[Server]):
         return task
 
     async def _join(self, server: Server, *, judge: bool) -> None:
-        """Try until the server serves. Raises `ValueError` when it is unfit for training, and `WrongWeights` when it is
-        judged."""
+        """Try until the server serves. Raises `ValueError` if the server is unfit for training and, with `judge`,
+        `WrongWeights`."""
         failures = 0
         while True:
             try:
@@ -252,7 +253,7 @@ class Servers(ServerPool[Server]):
         await self._live.verify(self._session(), server)
         await server.probe(http)
         server.priorities = await server.accepts_priorities(http)
-        async with self._comparing:  # two servers that join together must not both pass as the first
+        async with self._comparing:  # of two servers that join concurrently, only one may count as the first
             other = None if self._live.pushed is not None else next(iter(self.serving), None)
             if other is not None and not await server.has_weights_of(http, other):
                 raise TransientError(f"its answers differ from the answers of {other.url}: it serves other weights")

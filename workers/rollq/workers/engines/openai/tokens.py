@@ -11,8 +11,8 @@ from rollq.workers.engines.protocol import Completion, WeightsVersion, parse_rea
 
 
 class Part(NamedTuple):
-    """The news in one event of an answer: token ids, their logprobs in nats, why the answer ended, if it has, and the
-    name of the weights that made them, if the server reports it."""
+    """The new tokens in one event of an answer: ids, logprobs in nats, the reason if the answer has ended, and the name
+    of the weights if the server reports it."""
 
     ids: list[int]
     logprobs: list[float]
@@ -22,9 +22,9 @@ class Part(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tokens:
-    """The part of a completion that has arrived: ids, their logprobs in nats, and why it ended, if it has. `url` is the
-    server's, for messages; `broken`: tokens that had arrived were lost, because a server broke off. `added` is called
-    whenever tokens arrive."""
+    """The part of a completion that has arrived: ids, logprobs in nats, and the finish reason if it has ended. `url` is
+    the server's, for messages. `broken`: arrived tokens were lost when a server broke off. `added` is called whenever
+    tokens arrive."""
 
     url: str = "the server"
     ids: list[int] = field(default_factory=list)
@@ -47,9 +47,9 @@ class Tokens:
             self.added()
 
     def completion(self, version: WeightsVersion, reason: FinishReason | None = None) -> Completion:
-        """As a completion by `version`, ended by `reason` or as the server said.
+        """The tokens as a completion by `version`, with finish reason `reason` or the server's.
 
-        Raises `ValueError` when ids or logprobs make no sense.
+        Raises `ValueError` for invalid ids or logprobs.
         """
         try:
             ids, logprobs = np.array(self.ids, dtype=np.int32), float32_array(self.logprobs)

@@ -1,7 +1,7 @@
 """Pushes weights into a vLLM server over HTTP, by its development routes and `LoadExtension` in its workers.
 
-Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. While it
-loads, it has another name, and a restarted server has vLLM's.
+Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. A loading
+server has another name, and a restarted server has vLLM's default.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None
 
 
 async def dtype_of(http: aiohttp.ClientSession, url: str) -> str | None:
-    """The dtype of a server, as torch calls it, or the name of its quantization; None if it does not say."""
+    """The dtype of a server, as torch calls it, or the name of its quantization; None if unknown."""
     try:
         answer = await _call(http, url, "rollq_dtype")
         return str(answer["results"][0])
@@ -45,7 +45,7 @@ async def dtype_of(http: aiohttp.ClientSession, url: str) -> str | None:
 
 
 async def max_sequences_of(http: aiohttp.ClientSession, url: str) -> int | None:
-    """How many sequences a server runs at a time; None if it does not say."""
+    """How many sequences a server runs at a time; None if unknown."""
     try:
         answer = await _call(http, url, "rollq_max_sequences")
         return int(answer["results"][0])
@@ -54,9 +54,9 @@ async def max_sequences_of(http: aiohttp.ClientSession, url: str) -> int | None:
 
 
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
-    """Make a server without requests serve `weights`. False if it did already.
+    """Make a server without requests serve `weights`. Returns False if it already served them.
 
-    Raises `TransientError` or `ValueError` when it does not take them; it is left paused then, under another name.
+    Raises `TransientError` or `ValueError` if the load fails. The server then stays paused, under another name.
     """
     if await exchange(http, "GET", f"{_root(url)}/weight_info", None) == {"weight_version": weights.name}:
         return False
@@ -78,5 +78,5 @@ async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping
 
 
 def _root(url: str) -> str:
-    """Where the routes are: beside `/v1`."""
+    """The address of the routes, which are beside `/v1`."""
     return url.removesuffix("/v1")

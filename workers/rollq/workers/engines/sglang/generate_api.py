@@ -1,9 +1,9 @@
 """Requests and answers of SGLang's native route `/generate`. Pure: plain values in and out.
 
-SGLang has two logprobs of a sampled token. `output_token_logprobs` are of the logits after penalties, biases, guides
+SGLang has two logprobs for a sampled token. `output_token_logprobs` are of the logits after penalties, biases, guides
 and temperature, but before top_k, top_p and min_p. `output_token_sampling_logprobs` come with `return_sampling_mask`
-and are of the distribution after those filters too; SGLang gives them for requests with a top_k. So requests ask for
-them, and use them, exactly when a filter is set.
+and are of the distribution after those filters too; SGLang gives them for requests with a top_k. Requests ask for them
+and use them exactly when a filter is set.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from rollq.workers.engines.protocol import Request, Sampling, WeightsVersion
 
 NEEDED = "SGLang 0.5.23 is known to return them"
 PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, temperature=0.01, top_k=20))
-"""At this temperature its filter has no effect, so SGLang's two logprobs must be equal."""
+"""At this temperature the filter has no effect, so SGLang's two logprobs must be equal."""
 SAME_NATS = 0.01
 DTYPES = {"auto": None, "half": "float16", "float": "float32"}
-"""SGLang's names of dtypes that are not torch's. With `auto`, it does not report which one it has chosen."""
+"""SGLang's names of dtypes that differ from torch's. With `auto`, it does not report its choice."""
 
 
 def root_of(server: str) -> str:
@@ -37,7 +37,7 @@ def url_of(server: str) -> str:
 def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
     """A request for at most `tokens` new tokens.
 
-    It sets every parameter for which a server may have another default.
+    It sets every parameter whose default may differ between servers.
     """
     sampling = request.sampling
     return {
@@ -45,13 +45,13 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
         "sampling_params": sampling_params(sampling, tokens),
         "return_logprob": True,
         "return_sampling_mask": sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0,
-        "priority": -request.priority,  # SGLang runs larger ones first
-        "extra_key": f"{version.epoch}.{version.version}",  # keys and values of other weights must not be used
+        "priority": -request.priority,  # SGLang runs larger priorities first
+        "extra_key": f"{version.epoch}.{version.version}",  # excludes cached keys and values of other weights
     }
 
 
 def sampling_params(sampling: Sampling, tokens: int) -> dict[str, Any]:
-    """The parameters as SGLang calls them; null for its defaults that have no effect."""
+    """The parameters by SGLang's names; null for a default without effect."""
     return {
         "max_new_tokens": tokens,
         "min_new_tokens": min(sampling.min_tokens, tokens),
@@ -74,7 +74,7 @@ def sampling_params(sampling: Sampling, tokens: int) -> dict[str, Any]:
 
 
 def read_part(answer: Any, have: int) -> Part:
-    """The news in an answer, or in an event of a streamed answer, after `have` tokens.
+    """The new tokens in an answer, or in an event of a streamed answer, after `have` tokens.
 
     Raises `LookupError`, `TypeError` or `ValueError` when it lacks token ids or logprobs.
     """
@@ -91,7 +91,7 @@ def read_part(answer: Any, have: int) -> Part:
 
 
 def status_of(event: Any) -> int | None:
-    """The HTTP status of an error that a streamed event reports as the reason why the answer ended."""
+    """The HTTP status of an error that a streamed event reports as its finish reason."""
     try:
         status = event["meta_info"]["finish_reason"]["status_code"]
     except (LookupError, TypeError):
@@ -167,9 +167,10 @@ def read_fingerprint(answer: Any) -> Float32Array:
 
 
 def read_context(info: Any) -> int:
-    """The context in tokens, from the answer of `/server_info`: the longest prompt, and one token.
+    """The context in tokens, from the answer of `/server_info`: the longest prompt plus one token.
 
-    Raises `ValueError` for a server that repeats all tokens in each event: an answer of 32k tokens would be gigabytes.
+    Raises `ValueError` for a server that repeats all tokens in each event: an answer of 32k tokens would take
+    gigabytes.
     """
     try:
         context_tokens, incremental = int(info["max_req_input_len"]) + 1, info["incremental_streaming_output"]
@@ -186,7 +187,7 @@ def read_context(info: Any) -> int:
 
 
 def read_dtype(info: Any) -> str | None:
-    """The dtype, as torch calls it, or the quantization, from the answer of `/server_info`; None if it is not there."""
+    """The dtype, as torch calls it, or the quantization, from the answer of `/server_info`; None if it is missing."""
     if info.get("quantization"):
         return str(info["quantization"])
     dtype = str(info.get("dtype", "auto"))
@@ -194,6 +195,6 @@ def read_dtype(info: Any) -> str | None:
 
 
 def read_max_sequences(info: Any) -> int | None:
-    """How many sequences the server runs at a time, from the answer of `/server_info`; None if it is not there."""
+    """How many sequences the server runs at a time, from the answer of `/server_info`; None if it is missing."""
     sequences = info.get("max_running_requests")
     return sequences if isinstance(sequences, int) and sequences > 0 else None

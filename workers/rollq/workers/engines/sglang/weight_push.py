@@ -24,11 +24,11 @@ async def resume(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
-    """Nothing: SGLang has no route that reads a folder without loading it."""
+    """Do nothing: SGLang has no route that reads a folder without loading it."""
 
 
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
-    """Make a server without requests serve `weights`. False if it already did.
+    """Make a server without requests serve `weights`. Returns False if it already served them.
 
     Raises `TransientError`, including when the server cannot load them, or `ValueError`; the server then stays paused,
     under a different name.
@@ -48,7 +48,7 @@ async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
 
 
 async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping[str, Any]) -> None:
-    """Call a route. Raises `ValueError` when it reports that it did not succeed."""
+    """Call a route. Raises `ValueError` if the route reports a failure."""
     answer = await exchange(http, "POST", f"{root_of(url)}/{route}", body)
     if not isinstance(answer, dict) or answer.get("success") is False:
         raise ValueError(f"{url}: {route} failed: {answer!r:.200}")

@@ -1,7 +1,8 @@
 """The running batch of a causal LM: sequences join and leave between decode steps and share one key-value cache.
 
-Invariant: a sequence's logits equal the logits of a plain forward pass over its tokens under the weights in use, with
-any other rows in the batch. Rows are padded on the left; the mask hides the padding and positions do not count it.
+Invariant: a sequence's logits equal the logits of a plain forward pass over its tokens under the current weights, and
+do not depend on the other rows of the batch. Rows are padded on the left; the mask hides the padding and positions do
+not count it.
 """
 
 import functools
@@ -28,9 +29,9 @@ _MAX_SEED = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class ActiveSequence:
-    """A running sequence. `context` are the given tokens (prompt, then prefix), and `prefix_tokens` counts its response
-    tokens; `ids` and `logprobs` are generated; `versions` are (version, index of its first token); `experts` are
-    [layers, top_k] for each token read, from the pass that gave the next token's logprob; `images` are the prompt's."""
+    """A running sequence. `context` holds the prompt's tokens, then the `prefix_tokens` tokens of the prefix. `ids` and
+    `logprobs` are generated. `versions` are pairs (version, index of its first token). `experts` has [layers, top_k]
+    for each token read, from the pass that gave the next token's logprob. `images` are the prompt's."""
 
     context: list[int]
     prefix_tokens: int
@@ -57,12 +58,12 @@ class ActiveSequence:
     def read(self, experts: ExpertArray) -> None:
         """Record the experts of a pass over all tokens, [tokens, layers, top_k].
 
-        A token whose successor exists keeps the experts of the pass that made the successor.
+        If a token has a successor, it keeps the experts of the pass that made the successor.
         """
         self.experts[-1:] = experts[max(len(self.experts) - 1, 0) :]
 
     def _routed_experts(self) -> ExpertArray:
-        """The experts of all tokens; the last token's are unknown until its successor is made."""
+        """The experts of all tokens. The last token's experts are unknown until its successor is made."""
         before_last = len(self.context) + len(self.ids) - 1
         return np.stack([*self.experts[:before_last], np.zeros_like(self.experts[0])])
 
@@ -101,7 +102,7 @@ class DecodeBatch:
 
     @torch.no_grad()
     def add(self, sequences: Sequence[ActiveSequence]) -> None:
-        """Read the tokens of `sequences` and let them join."""
+        """Read the tokens of `sequences`, and add the sequences to the batch."""
         if not sequences:
             return
         state = self._prefill(sequences)
@@ -111,7 +112,7 @@ class DecodeBatch:
 
     @torch.no_grad()
     def step(self) -> list[ActiveSequence]:
-        """Sample one token for every sequence; the finished sequences leave and are returned."""
+        """Sample one token for every sequence. Removes and returns the finished sequences."""
         if self._state is None:
             return []
         draws = torch.from_numpy(uniforms(self._seeds, self._positions)).to(self._state.logits.device)
@@ -129,7 +130,7 @@ class DecodeBatch:
         return finished
 
     def remove(self, leaving: Sequence[ActiveSequence]) -> torch.Tensor | None:
-        """Let sequences leave. Returns the indices int64 of the rows that stay, None for all."""
+        """Remove sequences. Returns the indices int64 of the remaining rows, None for all."""
         if not leaving:
             return None
         gone = {id(sequence) for sequence in leaving}
@@ -152,7 +153,8 @@ class DecodeBatch:
             self._state = self._prefill(self.sequences)
 
     def _prefill(self, sequences: Sequence[ActiveSequence]) -> _State:
-        """Read all tokens of `sequences`: equal ones (the samples of a group) once, those with images alone."""
+        """Read all tokens of `sequences`. Equal sequences (the samples of a group) are read once, sequences with images
+        alone."""
         unique: dict[_Row, int] = {}
         index = [unique.setdefault(_Row.of(sequence), len(unique)) for sequence in sequences]
         rows = list(unique)
@@ -188,7 +190,7 @@ class DecodeBatch:
             sequence.experts.append(row)
 
     def _set_rows(self) -> None:
-        """Collect what sampling needs of each row; called whenever rows join or leave."""
+        """Collect the sampling parameters of each row. Called whenever rows join or leave."""
         self._sampling = SamplingRows.from_rows([sequence.sampling for sequence in self.sequences], self._model.device)
         self._seeds = np.array([sequence.seed & _MAX_SEED for sequence in self.sequences], dtype=np.uint64)
         # Counted within the whole response, so a continued response draws the same tokens as an uninterrupted one.
@@ -198,7 +200,7 @@ class DecodeBatch:
 
     def _finish_reason(self, sequence: ActiveSequence) -> FinishReason | None:
         if sequence.images is not None and sequence.ids[-1] in sequence.images.reserved:
-            return FinishReason.ERROR  # the model cannot read it again: it would look for one more image
+            return FinishReason.ERROR  # the model cannot read the token again: it would expect another image
         if sequence.ids[-1] in sequence.sampling.end_ids(self._eos_ids):
             return FinishReason.STOP
         if sequence.sampling.stop:
@@ -221,7 +223,7 @@ class _Row(NamedTuple):
 
 
 def prefill(model: Any, rows: Sequence[tuple[int, ...]], inputs: Mapping[str, torch.Tensor] | None = None) -> _State:
-    """Read whole sequences. `inputs` are further ones of the model, for rows of equal length."""
+    """Read whole sequences. `inputs` are further inputs of the model, for rows of equal length."""
     width = max(map(len, rows))
     ids = torch.tensor([(0,) * (width - len(row)) + row for row in rows], device=model.device)
     lengths = torch.tensor([len(row) for row in rows], device=model.device)
@@ -252,7 +254,7 @@ def decode(model: Any, state: _State, ids: torch.Tensor) -> None:
 
 @functools.cache
 def _cache_argument(model: type) -> str:
-    """The name of the cache in calls of a model of this class: transformers 5.24 has renamed it."""
+    """The name of the cache argument of a model of this class. transformers 5.24 renamed it."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
 
 
@@ -281,6 +283,6 @@ def merge(old: _State, new: _State) -> _State:
 
 
 def _passes(rows: Sequence[_Row]) -> list[list[int]]:
-    """Numbers of the rows that are read together: those with images alone, the others in one pass."""
+    """The row numbers of each pass: a row with images is read alone, all others together."""
     texts = [number for number, row in enumerate(rows) if row.images is None]
     return [[number] for number, row in enumerate(rows) if row.images is not None] + [texts] * bool(texts)

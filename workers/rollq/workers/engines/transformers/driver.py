@@ -1,4 +1,4 @@
-"""The driver of a running batch: one task of the event loop that decodes step after step.
+"""Drives a running batch: one task of the event loop decodes step after step.
 
 The event loop decides (who joins, who leaves, when weights are swapped), one thread computes, and they take turns: the
 batch needs no lock, and the event loop never waits for a forward pass. Invariant: weights change only between two
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Job(Call):
-    """A request as a sequence of the batch. A cancelled `done` means that nobody waits for it."""
+    """A request as a sequence of the batch. If `done` is cancelled, nobody waits for the request."""
 
     sequence: ActiveSequence = field(kw_only=True)
     done: "asyncio.Future[Completion]" = field(init=False)
@@ -75,17 +75,17 @@ class DecodeDriver:
             self._work.set()  # a cancelled job leaves at once, even when there is nothing else to do
 
     def wake(self) -> None:
-        """Look for work again: the gate has opened."""
+        """Look for work again after the gate has opened."""
         self._work.set()
 
     async def stop(self, jobs: Sequence[Job]) -> None:
-        """End running jobs after the current step with the tokens they have."""
+        """End running jobs after the current step. They keep the tokens they have."""
         self._stopping += jobs
         self._work.set()
         await asyncio.wait([job.answer for job in jobs])
 
     async def swap(self, weights: dict[str, torch.Tensor], version: WeightsVersion) -> float:
-        """Change the weights between two steps; returns the seconds that it took. Raises `EngineDead`."""
+        """Change the weights between two steps. Returns the duration in seconds. Raises `EngineDead`."""
         self._swap = _Swap(weights, version, asyncio.get_running_loop().create_future())
         self._work.set()
         return await self._swap.done
@@ -106,7 +106,7 @@ class DecodeDriver:
         try:
             while not self._closing:
                 await self._advance()
-        except Exception as error:  # any error in a step breaks the engine, and ends every request
+        except Exception as error:  # an error in a step breaks the engine and ends every request
             log.exception("the engine died")
             self._gate.fail(f"the engine died: {error!r}")
         finally:
@@ -115,12 +115,12 @@ class DecodeDriver:
 
     async def _advance(self) -> None:
         """One turn: end stopped jobs, swap, let jobs join, decode a step, answer the finished jobs."""
-        self._work.clear()  # first: anything that arrives during this turn starts another
+        self._work.clear()  # cleared first: work that arrives during this turn starts another turn
         stopping, self._stopping = self._stopping, []
         self._end(stopping)
         if (swap := self._swap) is not None:
             await self._apply(swap)
-            if self._swap is swap:  # if it was cancelled, the next swap may be here already
+            if self._swap is swap:  # after a cancellation, the next swap may have arrived
                 self._swap = None
         joining = self._take_waiting()
         if not self._running:
@@ -133,7 +133,7 @@ class DecodeDriver:
                 job.request.report(sequence.completion(FinishReason.ABORT))
 
     def _take_waiting(self) -> list[ActiveSequence]:
-        """Move waiting jobs into the batch while there is room; none while a swap waits for others to end."""
+        """Move waiting jobs into the batch while there is room, unless a swap waits for running jobs to end."""
         if not self._gate.is_open:
             return []
         self._waiting.sort(key=lambda job: job.request.priority)
@@ -146,7 +146,7 @@ class DecodeDriver:
         return [job.sequence for job in jobs]
 
     def _end(self, stopping: Iterable[Job]) -> None:
-        """Answer jobs with the tokens they have, and drop all jobs that nobody waits for."""
+        """Return the tokens of jobs that end, and drop jobs that nobody waits for."""
         for job in stopping:
             _answer(job, FinishReason.ABORT)
         ended = [sequence for sequence, job in self._running.items() if job.done.done()]

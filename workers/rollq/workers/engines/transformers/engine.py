@@ -33,7 +33,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer, model_eos_ids
 
 
 class TransformersSettings(Settings):
-    """Which model serves, and where."""
+    """The model to serve and the device."""
 
     model: Path = Field(description="folder written by save_pretrained")
     device: str = Field(default="auto", description="auto (cuda if there is one), cpu, cuda, cuda:1, ...")
@@ -49,8 +49,8 @@ class TransformersEngine:
 
     def __init__(self, settings: TransformersSettings) -> None:
         self._settings = settings
-        self.dtype, self.vocabulary = settings.dtype, 0  # the latter is known once it has started
-        self.takes_images = False  # so until it has started
+        self.dtype, self.vocabulary = settings.dtype, 0  # the vocabulary is known after the start
+        self.takes_images = False  # until it has started
         self.max_sequences = settings.max_batch
         self._gate: RequestGate[Job] = RequestGate(self._stop, opened=self._look_for_work)
         self._driver = DecodeDriver(self._gate, settings.max_batch)
@@ -61,8 +61,8 @@ class TransformersEngine:
         return self._driver.version
 
     async def start(self) -> None:
-        """Load the model. Raises `ConfigError` if the folder has no model, the device does not exist, or experts are to
-        be returned and the model has none that can be recorded."""
+        """Load the model. Raises `ConfigError` if the folder has no model, the device does not exist, or the settings
+        ask for experts and the model has none that can be recorded."""
         self._model = await self._driver.compute(load_model, self._settings)
         self._device: torch.device = self._model.device
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
@@ -95,7 +95,7 @@ class TransformersEngine:
                 return await self._driver.swap(checked, version)
 
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
-        """Give the logprobs of prompts between two steps; see `Scorer.score`."""
+        """Score prompts between two steps; see `Scorer.score`."""
         return await self._driver.compute(score, self._model, prompts)
 
     async def bit_sums(self) -> Mapping[str, BitSums]:
@@ -129,7 +129,7 @@ class TransformersEngine:
         await self._driver.close()
 
     def _move(self, device: torch.device) -> None:
-        """Move the weights to `device`, and give cached memory back to the GPU. Runs in the engine's thread."""
+        """Move the weights to `device`, and free cached GPU memory. Runs in the engine's thread."""
         self._model.to(device)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -155,7 +155,7 @@ def load_model(settings: TransformersSettings) -> Any:
             settings.model, dtype=getattr(torch, settings.dtype), local_files_only=True
         )
         return model.to(device).eval().requires_grad_(False)
-    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # raised by torch without CUDA
         raise ConfigError(f"cannot load model {str(settings.model)!r} on {device!r}: {error}") from error
 
 

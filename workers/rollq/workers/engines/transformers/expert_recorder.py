@@ -15,7 +15,7 @@ ExpertArray = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class ExpertRecorder:
-    """Records the experts of a model's last forward pass, from when it is made on."""
+    """Records the experts of a model's last forward pass."""
 
     def __init__(self, model: Any) -> None:
         """Raises `ConfigError` for a model without experts, and for experts of an unknown form."""

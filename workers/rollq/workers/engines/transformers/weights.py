@@ -1,5 +1,5 @@
-"""Weights on disk to weights in a model. Invariant: a model is changed only after everything about the file is known
-to be right, so that a bad file leaves the old weights serving."""
+"""Loads weights from disk into a model. Invariant: a model changes only after the file has passed all checks, so a bad
+file leaves the old weights in place."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rollq.workers.engines.tensors import Tensors, check_tensors, is_adapter, to
 def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The tensors that a weights file of `model` holds, by name: each shared tensor once, under its first name.
 
-    With tied embeddings that leaves `lm_head.weight` out, as `save_pretrained` does.
+    Like `save_pretrained`, it omits `lm_head.weight` if the embeddings are tied.
     """
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     persistent = model.state_dict().keys()
@@ -34,7 +34,7 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
     tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
-            tensors |= load(path.read_bytes())  # read whole: a mapped file could fail, or change, while it is copied
+            tensors |= load(path.read_bytes())  # read into memory: a mapped file could fail or change during the copy
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     expected = weight_tensors(model)
@@ -45,9 +45,9 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
 
 
 def _converted(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Weights under the names that they have in memory: transformers fuses experts as it loads them.
+    """Weights under their names in memory: transformers fuses experts when it loads them.
 
-    Names that it does not know stay.
+    Unknown names stay.
     """
     try:
         loaded, report = type(model).from_pretrained(

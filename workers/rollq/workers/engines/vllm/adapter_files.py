@@ -20,18 +20,18 @@ _MATRIX = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
 """Name of a tensor: the module that it adapts, and which of the module's two matrices it is."""
 _WRAPPER = ".base_layer"
 _NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
-"""Number of a layer or of an expert in a module's name."""
+"""The number of a layer or an expert in a module's name."""
 
 Names = re.Pattern[str] | frozenset[str]
-"""Names of modules in a configuration: a pattern of whole names, or names and their last parts."""
+"""Module names in a configuration: a pattern for whole names, or a list of names and last parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """The modules that an adapter's configuration names.
 
-    `targets` is None where names do not decide ("all-linear"); `layers` are the numbers of the adapted layers, None for
-    all, and `layers_patterns` expressions for what comes before such a number.
+    `targets` is None if the choice is not by name ("all-linear"). `layers` are the numbers of the adapted layers, None
+    for all layers. `layers_patterns` are expressions for the text before such a number.
     """
 
     targets: Names | None
@@ -63,7 +63,7 @@ class AdapterConfig:
         return self.targets is not None and _match(self.targets, module)
 
     def allows(self, module: str) -> bool:
-        """Whether the module is not excluded, and in one of the layers that are adapted."""
+        """Whether the module is in an adapted layer and not excluded."""
         return not _match(self.excluded, module) and (self.layers is None or self._layer(module) in self.layers)
 
     def _layer(self, module: str) -> int | None:
@@ -77,9 +77,9 @@ class AdapterConfig:
 def check_adapter(folder: Path, model: Tensors, layers: int) -> None:
     """Raise `WeightsError` unless the adapter in `folder` adapts every module that its configuration names.
 
-    `model` has the tensors of the model's files, and `layers` is the number of its layers; further layers in files
-    predict several tokens at once, and are not adapted. Where the configuration does not decide, a module that is
-    adapted in one layer must be adapted in every layer that has it.
+    `model` has the tensors of the model's files. `layers` is the number of its layers; further layers in the files
+    predict several tokens at once, and are not adapted. If the configuration names no modules, a module that is adapted
+    in one layer must be adapted in every layer that has it.
     """
     config, adapted = AdapterConfig.read(folder), _adapted_modules(folder)
     missing = lacking_modules(config, adapted, _modules(model, layers))
@@ -93,7 +93,7 @@ def check_adapter(folder: Path, model: Tensors, layers: int) -> None:
 def lacking_modules(config: AdapterConfig, adapted: Collection[str], modules: Iterable[str]) -> list[str]:
     """The modules of a model that an adapter should adapt and does not, sorted, named as the adapter names them.
 
-    Experts are wanted only where the adapter has some: transformers fuses them, and PEFT then does not see them.
+    Experts count only if the adapter has tensors for experts: transformers fuses them, and PEFT then does not see them.
     """
     named = _as_adapted(adapted, modules)
     done = {stack + place for stack, places in _stacks(adapted).items() for place in places}
@@ -108,9 +108,10 @@ def lacking_modules(config: AdapterConfig, adapted: Collection[str], modules: It
 
 
 def _as_adapted(adapted: Iterable[str], modules: Iterable[str]) -> set[str]:
-    """The modules outside of stacks, and those in the stacks that are adapted, under the adapter's names for these.
+    """The modules outside stacks, and the modules in adapted stacks, under the adapter's names for the stacks.
 
-    Names may differ between files and memory: an unknown stack is the one that has most of its modules.
+    Names may differ between files and memory. An unknown stack is matched with the stack that shares most of its
+    modules.
     """
     stacks = _stacks(modules)
     return {
@@ -137,7 +138,8 @@ def _kind(module: str) -> str:
 
 
 def _adapted_modules(folder: Path) -> set[str]:
-    """Names of the modules that an adapter's file has tensors for. Raises `WeightsError` for half a pair."""
+    """Names of the modules that have tensors in an adapter's file. Raises `WeightsError` if one of a module's two
+    matrices is missing."""
     matrices_of: dict[str, set[str]] = {}
     for name in read_tensors(folder):
         name = name.removeprefix(_PREFIX)
@@ -153,7 +155,7 @@ def _adapted_modules(folder: Path) -> set[str]:
 
 
 def _modules(model: Tensors, layers: int) -> set[str]:
-    """Names of all modules of a model, those that contain others included, up to its last layer."""
+    """Names of all modules of a model up to its last layer, including modules that contain others."""
     modules = set()
     for name in model:
         number = _NUMBER.search(name)

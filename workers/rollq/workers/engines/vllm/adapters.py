@@ -1,7 +1,7 @@
-"""LoRA adapters in vLLM: which one serves new requests, and which ones running requests still use.
+"""LoRA adapters in vLLM: the adapter for new requests, and the adapters that running requests still use.
 
-Invariant: vLLM never needs more adapters than it has room for. It drops the least recently used one and loads it from
-its folder again when a request needs it, and it dies if that folder has gone.
+Invariant: vLLM never needs more adapters than it has room for. It drops the least recently used adapter, and reloads it
+from its folder when a request needs it. It dies if the folder is gone.
 """
 
 from collections.abc import Callable, Collection
@@ -21,7 +21,7 @@ from rollq.workers.engines.vllm.process import VllmProcess
 
 @dataclass(slots=True, eq=False)
 class VllmCall(Call):
-    """A request on its way through vLLM under its own `name`. `adapter` makes its tokens; None: the model alone."""
+    """A request in vLLM under a unique `name`. `adapter` makes its tokens; None: the model alone."""
 
     name: str = field(kw_only=True)
     adapter: LoRARequest | None = None
@@ -33,10 +33,10 @@ def used_adapters(calls: Collection[VllmCall]) -> set[int]:
 
 
 def outlives(calls: Collection[VllmCall], *, adapter: bool, spared: int) -> Callable[[VllmCall], bool]:
-    """Whether a call of `calls` may keep running through a swap, to an `adapter` or to other weights.
+    """Whether a call of `calls` may run through a swap, to an `adapter` or to other weights.
 
-    Only calls of the `spared` newest adapters may. On the CPU vLLM gives requests without an adapter the one in its
-    last place when they share a step with others, so they must end before an adapter comes.
+    Only calls of the `spared` newest adapters may. On the CPU, vLLM applies the adapter in its last place to requests
+    without an adapter that share a step with others, so these must end before an adapter is loaded.
     """
     used = sorted(used_adapters(calls))
     ending = used[: max(len(used) - spared, 0)]
@@ -59,21 +59,21 @@ class Adapters:
         self._number = 0
 
     def spared(self, adapter: bool) -> int:
-        """How many adapters may stay in use through a swap, to an `adapter` or to other weights.
+        """How many adapters may stay in use during a swap, to an `adapter` or to other weights.
 
-        None when the weights below them change, because their tokens carry the adapter's version alone; else all that
-        vLLM has room for beside the new one.
+        0 if the base weights change, because tokens carry only the adapter's version. Otherwise as many as vLLM has
+        room for beside the new adapter.
         """
         return self._process.max_adapters - 1 if adapter and self._process.max_adapters else 0
 
     async def load(self, folder: Path, version: WeightsVersion, used: set[int]) -> None:
-        """Serve new requests with the adapter in `folder`; running ones finish on theirs, `used`.
+        """Serve new requests with the adapter in `folder`. Running requests finish with their adapters, `used`.
 
-        Raises `WeightsError` when vLLM refuses it, `EngineDead` when vLLM dies of it.
+        Raises `WeightsError` if vLLM refuses it, `EngineDead` if vLLM dies.
         """
         self._number += 1
         adapter = LoRARequest(name_of(version), self._number, str(folder))
-        for unused in self._loaded - used:  # so that vLLM makes room by dropping none of those in use
+        for unused in self._loaded - used:  # keeps vLLM from dropping an adapter in use to make room
             await self._process.change(self._process.llm.remove_lora(unused))
         self._loaded = used
         try:

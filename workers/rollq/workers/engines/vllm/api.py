@@ -16,7 +16,7 @@ from rollq.workers.engines.version_spans import version_spans
 
 
 def image_input(ids: list[int], images: PlacedImages) -> dict[str, Any]:
-    """The fields of vLLM's prompt with these ids, which hold the tokens of `images`. vLLM places these tokens itself.
+    """The fields of vLLM's prompt with these ids, which hold the tokens of `images`. vLLM inserts these tokens again.
 
     Raises `ImageError` for ids without the images, and for files that are not images.
     """
@@ -28,10 +28,10 @@ def image_input(ids: list[int], images: PlacedImages) -> dict[str, Any]:
 
 
 def images_problem(config: Any, *, on_cpu: bool) -> str | None:
-    """Why vLLM reads the images of the model with this `ModelConfig` wrongly, if it does.
+    """The reason why vLLM misreads the images of the model with this `ModelConfig`; None if it reads them correctly.
 
-    Some models (Gemma 3) read the tokens of an image in both directions, and vLLM's attention on the CPU does not:
-    logprobs of a tiny one were up to 0.43 nats off.
+    Some models (Gemma 3) read the tokens of an image in both directions. vLLM's attention on the CPU does not: in a
+    tiny model, logprobs were up to 0.43 nats off.
     """
     if on_cpu and getattr(config, "is_mm_prefix_lm", False):
         family = ", ".join(config.architectures)
@@ -40,7 +40,7 @@ def images_problem(config: Any, *, on_cpu: bool) -> str | None:
 
 
 def check_prompt(ids: list[int], answer: Any) -> None:
-    """Raise `ImageError` unless vLLM read these ids, images placed. Otherwise the trainer would read other ids."""
+    """Raise `ImageError` unless vLLM read these ids, images included: the trainer must read the same ids."""
     if answer.prompt_token_ids != ids:
         raise ImageError(
             f"vLLM placed the images otherwise: its prompt has {len(answer.prompt_token_ids or ())} tokens, and "
@@ -51,9 +51,9 @@ def check_prompt(ids: list[int], answer: Any) -> None:
 def sampling_parameters(
     sampling: Sampling, tokens: int, eos_ids: frozenset[int], *, streamed: bool = False
 ) -> SamplingParams:
-    """Parameters for at most `tokens` new tokens, with everything set that changes the distribution or the end.
+    """Parameters for at most `tokens` new tokens, with every field set that affects the distribution or the end.
 
-    `streamed`: vLLM gives the tokens in several outputs, as they are made.
+    `streamed`: vLLM returns the tokens in several outputs, as they are made.
     """
     return SamplingParams(
         n=1,
@@ -82,31 +82,31 @@ def sampling_parameters(
 
 
 def guide(sampling: Sampling) -> StructuredOutputsParams | None:
-    """The schema or regular expression that guides the decoding, if there is one."""
+    """The schema or regular expression that guides decoding, if any."""
     if sampling.guided_json is not None:
         return StructuredOutputsParams(json=dict(sampling.guided_json))
     return None if sampling.guided_regex is None else StructuredOutputsParams(regex=sampling.guided_regex)
 
 
 def scoring_parameters() -> SamplingParams:
-    """Parameters that give the logprobs of the prompt's tokens, and one new token, the fewest that vLLM makes."""
+    """Parameters for the logprobs of the prompt's tokens and for one new token, the fewest that vLLM makes."""
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def next_token_parameters(most: int) -> SamplingParams:
-    """Parameters that give the logprobs of the `most` likely next tokens."""
+    """Parameters for the logprobs of the `most` likeliest next tokens."""
     return SamplingParams(max_tokens=1, logprobs=most, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def token_parameters(token: int) -> SamplingParams:
-    """Parameters that give the logprob of one given next token."""
+    """Parameters for the logprob of `token` as the next token."""
     return SamplingParams(
         max_tokens=1, logprob_token_ids=[token], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )
 
 
 def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
-    """The logprobs float32 [T - 1] of a prompt's tokens but the first, from vLLM's `RequestOutput`."""
+    """The logprobs float32 [T - 1] of all tokens of a prompt but the first, from vLLM's `RequestOutput`."""
     logprobs = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
     return np.array([at[token].logprob for token, at in logprobs], dtype=np.float32)
 
@@ -122,7 +122,7 @@ class OutputReader:
         self._logprobs: list[Float32Array] = []
 
     def add(self, output: Any) -> None:
-        """Read one output. Raises `ValueError` when a token lacks its logprob."""
+        """Read one output. Raises `ValueError` if a token has no logprob."""
         ids = np.array(output.token_ids, dtype=np.int32)
         logprobs = np.array(output.logprobs.logprobs if len(ids) else (), dtype=np.float32)
         if logprobs.shape != ids.shape:
@@ -141,8 +141,8 @@ class OutputReader:
         return self._completion(versions, parse_reason(last.finish_reason))
 
     def so_far(self, starts: Sequence[tuple[str, int]] | None) -> Completion:
-        """The tokens that have been added. `starts`: the names of their weights, each with the index of its first
-        token; None when all are of one version."""
+        """The tokens so far. `starts`: the names of their weights, each with the index of its first token; None if all
+        are of one version."""
         if starts is None:
             return self._completion(None, FinishReason.ABORT)
         versions = [(_version_of(name), start) for name, start in starts]
@@ -161,7 +161,7 @@ def name_of(version: WeightsVersion) -> str:
 
 
 def span_of(name: str, tokens: int) -> VersionSpan:
-    """`tokens` tokens of the weights that `name_of` named."""
+    """A span of `tokens` tokens by the weights with this name from `name_of`."""
     version = _version_of(name)
     return VersionSpan(version.epoch, version.version, tokens)
 

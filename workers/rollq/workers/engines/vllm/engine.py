@@ -1,11 +1,11 @@
 """vLLM in this worker's process (`AsyncLLM`); versions 0.30 to 0.33. Only this package knows vLLM.
 
-vLLM sees a swap as pause, load, name the version, resume, and a request reaches it only while no swap is under way
-(`RequestGate`). So every token is of the weights that vLLM's own version span names, and running requests, which lose
-their cache at the pause, continue from keys and values of the new weights.
+A swap pauses vLLM, loads the weights, names the version, and resumes. A request reaches vLLM only while no swap is
+under way (`RequestGate`). Every token is therefore of the weights that vLLM's version span names. Running requests lose
+their cache at the pause, and continue with keys and values of the new weights.
 
-Weights are checked before vLLM gets them: a load that fails half-way kills vLLM at its next step, and missing tensors
-raise nothing there.
+Weights are checked before vLLM loads them: a load that fails half-way kills vLLM at its next step, and vLLM ignores
+missing tensors.
 """
 
 import asyncio
@@ -57,9 +57,10 @@ __all__ = ["VllmEngine", "VllmSettings"]
 log = logging.getLogger(__name__)
 
 NOT_CONFIG = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
-"""Ends of the names of files with weights."""
+"""File name extensions of weights."""
 ABORT_S = 1.0
-"""How long an aborted request may take to end. vLLM ignores the abort of a request that it has not registered yet."""
+"""How long an aborted request may take to end, in seconds. vLLM ignores the abort of a request that it has not
+registered yet."""
 
 
 class VllmEngine:
@@ -67,7 +68,7 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
-        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known once it has started, like the next
+        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known after the start, as is the next
         self.max_sequences = 1
         self._settings = settings
         self._process: VllmProcess | None = None
@@ -115,14 +116,14 @@ class VllmEngine:
         return self._process
 
     async def _try_reload(self, process: VllmProcess) -> str | None:
-        """Have vLLM load its weights again. Returns why it cannot load weights, or None if it can.
+        """Make vLLM load its weights again. Returns why it cannot, or None if it can.
 
-        If it cannot, vLLM has been restarted. Not tried with LoRA, whose base is not reloaded.
+        If it cannot, vLLM has been restarted. Skipped with LoRA, since the base model is never reloaded.
         """
         if process.max_adapters:
             return None
         prompts = probe_prompts(self.vocabulary)
-        await self._scores.cache_error(self._served)  # caches the prompt that later calls look at
+        await self._scores.cache_error(self._served)  # caches the prompt that later calls use
         before = await self._scores.score(prompts, self._served)
         try:
             reload = process.llm.collective_rpc("rollq_reload", args=(str(self._settings.model), self._copies))
@@ -166,7 +167,7 @@ class VllmEngine:
             answers = process.llm.generate(
                 prompt, parameters, call.name, lora_request=call.adapter, priority=call.request.priority
             )
-            async for answer in answers:  # only the final one, unless they are to be reported
+            async for answer in answers:  # only the final output, unless tokens are reported
                 if images is not None:
                     check_prompt(ids, answer)
                 output = answer.outputs[0]
@@ -185,12 +186,12 @@ class VllmEngine:
         return replace(completion, arrays={ROUTED_EXPERTS: experts})
 
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
-        """Give the logprobs of prompts; see `Scorer.score`. After a swap of all weights, this precedes all requests."""
+        """Score prompts; see `Scorer.score`. After a swap of all weights, this runs before any request."""
         self._living()
         return await self._scores.score(prompts, self._served)
 
     async def bit_sums(self) -> Mapping[str, BitSums]:
-        """See `Summing.bit_sums`. Empty with quantized weights, whose sums differ."""
+        """See `Summing.bit_sums`. Empty for quantized weights, since their sums differ."""
         return await self._living().bit_sums() if self.dtype in TOLERANCES else {}
 
     async def cache_error(self) -> float:
@@ -237,7 +238,7 @@ class VllmEngine:
                     await self._adapters.load(weights, version, used_adapters(self._gate.running))
                     self.version = version
                     return 0.0
-                await self._check_folder(process, weights)  # again: draining takes time, and the folder may have gone
+                await self._check_folder(process, weights)  # again: the folder may have been removed during draining
                 return await self._change_weights(process, version, "rollq_load", str(weights), self._copies)
 
     @property
@@ -281,11 +282,11 @@ class VllmEngine:
         await process.check_folder(str(folder))
 
     async def _change_weights(self, process: VllmProcess, version: WeightsVersion, load: str, *args: Any) -> float:
-        """Call `load` of the extension between two steps of vLLM; returns the seconds between them."""
+        """Call the extension's method `load` between two steps of vLLM. Returns the time between them, in seconds."""
         started_s = monotonic()
         await process.change(process.llm.pause_generation(mode="keep", clear_cache=self._settings.recompute_cache))
         await process.change(process.llm.collective_rpc(load, args=args))
-        if self.takes_images:  # what the old weights made of images; a pause that clears the cache drops it too
+        if self.takes_images:  # the old weights' encodings of images; a pause that clears the cache drops them too
             await process.change(process.llm.reset_encoder_cache())
         await process.name_version(version)
         await self._scores.queue(version)
@@ -294,7 +295,7 @@ class VllmEngine:
         return monotonic() - started_s
 
     async def _restart(self, process: VllmProcess, weights: Path, version: WeightsVersion) -> float:
-        """Restart vLLM with other weights; returns the seconds that it took. When it fails, vLLM is dead."""
+        """Restart vLLM with other weights. Returns the duration in seconds. If it fails, vLLM is dead."""
         async with self._gate.closed(SwapMode.ABORT):
             started_s = monotonic()
             folder = await asyncio.to_thread(join_model, self._settings.model, weights)
@@ -318,7 +319,8 @@ class VllmEngine:
         await asyncio.wait([call.answer for call in calls], timeout=ABORT_S)
 
     async def sleep(self) -> None:
-        """Free the cache and move the weights to the host's memory; see `Engine.sleep`. On the CPU: only hold requests.
+        """Free the cache and move the weights to the host's memory; see `Engine.sleep`. On the CPU, only hold requests
+        back.
 
         Raises `ConfigError` if vLLM was started without its sleep mode.
         """

@@ -1,4 +1,4 @@
-"""Methods that rollq adds to vLLM's worker processes, which load weights into the running model."""
+"""Methods that rollq adds to vLLM's worker processes to load weights into the running model."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ EXPERTS = (
     (re.compile(r"\.experts\.(routed_experts\.)?w13_weight$"), ".experts.gate_up_proj"),
     (re.compile(r"\.experts\.(routed_experts\.)?w2_weight$"), ".experts.down_proj"),
 )
-"""vLLM's names of a layer's experts, and transformers' names of them in memory."""
+"""vLLM's names of a layer's experts -> transformers' names in memory."""
 
 
 class LoadExtension:
@@ -45,7 +45,7 @@ class LoadExtension:
         read_tensors(Path(folder))
 
     def rollq_bit_sums(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """The sums of this rank's parameters, by the names that transformers has for them; see `BitSums`.
+        """The sums of this rank's parameters, by their names in transformers; see `BitSums`.
 
         The order of values does not matter, so experts packed for a kernel keep their sums. Other parameters that vLLM
         fuses have different names.
@@ -54,10 +54,10 @@ class LoadExtension:
         return {_in_transformers(name): (summed.shape, summed.sums) for name, summed in held.items()}
 
     def rollq_load(self, folder: str, copies: Mapping[str, str]) -> None:
-        """Load all tensors of `folder`, and those named by the keys of `copies` a second time, under the values.
+        """Load all tensors of `folder`. Load each tensor named by a key of `copies` a second time, under its value.
 
-        vLLM loads a tied head only under a separate name. Without it, a kernel that packs its weights (on the CPU)
-        silently keeps the old ones. Models that have no separate head take none.
+        vLLM loads a tied head only under a separate name. Without that load, a kernel that packs its weights (on the
+        CPU) silently keeps the old weights. Models without a separate head ignore it.
         """
         self.rollq_check(folder)  # a reload that fails half-way kills vLLM at its next step
         model = self.get_model()
@@ -68,9 +68,9 @@ class LoadExtension:
         self.reload_weights(weights_iterator=_tensors(Path(folder), wanted))
 
     def rollq_reload(self, folder: str, copies: Mapping[str, str]) -> None:
-        """Load the weights in `folder`, erase all parameters that vLLM says it has loaded, and load them again.
+        """Load the weights in `folder`, erase all parameters that vLLM reports as loaded, and load them again.
 
-        vLLM's reload silently loses the weights of some models: then the erased parameters stay erased.
+        For some models, vLLM's reload silently loads nothing. Their parameters then stay erased, which shows the fault.
         """
         loaded: set[str] = set()
         model = self.get_model()
@@ -110,7 +110,7 @@ def _in_transformers(name: str) -> str:
 
 
 def _pack_experts_anew(model: Any) -> None:
-    """Make vLLM pack the weights of experts for the CPU on every load; by itself it does so only for a new kernel."""
+    """Make vLLM pack the weights of experts for the CPU on every load. By default, it does so only for a new kernel."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:

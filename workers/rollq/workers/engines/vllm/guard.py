@@ -1,7 +1,7 @@
-"""Marks the processes that vLLM starts, so that they end with the worker, however it ends.
+"""Marks the processes that vLLM starts, and ends them when the worker ends or is killed.
 
-Invariant: a marked process lives at most seconds longer than the worker, and than the start or the engine that it was
-started for. The worker ends them when an engine is closed or cannot start, the watchdog when the worker has died.
+Invariant: a marked process outlives the worker, and the engine that started it, by seconds at most. The worker ends
+marked processes when an engine is closed or cannot start. The watchdog ends them when the worker has died.
 """
 
 import logging
@@ -37,14 +37,14 @@ class ProcessGuard:
 
     @contextmanager
     def marking(self, **environment: str) -> Iterator[None]:
-        """Mark the processes that start within the block, in any thread, and everything they start later.
+        """Mark the processes that start within the block, in any thread, and all processes that these start later.
 
         `environment`: variables for these processes only, unless they are set already.
         """
         if self._watchdog is None:
             yield
             return
-        file = os.memfd_create(self.mark)  # closed by exec: only forks have it
+        file = os.memfd_create(self.mark)  # exec closes it, so only forks have it
         added = {name: value for name, value in environment.items() if name not in os.environ}
         added[watchdog.VARIABLE] = self.mark
         os.environ.update(added)

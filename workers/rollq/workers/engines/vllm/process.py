@@ -21,22 +21,24 @@ from rollq.workers.engines.vllm.guard import ProcessGuard
 from rollq.workers.engines.vllm.settings import VllmSettings
 
 CPU_ARGS = {"enable_chunked_prefill": False}
-"""Until vLLM 0.33, half a prompt in a step kills the engine on the CPU when its request has a seed."""
+"""Up to vLLM 0.33, a prompt that is split between steps kills the engine on the CPU if its request has a seed."""
 SUPPORTS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
 """Whether this vLLM reports which weights made which token; since 0.32."""
 SUPPORTS_REJOINING = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
-"""Whether this vLLM frees the process group of a weight transfer, so that it can join another; since 0.32."""
+"""Whether this vLLM frees the process group of a weight transfer and can then join another; since 0.32."""
 
 OTHER_TRANSFERS = frozenset({"ipc", "nccl_m2n", "sharded_rdt", "sparse_nccl"})
-"""Weight transfers of vLLM that the trainer does not make."""
+"""vLLM's weight transfers that the trainer does not support."""
 ORDERLY_S = "1"
-"""How long vLLM's core lets its workers end before it sends SIGTERM, s. vLLM's default is the core's whole time."""
+"""How long vLLM's core waits for its workers to end before it sends SIGTERM, s. vLLM's default uses the core's whole
+time."""
 LOOK_S = 0.1
-"""How soon after its start a process of a cancelled start is ended."""
+"""Pause between two searches for processes of a cancelled start."""
 
 
 def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
-    """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason of a failure; its error lacks it.
+    """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason for a failure; its exception does not
+    contain it.
 
     `guard` marks its processes.
 
@@ -48,7 +50,7 @@ def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
         "worker_extension_cls": f"{LoadExtension.__module__}.{LoadExtension.__qualname__}",
-        "mm_processor_cache_gb": 0,  # cleared while a request of a cached image is on its way, vLLM dies
+        "mm_processor_cache_gb": 0,  # cleared while a request with a cached image is pending, it kills vLLM
     }
     chosen = {**(CPU_ARGS if current_platform.is_cpu() else {}), **settings.engine_args}
     args = {"disable_log_stats": True, "dtype": settings.dtype, "stream_interval": REPORT_TOKENS, **chosen, **ours}
@@ -67,14 +69,14 @@ def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
 
 
 class VllmProcess:
-    """A running vLLM. `died` is called with the reason when it turns out to be dead or broken."""
+    """A running vLLM. `died` is called with the reason once it is found dead or broken."""
 
     def __init__(self, llm: Any, guard: ProcessGuard, died: Callable[[str], None]) -> None:
         """Must be made on the event loop."""
         self.llm = llm
         self._guard = guard
         self._died = died
-        llm._run_output_handler()  # it notices the end of vLLM's process; vLLM would start it with the first request
+        llm._run_output_handler()  # it detects the end of vLLM's process; vLLM would start it with the first request
 
     @classmethod
     async def start(cls, settings: VllmSettings, died: Callable[[str], None]) -> "VllmProcess":
@@ -119,7 +121,7 @@ class VllmProcess:
         return 0 if lora is None else int(lora.max_loras)
 
     def check_alive(self) -> None:
-        """Report vLLM as dead if it reports that itself."""
+        """Report vLLM as dead if it says so."""
         if self.llm.errored:
             self._died(f"the engine died: {self.llm.dead_error}")
 
@@ -129,7 +131,8 @@ class VllmProcess:
         return EngineDead(reason)
 
     async def change(self, answer: Awaitable[Any]) -> Any:
-        """Await a call that changes all of vLLM. If it fails half-way vLLM is unusable: raises `EngineDead`."""
+        """Await a call that changes all of vLLM. Raises `EngineDead` if it fails half-way, since vLLM is then
+        unusable."""
         try:
             return await self.unless_dead(answer)
         except Exception as error:
@@ -155,8 +158,8 @@ class VllmProcess:
         return {name: BitSums(tuple(shape), tuple(sums)) for rank in ranks for name, (shape, sums) in rank.items()}
 
     async def unless_dead(self, answer: Awaitable[Any]) -> Any:
-        """Await a call that belongs to no request. Raises `EngineDeadError` when vLLM's process ends during the call:
-        vLLM informs only requests."""
+        """Await a call that belongs to no request. Raises `EngineDeadError` if vLLM's process ends during the call:
+        vLLM itself notifies only requests."""
         asking = asyncio.ensure_future(answer)
         try:
             await asyncio.wait([asking, self.llm.output_handler], return_when=asyncio.FIRST_COMPLETED)
@@ -167,35 +170,35 @@ class VllmProcess:
             asking.cancel()
 
     async def name_version(self, version: WeightsVersion) -> None:
-        """Have vLLM report `version` for the tokens from now on."""
+        """Make vLLM report `version` for all later tokens."""
         if SUPPORTS_VERSIONS:
             await self.change(self.llm.update_weight_version(name_of(version)))
 
     def version_starts(self, request: str) -> list[tuple[str, int]] | None:
         """The names of the weights that have made a running request's tokens, each with the index of its first token.
 
-        None when it has ended. vLLM itself shows them only then, so this looks into its records; raises
-        `AttributeError` where a vLLM keeps them elsewhere.
+        None if the request has ended. Until then vLLM does not report them, so this reads its internal records. Raises
+        `AttributeError` if this vLLM keeps them elsewhere.
         """
         records = self.llm.output_processor
         names = records.external_req_ids.get(request)
         return list(records.request_states[names[0]].weight_version_starts) if names else None
 
     async def close(self) -> None:
-        """Stop the process, and all processes that it leaves behind."""
+        """Stop the process and all processes that it leaves behind."""
         broken = self.llm.errored
         if self.llm.output_handler is not None:
             self.llm.output_handler.cancel()  # it would report the end of vLLM's process as a failure
         try:
             if broken:
-                await asyncio.to_thread(self._guard.end_processes)  # vLLM waits longer for what has died or hangs
+                await asyncio.to_thread(self._guard.end_processes)  # vLLM waits longer for processes that died or hang
             await asyncio.to_thread(self.llm.shutdown)
         finally:
             await asyncio.to_thread(self._guard.close)
 
 
 async def end_start(starting: "asyncio.Task[AsyncLLM]", guard: ProcessGuard) -> None:
-    """End a start of vLLM early. A thread cannot be stopped, but it gives up when its processes die."""
+    """End a start of vLLM early. Its thread cannot be stopped, but ends when its processes die."""
     while not starting.done():
         await asyncio.to_thread(guard.end_processes)
         await asyncio.wait([starting], timeout=LOOK_S)

@@ -9,12 +9,12 @@ import numpy.typing as npt
 from rollq.buffer.values.routed_experts import number_experts
 
 ARGUMENT = "enable_return_routed_experts"
-"""The argument of vLLM with which it returns them."""
+"""The argument that makes vLLM return them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """A model's choice of experts: `top_k` of `experts` in each of its `layers`, which include layers without any."""
+    """A model's choice of experts: `top_k` of `experts` in each of its `layers`, including layers without experts."""
 
     layers: int
     top_k: int
@@ -31,8 +31,8 @@ class ExpertShape:
         """The array [tokens, layers, top_k] of a request with `tokens` tokens, prompt included, from its last
         `CompletionOutput`.
 
-        vLLM returns indices from 0 of all tokens that it has read or found in its prefix cache, so not of the last one.
-        Entries that it does not return are unknown.
+        vLLM returns indices, from 0, for all tokens that it has read or found in its prefix cache, hence not for the
+        last token. Missing entries are unknown.
         """
         experts = number_experts(np.full((tokens, self.layers, self.top_k), -1), self.experts)
         if output.routed_experts is not None:

@@ -1,5 +1,5 @@
-"""Checks vLLM's weights and its cache of prompts, by the logprobs of given tokens, and of next tokens with and
-without that cache."""
+"""Checks vLLM's weights by the logprobs of given tokens, and its cache of prompts by the logprobs of next tokens with
+and without the cache."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -25,18 +25,18 @@ from rollq.workers.engines.vllm.api import (
 from rollq.workers.engines.vllm.process import VllmProcess
 
 PRIORITY = -1
-"""Before all requests, whose priorities are their steps."""
+"""Lower than any request's priority, which is its step: checks run first."""
 SENT_S = 0.005
-"""Requests reach vLLM's own process within this time."""
+"""Time for requests to reach vLLM's own process."""
 CACHED_BLOCKS = 2
-"""Length of the prompt that looks for a stale cache, in blocks of vLLM's cache. Only whole blocks are used again."""
+"""Length of the prompt that detects a stale cache, in blocks of vLLM's cache. Only whole blocks are reused."""
 
 COMPARED = 10
-"""Likely next tokens whose logprobs are compared."""
+"""How many likely next tokens are compared."""
 
 
 class Served(NamedTuple):
-    """The weights and the adapter that requests are for. `salt`: of cached prompts; default: the weights' salt."""
+    """The weights and the adapter for requests. `salt` is the salt of cached prompts, by default the weights' salt."""
 
     version: WeightsVersion
     adapter: Any = None
@@ -44,15 +44,15 @@ class Served(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Logprobs float32 [T - 1] of each prompt's tokens but the first, in nats, and the cache's error; see `Scorer` and
-    `CachingEngine`."""
+    """For each prompt, the logprobs float32 [T - 1] of all tokens but the first, in nats; and the cache's error. See
+    `Scorer` and `CachingEngine`."""
 
     logprobs: Sequence[Float32Array]
     cache_error: float
 
 
 class PromptScores:
-    """Scores prompts with one vLLM. A check asks for the same prompts at every version."""
+    """Scores prompts with one vLLM. A check scores the same prompts at every version."""
 
     def __init__(self, process: VllmProcess) -> None:
         config = process.llm.vllm_config
@@ -111,7 +111,8 @@ class PromptScores:
         return prompt_logprobs(prompt.tolist(), await self._ask(prompt, scoring_parameters(), served))
 
     async def _score_token_by_token(self, prompt: Int32Array, served: Served) -> Float32Array:
-        """As `_score`. Logprobs of a prompt with an adapter kill vLLM on the CPU, so each token is asked for."""
+        """Like `_score`, with one request per token: on the CPU, logprobs of a whole prompt with an adapter kill
+        vLLM."""
         asking = (self._logprob(prompt[:end], int(prompt[end]), served) for end in range(1, len(prompt)))
         return np.array(await asyncio.gather(*asking), dtype=np.float32)
 
@@ -123,7 +124,7 @@ class PromptScores:
     async def _cache_error(self, served: Served) -> float:
         if not self._caches:
             return 0.0
-        fresh_salt = served._replace(salt=next(self._names))  # that no cached prompt has
+        fresh_salt = served._replace(salt=next(self._names))  # no cached prompt has it
         cached, fresh = await asyncio.gather(self._next_token(served), self._next_token(fresh_salt))
         apart = [abs(logprob - fresh[token]) for token, logprob in cached.items() if token in fresh]
         return sum(apart) / len(apart) if apart else float("inf")
@@ -142,7 +143,7 @@ class PromptScores:
             (output,) = [answer async for answer in answers]
         except EngineDeadError as error:
             raise self._process.failed(f"vLLM died: {error}") from error
-        except EngineGenerateError as error:  # the prompts are sound, so vLLM is not: it may be about to die
+        except EngineGenerateError as error:  # the prompts are valid, so vLLM may be about to die
             raise self._process.failed(f"vLLM broke: {error.__cause__!r}") from error
         except VLLMClientError as error:
             raise WeightsError(f"vLLM refuses the prompts that check its weights: {error}") from error

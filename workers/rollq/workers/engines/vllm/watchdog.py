@@ -1,9 +1,9 @@
 """The small process that ends vLLM's processes when the worker has died; run as a script, imports only stdlib.
 
-vLLM starts processes that outlive it when it is killed, with gigabytes of memory and the GPU's. They are recognised by
-their mark. A process that was spawned has it in its environment, as `MARK=...`. A forked process shows the environment
-of its parent, but inherits the open file of that name. Both are passed on to the processes that it starts. Needs
-Linux: elsewhere no process is found.
+vLLM starts processes that outlive it when it is killed, with gigabytes of memory and the GPU's. The watchdog recognises
+them by a mark. A spawned process has it in its environment, as `MARK=...`. A forked process shows its parent's
+environment, but inherits the open file of that name. Child processes inherit both. Needs Linux: elsewhere no process is
+found.
 
 usage: watchdog.py WORKER_PID MARK
 """
@@ -19,32 +19,33 @@ VARIABLE = "ROLLQ_ENGINE"
 GRACE_S = 2.0
 """How long a process may take to end after SIGTERM."""
 PATIENCE_S = 30.0
-"""How long to wait for a process to end after SIGKILL. One that hangs in a driver may never end."""
+"""How long to wait for a process to end after SIGKILL. A process that hangs in a driver may never end."""
 LOOK_S = 0.1
-"""Pause between two looks at the processes."""
+"""Pause between two checks of the processes."""
 START_S = 1.0
 """How long to wait for the environment of a process that starts a program."""
 START_LOOK_S = 0.001
-"""Pause between two looks at a process that starts a program."""
+"""Pause between two checks of a process that starts a program."""
 MEMORY_BYTES, ENV_START = 23 - 3, 50 - 3
-"""Places of `vsize`, and of `env_start` before `env_end`, in /proc/PID/stat, counted from the state; see
+"""Positions of `vsize` and of `env_start`, which `env_end` follows, in /proc/PID/stat, counted from the state; see
 proc_pid_stat(5). The last two are 0 while a program starts."""
 
 
 def main(worker: int, mark: str) -> None:
     """Wait until the parent process `worker` has died, then end all processes with the mark."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a signal to all processes of a service is for the worker
+        signal.signal(number, signal.SIG_IGN)  # a signal to all processes of a service concerns only the worker
     while os.getppid() == worker:
         time.sleep(LOOK_S)
     end_marked(mark)
 
 
 def end_marked(mark: str, memory: Iterable[str] = ()) -> set[int]:
-    """End all processes with the mark, including the ones they start until then; returns the pids that do not end.
+    """End all processes with the mark, including processes that they start in the meantime. Returns the pids that do
+    not end.
 
-    Then removes their shared memory, and `memory`, the files of processes that had died before. Spares the worker
-    itself, which may have the marking file open.
+    Then removes their shared memory, and `memory`, the files of processes that died earlier. Spares the worker itself,
+    which may have the marking file open.
     """
     began_s = time.monotonic()
     asked: set[int] = set()
@@ -72,7 +73,8 @@ def marked(mark: str) -> set[int]:
 def has_mark(pid: int, mark: str) -> bool:
     """Whether a process has the mark; False when it has ended, or belongs to another user."""
     try:
-        # The files come first: a process that starts a program closes the one with the mark, and then has the variable.
+        # Files are checked first: a process that starts a program closes the file with the mark, and then has the
+        # variable.
         if any(mark in target(f"/proc/{pid}/fd/{file}") for file in os.listdir(f"/proc/{pid}/fd")):
             return True
         return f"{VARIABLE}={mark}".encode() in environment(pid).split(b"\0")
@@ -93,14 +95,14 @@ def environment(pid: int) -> bytes:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read()
         start, end = fields[ENV_START : ENV_START + 2]
-        is_empty = start == end != b"0"  # it had none before and after, so it started no program in between
+        is_empty = start == end != b"0"  # none before and after: it started no program in between
         if variables or is_empty or fields[MEMORY_BYTES] == b"0" or time.monotonic() > deadline_s:
             return variables
         time.sleep(START_LOOK_S)
 
 
 def target(link: str) -> str:
-    """Where a link leads; empty when it has gone."""
+    """The target of a link; empty if the link is gone."""
     try:
         return os.readlink(link)
     except OSError:
@@ -121,7 +123,7 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
 
 
 def unlink(files: Iterable[str]) -> None:
-    """Remove files that may be gone already."""
+    """Remove files, unless they are gone."""
     for file in files:
         try:
             os.unlink(file)

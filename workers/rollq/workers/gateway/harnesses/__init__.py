@@ -1,1 +1,1 @@
-"""Harnesses: agents in processes of a worker, and agents elsewhere."""
+"""Harnesses: agents in a worker's processes, and agents elsewhere."""

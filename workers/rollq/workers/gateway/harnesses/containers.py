@@ -1,6 +1,6 @@
-"""Containers of podman or docker: one for the folder of a session, in which its command runs.
+"""Containers of podman or docker. A session's command runs in a container with the session's folder.
 
-The first process of a container only waits, and collects what others leave. Blocking: call it in a thread.
+The first process of a container waits, and reaps orphans. All functions block: call them in a thread.
 """
 
 import hashlib
@@ -22,22 +22,22 @@ from rollq.workers.gateway.harnesses.process import HarnessFolder
 
 PROGRAMS: Final = ("podman", "docker")
 LABEL: Final = "rollq.sessions"
-"""Has the folder of all sessions."""
+"""The label with the folder of all sessions."""
 METADATA: Final = "/rollq-metadata.json"
 """The file with the row's metadata."""
 LIFETIME_S: Final = 86_400
-"""How long a container lasts after its command, if its worker is killed and never starts again."""
+"""How long a container lives after its command if its worker is killed and never restarts, in seconds."""
 TURNS: Final = "1 2 3 4 5 6 7 8"
-"""A container waits in turns, since who ends all processes but the first one ends a turn as well."""
+"""The waits of the first process. There are several, because killing all other processes ends one of them."""
 CALL_S: Final = 300.0
 MOST_SHOWN: Final = 2000
 CLIENT: Final = (
     *("HOME", "USER", "XDG_", "DBUS_", "CONTAINER", "DOCKER_", "PODMAN_", "BUILDAH_", "STORAGE_"),
     *("HTTP", "http", "NO_PROXY", "no_proxy"),
 )
-"""Starts of the names of variables that the programs read."""
+"""Prefixes of the variables that the programs read."""
 END_ALL: Final = '"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code'
-"""A script that runs a command, and ends what it leaves, which would keep the program waiting for output."""
+"""A script that runs a command, then kills leftover processes, for whose output the program would wait."""
 
 
 class ContainerError(OSError):
@@ -53,13 +53,13 @@ class Container:
 
     @property
     def name(self) -> str:
-        """Its name, by which it is found again."""
+        """Its name, the same in later processes."""
         return f"rollq-{self.root.name}-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
 
     def start(self, image: str, most_processes: int, lifetime_s: float, shown: Sequence[Path] = ()) -> None:
         """Start it, and show it folders of this machine, read-only. Raises `ContainerError`."""
         turn_s = math.ceil((lifetime_s + LIFETIME_S) / len(TURNS.split()))
-        wait = f"for turn in {TURNS}; do sleep {turn_s}; done"  # the shell stays, and collects orphans
+        wait = f"for turn in {TURNS}; do sleep {turn_s}; done"  # the shell stays and reaps orphans
         command = [
             *("run", "--detach", "--pull=never", "--network=host", "--name", self.name),
             *("--label", f"{LABEL}={self.root.parent}", "--stop-signal=KILL"),
@@ -70,12 +70,12 @@ class Container:
         try:
             call(self.program, *command)
         except ContainerError:
-            self.remove()  # one that is left of a killed worker has the name, or this one could not start
+            self.remove()  # a killed worker's container has the name, or this container could not start
             call(self.program, *command)
 
     def command(self, command: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """The command that runs a command within, and its environment. Values of variables are not in its
-        arguments, which other users see, except for names that the program itself reads."""
+        """The command that runs `command` in the container, and its environment. Arguments, which other users can see,
+        contain only the values of variables that the program itself reads."""
         client = client_environment()
         named = [f"--env={name}={value}" if name in client else f"--env={name}" for name, value in variables.items()]
         run = [self.program, "exec", "--interactive", *named, self.name, "sh", "-c", END_ALL, "sh", *command]
@@ -86,8 +86,8 @@ class Container:
         call(self.program, "cp", str(source), f"{self.name}:{to}")
 
     def content(self, path: str, most: int) -> bytes | None:
-        """The content of a file; None if there is none. Raises `ValueError` for anything but a file of at most `most`
-        bytes."""
+        """The content of a file, None if it does not exist. Raises `ValueError` for anything but a file of at most
+        `most` bytes."""
         command = [self.program, "cp", f"{self.name}:{path}", "-"]
         environment = client_environment()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as copying:
@@ -109,7 +109,7 @@ class Container:
         return None
 
     def run(self, *command: str) -> None:
-        """Run a short command within, as root. Raises `ContainerError`."""
+        """Run a short command in the container as root. Raises `ContainerError`."""
         call(self.program, "exec", "--user=0", self.name, *command)
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ class Container:
         call(self.program, "stop", "-t", "0", self.name)
 
     def start_again(self) -> None:
-        """Start it with the files of before. Raises `ContainerError`."""
+        """Start it again; its files are kept. Raises `ContainerError`."""
         call(self.program, "start", self.name)
 
     def remove(self) -> None:
@@ -149,7 +149,7 @@ class Containers:
 
 
 def client_environment() -> dict[str, str]:
-    """The variables of this process that the programs need; none of them is a secret of rollq's."""
+    """The variables of this process that the programs need, without rollq's secrets."""
     return {name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(CLIENT)}
 
 
@@ -194,7 +194,8 @@ def find_program() -> str:
 def remove_left_containers(program: str, sessions: Path) -> None:
     """Remove the containers of sessions whose folders are gone, after workers were killed. Raises `ContainerError`."""
     found = call(program, "ps", "--all", f"--filter=label={LABEL}={sessions}", "--format={{.Names}}").split()
-    kept = {Container(program, root).name for root in sessions.iterdir()}  # later: each has its folder first
+    # listed second: a folder exists before its container
+    kept = {Container(program, root).name for root in sessions.iterdir()}
     for name in found:
         if name not in kept:
             with suppress(ContainerError):

@@ -1,8 +1,8 @@
-"""Encloses a command with namespaces of Linux: it sees no process but its own, no other session's folder, and writes
-only to its own folder and to temporary ones. Imports only stdlib.
+"""Encloses a command in Linux namespaces. The command sees only its own processes, sees no other session's folder, and
+writes only to its folder and to temporary folders. Imports only stdlib.
 
 `enclosed` runs a function as the first process of the namespaces. When it returns, or is killed, the system ends all
-processes in them. `problem` says why this system offers none.
+processes in them. `problem` returns why this system cannot enclose commands.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from rollq.buffer.common.sealing.kernel import c_call, system_call
 from rollq.buffer.common.sealing.landlock import forbid_mounts_and_foreign_sockets
 
 LEAST_PROCESSES: Final = 301
-"""The least that Linux takes as the largest process id of a namespace."""
+"""The smallest value that Linux accepts as the largest process id of a namespace."""
 OWN_LIMIT_SINCE: Final = (6, 14)
-"""The version of Linux from which on each namespace has its own largest process id."""
+"""The first version of Linux in which each namespace has a separate largest process id."""
 CANNOT: Final = 125
-"""The exit code where the enclosure cannot be made."""
+"""The exit code if the enclosure cannot be made."""
 PROBE_S: Final = 60.0
 
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_PROCESSES = 0x00020000, 0x08000000, 0x10000000, 0x20000000
@@ -40,7 +40,7 @@ _HERE: Final = -100
 _ALL_BELOW: Final = 0x8000
 _DIE_WITH_PARENT, _DROP_CAPABILITY = 1, 24
 _KEPT_CAPABILITIES: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
-"""The rest of root: files of all owners, other users, low ports, chroot; no mounts and no devices."""
+"""Root's remaining rights: files of all owners, other users, low ports, chroot; no mounts, no devices."""
 _KERNEL_FILES: Final = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 """Settings of the machine in /proc, which root could change."""
 _DEVICES: Final = ("/dev/full", "/dev/null", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero")
@@ -58,10 +58,10 @@ _SYSTEM: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Enclosure:
-    """The folder of a session, `root`, in the folder of all sessions. Beside it, `writable` folders may be changed.
-    `hidden` files and folders appear empty. `places` are pairs of a folder below `root` and the path, as `/app`, at
-    which it is seen too. `most_processes`, threads among them, may run at the same time; what is written to /tmp and to
-    shared memory has at most `most_bytes` each."""
+    """The limits of one session. `root` is its folder, in the folder of all sessions. The command may write to `root`
+    and to the `writable` folders. `hidden` files and folders appear empty. `places` are pairs of a folder below `root`
+    and a second path for it, such as `/app`. At most `most_processes` processes and threads run at the same time. /tmp
+    and shared memory hold at most `most_bytes` each."""
 
     root: str
     writable: tuple[str, ...] = ()
@@ -83,9 +83,9 @@ class Enclosure:
 
 
 def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
-    """Run `work` as the first process in new namespaces; returns the exit code, or 128 and the signal that ended it.
+    """Run `work` as the first process in new namespaces. Returns the exit code, or 128 plus the signal that ended it.
 
-    Must run in a process with one thread that has nothing else to do: it stays outside, in the namespace of mounts.
+    Must run in a process with a single thread and no other work: the process stays outside, in the mount namespace.
     Raises `OSError`.
     """
     parent = os.getppid()
@@ -100,7 +100,7 @@ def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
         try:
             os.close(is_alive)
             c_call("prctl", _DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-            if select.select([alive], [], [], 0)[0]:  # the other end is closed: the parent died before
+            if select.select([alive], [], [], 0)[0]:  # the other end is closed: the parent has died
                 os._exit(CANNOT)
             _build(enclosure)
             code = work()
@@ -114,7 +114,7 @@ def enclosed(enclosure: Enclosure, work: Callable[[], int]) -> int:
 
 
 def check_place(path: str) -> None:
-    """Raise `ValueError` unless an enclosure can have a place at this path."""
+    """Raise `ValueError` unless this path can be a place of an enclosure."""
     if not re.fullmatch(r"/[A-Za-z0-9_-][A-Za-z0-9._-]*", path) or path in _SYSTEM:
         raise ValueError("must be a path directly below /, as /app, and no folder of the system")
 
@@ -132,9 +132,9 @@ def problem(enclosure: Enclosure) -> str:
 
 
 def limit_processes(most: int) -> None:
-    """Let at most `most` processes and threads run in this namespace of processes, where the system can: root needs
-    Linux 6.14, others have a limit for each user within the namespace of users."""
-    if _version() >= OWN_LIMIT_SINCE:  # before, it is the limit of the whole machine
+    """Limit this process namespace to `most` processes and threads, if the system can. Root needs Linux 6.14; other
+    users get a limit per user within the user namespace."""
+    if _version() >= OWN_LIMIT_SINCE:  # in older versions the limit is for the whole machine
         with open("/proc/sys/kernel/pid_max", "w") as file:
             file.write(str(max(most, LEAST_PROCESSES)))
     if os.geteuid():
@@ -148,7 +148,8 @@ def _version() -> tuple[int, ...]:
 
 
 def _unshare() -> None:
-    """Enter new namespaces. Root, if it may, needs none of users; others do, and stay who they are."""
+    """Enter new namespaces. Root needs no user namespace if it has the rights. Other users need one, and keep their
+    ids."""
     kinds = _NEW_MOUNTS | _NEW_PROCESSES | _NEW_IPC
     with contextlib.suppress(PermissionError):
         c_call("unshare", kinds)
@@ -161,7 +162,7 @@ def _unshare() -> None:
 
 
 def _build(enclosure: Enclosure) -> None:
-    """Make the enclosure from within, as the first process of its namespaces. Raises `OSError`."""
+    """Build the enclosure from inside, as the first process of its namespaces. Raises `OSError`."""
     place, sessions = os.getcwd(), os.path.dirname(enclosure.root)
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     if enclosure.places:
@@ -173,7 +174,7 @@ def _build(enclosure: Enclosure) -> None:
     _cover_temporary(sessions, f"size={enclosure.most_bytes},mode=1777")
     _mount("tmpfs", sessions, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
     os.mkdir(enclosure.root)
-    for path, file in kept.items():  # as they were before anything covered them
+    for path, file in kept.items():  # opened before anything covered them
         _mount(f"/proc/self/fd/{file}", path, None, _BIND | _RECURSIVE)
         _set_read_only(path, False)
         os.close(file)
@@ -196,10 +197,10 @@ def _build(enclosure: Enclosure) -> None:
 
 
 def _change_root(free: str, added: Sequence[str]) -> None:
-    """Make a root folder with what is in the first one, and the `added` folders, empty, over what has their names.
-    `free` is an empty folder."""
+    """Make a root folder with the content of the old root, and put the `added` folders, empty, over entries with their
+    names. `free` is an empty folder."""
     _mount("tmpfs", free, "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
-    _mount(None, free, None, _UNBINDABLE)  # or it would be in itself
+    _mount(None, free, None, _UNBINDABLE)  # otherwise it would contain itself
     with os.scandir("/") as entries:
         for entry in (entry for entry in entries if entry.path not in added):
             target = f"{free}{entry.path}"
@@ -215,7 +216,7 @@ def _change_root(free: str, added: Sequence[str]) -> None:
         os.mkdir(f"{free}{path}")
     os.chdir(free)
     system_call("pivot_root", b".", b".")
-    c_call("umount2", b".", _DETACH)  # the first root, which is over the new one
+    c_call("umount2", b".", _DETACH)  # the old root, which covers the new one
     os.chdir("/")
 
 
@@ -227,8 +228,7 @@ def _hide(path: str) -> None:
 
 
 def _cover_devices() -> None:
-    """Leave only devices that keep nothing, and terminals of this enclosure: no disks, no log of the kernel, and no
-    terminal of a person."""
+    """Leave only stateless devices and the enclosure's terminals: no disks, no kernel log, and no user's terminal."""
     opened = {path: os.open(path, os.O_PATH) for path in filter(os.path.exists, _DEVICES)}
     _mount("tmpfs", "/dev", "tmpfs", _NO_SETUID | _NO_EXECUTION, "size=64k,mode=755")
     for path, file in opened.items():
@@ -243,8 +243,8 @@ def _cover_devices() -> None:
 
 
 def _cover_sockets(needed: Sequence[str]) -> None:
-    """Cover the folder of the system's sockets, since some that answer there start programs outside. It keeps the file
-    that says which servers resolve names, and the `needed` folders, empty."""
+    """Cover the folder of the system's sockets, since some servers there start programs outside the enclosure. Keeps
+    the file with the name servers, and the `needed` folders, empty."""
     names = os.path.realpath("/etc/resolv.conf")
     opened = os.open(names, os.O_PATH) if names.startswith("/run/") and os.path.exists(names) else None
     _mount("tmpfs", "/run", "tmpfs", _NO_SETUID | _NO_DEVICES, "size=64k,mode=755")
@@ -258,8 +258,8 @@ def _cover_sockets(needed: Sequence[str]) -> None:
 
 
 def _cover_temporary(free: str, options: str) -> None:
-    """Let programs write to /tmp, which keeps what it has, and to shared memory, without anybody else seeing it. `free`
-    is a folder that is covered later."""
+    """Let programs write to /tmp, which keeps its content, and to shared memory; other processes do not see the writes.
+    `free` is a folder that is covered later."""
     _mount("tmpfs", "/dev/shm", "tmpfs", _NO_SETUID | _NO_DEVICES, options)
     _mount("tmpfs", free, "tmpfs", _NO_SETUID | _NO_DEVICES, options)
     changed, work = f"{free}/changed", f"{free}/work"
@@ -271,7 +271,8 @@ def _cover_temporary(free: str, options: str) -> None:
 
 
 def _set_read_only(path: str, value: bool) -> None:
-    """Make a mount, and with `value` all below, read-only or not. Needs Linux 5.12."""
+    """With `value`, make a mount and all mounts below it read-only; without, make the mount writable. Needs Linux
+    5.12."""
     attributes = (ctypes.c_uint64 * 4)(*((1, 0) if value else (0, 1)), 0, 0)
     flags = _ALL_BELOW if value else 0
     c_call("syscall", _MOUNT_SETATTR, _HERE, path.encode(), flags, ctypes.byref(attributes), ctypes.sizeof(attributes))
@@ -286,7 +287,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try to make an enclosure; the exit code says whether it works."""
+    """Try to make an enclosure. The exit code reports whether it works."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,4 +1,4 @@
-"""The facts about a sample that an agent gets, in this worker or elsewhere. Never the answer."""
+"""The facts about a sample that an agent receives, in this worker or elsewhere. They never include the answer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from rollq.workers.gateway.open_sessions import Gateway
 
 
 def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
-    """The prompt as an agent gets it: a text or messages. Never the answer. Raises `ValueError` for token ids."""
+    """The prompt for an agent: a text or messages, without the answer. Raises `ValueError` for token ids."""
     if prompt.ids is not None:
         raise ValueError(
             "the prompt has token ids, which agents over the gateway cannot read: name the column of a text or of "
@@ -20,7 +20,7 @@ def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
 
 
 def about(rollout: Rollout) -> dict[str, Any]:
-    """The facts about a sample that a program gets. Never the answer."""
+    """The facts about a sample that a program receives. They never include the answer."""
     return {
         "task": rollout.task,
         "row": rollout.prompt.row,
@@ -32,13 +32,13 @@ def about(rollout: Rollout) -> dict[str, Any]:
 
 
 def prompt_bytes(prompt: Prompt) -> bytes:
-    """The prompt as the command reads it: a text as it is, messages as JSON. Raises `ValueError` for token ids."""
+    """The prompt for the command: a text unchanged, messages as JSON. Raises `ValueError` for token ids."""
     given = given_prompt(prompt)
     return given.encode() if isinstance(given, str) else exact_json.dumps(given)
 
 
 def session_variables(gateway: Gateway, token: str) -> dict[str, str]:
-    """The variables that lead clients to a session."""
+    """The variables with a session's addresses and token, for clients."""
     base = gateway.base_url(token)
     return {
         "OPENAI_BASE_URL": f"{base}/v1",

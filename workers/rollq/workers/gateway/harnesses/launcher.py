@@ -1,10 +1,11 @@
-"""Runs one command, and ends it with all that it started: when it exits, when this process gets SIGTERM, and when the
-process that started this one dies. Then it removes the command's folder as well, since nobody else would.
+"""Runs one command. Ends the command and all its descendants when it exits, when this process gets SIGTERM, and when
+the parent of this process dies. In the last case it also removes the command's folder.
 
 Run as a program, `launcher PARENT FOLDER MAX_FILE_BYTES ENCLOSURE COMMAND...`; imports only stdlib. ENCLOSURE is empty,
-or the JSON of what the command is enclosed in.
+or the JSON of the command's `Enclosure`.
 
-On Linux, descendants that leave the command's process group are ended too: orphans become children of this process.
+On Linux, descendants that leave the command's process group are ended too: as orphans they become children of this
+process.
 """
 
 import contextlib
@@ -22,13 +23,13 @@ from rollq.workers.gateway.harnesses import enclosure
 
 NOT_FOUND = 127
 PARENT_DIED = signal.SIGHUP
-"""Sent by the system, once the parent's thread has died that started this process; SIGTERM is sent by the worker. The
-parent's id says nothing: it stays the same while another of its threads is dying."""
+"""The system sends it after the death of the parent's thread that started this process; the worker sends SIGTERM. The
+parent's id does not help: it stays the same while other threads of the parent are dying."""
 AWAITED = {signal.SIGTERM, PARENT_DIED, signal.SIGCHLD}
 
 
 def main(parent: int, folder: str, max_file_bytes: int, enclosed: str, command: list[str]) -> int:
-    """Run the command; returns its exit code, or 128 and the number of the signal that ended it."""
+    """Run the command. Returns its exit code, or 128 plus the number of the signal that ended it."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)  # a handler might run only after the next system call
     adopt_orphans()
@@ -48,18 +49,18 @@ def main(parent: int, folder: str, max_file_bytes: int, enclosed: str, command: 
 
 
 def start(command: list[str]) -> int | None:
-    """Start the command; returns its process id. None, and a message, if it cannot be started."""
+    """Start the command. Returns its process id. If it cannot be started, prints a message and returns None."""
     try:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=partial(prepare_command, os.getpid()))
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return None
-    child.returncode = 0  # its end is awaited by its process id
+    child.returncode = 0  # its end is awaited by process id
     return child.pid
 
 
 def start_enclosed(text: str, command: list[str]) -> int:
-    """Start a process that runs the command in namespaces; returns its process id."""
+    """Start a process that runs the command in namespaces. Returns its process id."""
     launcher = os.getpid()
     child = os.fork()
     if child:
@@ -75,9 +76,9 @@ def start_enclosed(text: str, command: list[str]) -> int:
 
 
 def run(command: list[str]) -> int:
-    """Run the command as a child of the first process of its namespaces; returns its exit code, or 128 and the signal
+    """Run the command as a child of the first process of its namespaces. Returns its exit code, or 128 plus the signal
     that ended it."""
-    signal.signal(signal.SIGINT, lambda *_: None)  # the command may send it to this process
+    signal.signal(signal.SIGINT, lambda *_: None)  # the command may send SIGINT to this process
     child = start(command)
     if child is None:
         return NOT_FOUND
@@ -100,15 +101,15 @@ def wait_for(child: int) -> int:
 
 
 def limit_files(most_bytes: int) -> None:
-    """Let no file become larger that this process or the command writes."""
+    """Limit the size of files that this process or the command writes."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 def prepare_command(launcher: int) -> None:
-    """Let the command die with the launcher, even if that is killed, and before others where memory runs out. Runs in
-    the command's process."""
+    """Make the command die with the launcher, even if the launcher is killed, and die first when memory runs out. Runs
+    in the command's process."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
@@ -116,7 +117,7 @@ def prepare_command(launcher: int) -> None:
 
 
 def end_descendants(group: int | None) -> None:
-    """Kill the process group of the command, and all children that are left, until there are none."""
+    """Kill the process group of the command and all remaining children, until there are none."""
     if group is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)

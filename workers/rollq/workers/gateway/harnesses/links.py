@@ -1,7 +1,7 @@
-"""Removes links that a command has left in its workspace, before anybody looks at its work.
+"""Removes unsafe links that a command left in its workspace, before its work is read.
 
-Each link is judged by its text, and no link on its way is followed: every link in a workspace is looked at, so links
-that stay lead through nothing but links that stay. The time does not depend on how long a chain of them is.
+Each link is judged by its text; no link is followed. Since every link in a workspace is checked, the remaining links
+lead only through remaining links. The time does not depend on the length of a chain.
 """
 
 import os
@@ -13,12 +13,12 @@ from typing import Final
 from rollq.buffer.common.removing import remove_folder
 
 LONGEST: Final = 2_000
-"""Bytes of a path below a workspace. Together with the path of the workspace, each can be named to the system."""
+"""The most bytes of a path below a workspace: together with the workspace's path, it is within the system's limit."""
 
 
 def remove_links(workspace: Path, stays: Callable[[str | None], bool]) -> int:
-    """Remove links whose target does not stay, as `target` gives it, and folders whose path is too long; returns how
-    many."""
+    """Remove links for whose `target` the function `stays` returns False, and folders whose path is too long. Returns
+    how many."""
     root, removed = str(workspace), 0
     if workspace.is_symlink() or not workspace.is_dir():
         workspace.unlink(missing_ok=True)
@@ -36,9 +36,10 @@ def remove_links(workspace: Path, stays: Callable[[str | None], bool]) -> int:
 
 
 def target(root: str, folder: str, text: str) -> str | None:
-    """Where a link in `folder`, which is `root` or below, leads if no other link is on its way.
+    """The target of a link in `folder`, which is `root` or below, if no other link is on the way.
 
-    None if `..` leads above `root`, or follows a name: then it depends on where the root is, or on other links.
+    None if `..` leads above `root`, or follows a name: then the target depends on the root's location or on other
+    links.
     """
     here, parts = ("", text.split("/")) if text.startswith("/") else (folder, text.split("/"))
     names = [part for part in parts if part not in ("", ".")]
@@ -51,19 +52,19 @@ def target(root: str, folder: str, text: str) -> str | None:
 
 
 def is_below(path: str, *folders: str) -> bool:
-    """Whether a path is one of the folders, or below."""
+    """Whether a path is one of the folders or below one."""
     return f"{path}/".startswith(tuple(f"{folder}/" for folder in folders))
 
 
 def _links_and_deep_folders(root: str) -> Iterator[str]:
-    """The paths of links below a folder, and of folders so deep that nothing in them is looked at."""
+    """The paths of links below a folder, and of folders too deep to be searched."""
     waiting = [root]
     while waiting:
         here = waiting.pop()
         if len(os.fsencode(here)) - len(os.fsencode(root)) > LONGEST:
             yield here
             continue
-        with suppress(OSError):  # of another user; nobody else can enter it either
+        with suppress(OSError):  # a folder of another user, which nobody else can enter
             os.chmod(here, os.lstat(here).st_mode & 0o7777 | 0o700)
         with os.scandir(here) as entries:
             found = [(entry.path, entry.is_symlink(), entry.is_dir(follow_symlinks=False)) for entry in entries]

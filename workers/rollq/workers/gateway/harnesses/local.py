@@ -1,4 +1,4 @@
-"""The agent loop `harness`: a process for each sample, which talks to the model over the gateway.
+"""The agent loop `harness`: one process per sample, which calls the model through the gateway.
 
 The command gets the prompt on its standard input and in a file, and the addresses and the token of its session in
 variables that the clients of OpenAI and Anthropic read.
@@ -113,8 +113,8 @@ class HarnessSettings(SessionSettings):
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """Runs a command for each sample. The command is interrupted and started again like any agent, and its recorded
-    calls are answered from the record."""
+    """Runs a command for each sample. Like any agent, an interrupted command starts again, and its recorded calls are
+    answered from the record."""
 
     settings: HarnessSettings
     gateway: Gateway
@@ -145,10 +145,10 @@ class Harness:
             return await self._run(rollout, session, folder, container, token)
 
     async def _make_folder(self, rollout: Rollout) -> tuple[HarnessFolder, Container | None]:
-        """A new folder, and the container of a row with an image. They are removed even if this call is cancelled,
+        """A new folder and, for a row with an image, its container. Both are removed even if this call is cancelled,
         because its thread still makes them.
 
-        Raises `SampleFailed` for a row that names no workspace, and without its container.
+        Raises `SampleFailed` if the row names no workspace, or its container does not start.
         """
         making = asyncio.ensure_future(asyncio.to_thread(self._made_folder, rollout))
         try:
@@ -199,7 +199,7 @@ class Harness:
             session.closed.set()
             await process.end()
             if container is not None:
-                with suppress(ContainerError):  # who judges stops it once more
+                with suppress(ContainerError):  # the judging code stops it again
                     await asyncio.to_thread(container.stop)
             await session.stop()
         if session.answering.failure is not None:
@@ -210,7 +210,7 @@ class Harness:
         return self._sample(session, folder, {"removed_links": links} if links else {}, exit_code, is_closed)
 
     async def _until_ended(self, process: HarnessProcess, session: Session, rollout: Rollout) -> int | None:
-        """The command's exit code; None if it is still running: its session is closed, or its time is up."""
+        """The command's exit code; None if it is still running because its session was closed or its time is up."""
         exiting = asyncio.ensure_future(process.wait())
         closing = asyncio.ensure_future(session.closed.wait())
         loop = asyncio.get_running_loop()
@@ -220,7 +220,7 @@ class Harness:
                 await asyncio.wait([exiting, closing], timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED)
                 if exiting.done() or closing.done():
                     break
-            if session.closed.is_set():  # the command makes no further calls, and may still clean up
+            if session.closed.is_set():  # the command makes no further calls, but may still clean up
                 await asyncio.wait([exiting], timeout=SETTLE_S)
             return exiting.result() if exiting.done() else None
         finally:
@@ -251,14 +251,15 @@ class Harness:
         return made
 
     def _too_large(self, folder: HarnessFolder, exit_code: int) -> str:
-        """The end of the message for a command that failed because a file became too large; empty for other causes."""
+        """The end of the error message if the command failed because a file became too large; empty for other
+        causes."""
         if exit_code == 128 + signal.SIGXFSZ or folder.output_bytes() >= self.settings.max_file_bytes:
             return f", since its output or another file reached max_file_mb = {self.settings.max_file_mb:g}"
         return ""
 
 
 def harness_loop(gateway: Gateway, **options: Any) -> Harness:
-    """The loop `harness` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
+    """The loop `harness` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for invalid options."""
     settings = HarnessSettings(**options)
     program, workspace = settings.command[0], settings.workspace
     if "/" not in program and not settings.images and shutil.which(program) is None:
@@ -314,8 +315,8 @@ def _remove(folder: HarnessFolder, container: Container | None) -> None:
 
 
 def make_enclosure(settings: HarnessSettings, root: Path) -> Enclosure:
-    """The enclosure of the command of the session in the folder `root`. Files that hold secrets of the worker's are
-    hidden, and so is the folder of all rows' workspaces."""
+    """The enclosure for the command of the session in the folder `root`. It hides files with the worker's secrets, and
+    the folder of all rows' workspaces."""
     hidden = secret_files()
     if settings.workspace is not None and settings.workspace_field:
         hidden += (os.path.realpath(settings.workspace), *repositories_above(settings.workspace))
@@ -330,19 +331,19 @@ def make_enclosure(settings: HarnessSettings, root: Path) -> Enclosure:
 
 
 def secret_files() -> tuple[str, ...]:
-    """The files that hold secrets of the worker's."""
+    """The files with the worker's secrets."""
     paths = [value for name, value in os.environ.items() if name.startswith("ROLLQ_") and name.endswith("_FILE")]
     return tuple(os.path.abspath(path) for path in paths if path)
 
 
 def repositories_above(folder: Path) -> tuple[str, ...]:
-    """Data of repositories that a folder may be in: they have the files of all versions."""
+    """Repository data above a folder, which holds all versions of the files."""
     return tuple(str(parent / ".git") for parent in folder.resolve().parents if (parent / ".git").exists())
 
 
 def can_enclose(settings: HarnessSettings) -> bool:
-    """Whether commands can be enclosed here; if not, a warning says why, and other processes are kept from the memory
-    of this one."""
+    """Whether commands can be enclosed here. If not, logs the reason, and protects this process's memory from other
+    processes."""
     folder = HarnessFolder.make(None)
     try:
         found = problem(make_enclosure(settings, folder.root))
@@ -360,7 +361,7 @@ def can_enclose(settings: HarnessSettings) -> bool:
 
 
 def make_chooser(path: str) -> Chooser | None:
-    """The function that says which calls are trained; None for all. Raises `ConfigError`."""
+    """The function that chooses the calls to train; None for all. Raises `ConfigError`."""
     if path == "all":
         return None
     with inside("agent_options.calls"):

@@ -1,4 +1,4 @@
-"""The process of one harness: its folder, its environment, its output, its end."""
+"""The process of one harness: its folder, environment, output and end."""
 
 import asyncio
 import fcntl
@@ -27,14 +27,14 @@ TAIL_BYTES: Final = 2000
 END_S: Final = 5.0
 LOOK_S: Final = 0.01
 MARKER: Final = "ROLLQ_SESSION_FOLDER"
-"""The variable that identifies the processes of a harness, even without their parent."""
+"""The variable that identifies the processes of a harness, even orphans."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessFolder:
-    """The folder of one session: the command runs in `workspace`, its home; the rest is beside it.
+    """The folder of one session. The command runs in `workspace`, its home. Other files are beside it.
 
-    The worker holds a `lock` on the folder, an open file. An unlocked folder is left from a worker that was killed.
+    The worker holds a `lock` on the folder, an open file. An unlocked folder was left by a killed worker.
     """
 
     root: Path
@@ -44,10 +44,10 @@ class HarnessFolder:
     def make(cls, template: Path | None, name: str = "") -> "HarnessFolder":
         """A new folder, whose workspace is a copy of `template`, or empty. Raises `OSError`.
 
-        The path has the `name`, so the next attempt at a sample gets the same path, which agents write into their
-        requests. If a folder with this name is in use, the path is another one.
+        The path contains `name`, so the next attempt at a sample gets the same path: agents write it into their
+        requests. If a folder with this name is in use, the path differs.
         """
-        new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=sessions_folder()))  # gets its name once it is locked
+        new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX, dir=sessions_folder()))  # renamed after it is locked
         lock = os.open(new, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_SH)
         folder = cls(new, lock)
@@ -90,7 +90,8 @@ class HarnessFolder:
         return {**inherited, **own, **added, MARKER: str(self.root)}
 
     def end_processes(self) -> None:
-        """Kill the processes whose environment names this folder, until none is left, if the system shows it."""
+        """Kill the processes whose environment names this folder, until none are left. Needs a system that shows
+        environments."""
         deadline_s = monotonic() + END_S
         while (pids := self._processes()) and monotonic() < deadline_s:
             for pid in pids:
@@ -107,8 +108,8 @@ class HarnessFolder:
         return pids
 
     def remove_foreign_links(self) -> int:
-        """Remove links in the workspace that lead to another session's folder, where a judge would find work that is
-        not this command's; returns how many. Links above the workspace, and folders too deep to be read, go too."""
+        """Remove links in the workspace that lead to another session's folder, where a judge would read another
+        command's work. Also removes links above the workspace, and folders too deep to be read. Returns how many."""
         sessions, own = os.path.realpath(self.root.parent), str(self.workspace)
 
         def stays(target: str | None) -> bool:
@@ -123,7 +124,7 @@ class HarnessFolder:
         return remove_links(self.workspace, stays)
 
     def tail(self) -> str:
-        """The end of the command's output. Empty if the command has replaced the output file by something else."""
+        """The end of the command's output. Empty if the command has replaced the output file."""
         try:
             with open(os.open(self.output, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
                 file.seek(max(0, self.output_bytes() - TAIL_BYTES))
@@ -132,7 +133,7 @@ class HarnessFolder:
             return ""
 
     def output_bytes(self) -> int:
-        """How much the command has written."""
+        """The number of bytes that the command has written."""
         try:
             return self.output.lstat().st_size
         except OSError:  # the command has removed it
@@ -146,7 +147,7 @@ class HarnessFolder:
 
 
 def _named(new: Path, name: str) -> Path:
-    """The path of a new folder, which is not empty, after it gets its name."""
+    """Rename a new folder, which is not empty. Returns its path."""
     other = new.with_name(new.name.removeprefix(NEW_PREFIX))
     wanted = new.with_name(name or other.name)
     for _ in range(2 if name else 0):
@@ -158,8 +159,7 @@ def _named(new: Path, name: str) -> Path:
 
 
 def sessions_folder() -> Path:
-    """The folder of this user's sessions, which is made if it does not exist. Raises `OSError`, including for a
-    folder of another user."""
+    """The folder of this user's sessions, created if missing. Raises `OSError`, including for another user's folder."""
     folder = Path(tempfile.gettempdir()) / f"rollq-sessions-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if not stat.S_ISDIR(folder.lstat().st_mode) or folder.lstat().st_uid != os.getuid():
@@ -168,7 +168,7 @@ def sessions_folder() -> Path:
 
 
 def remove_left_folders() -> None:
-    """Remove the folders of workers that were killed, and end the processes that are left of their harnesses."""
+    """Remove the folders of killed workers, and end the remaining processes of their harnesses."""
     for root in sessions_folder().glob("[!.]*"):
         _remove_if_left(root)
 
@@ -181,7 +181,7 @@ def _remove_if_left(root: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_left = os.path.samestat(os.fstat(lock), root.lstat())  # otherwise it is a new folder
-        except OSError:  # its worker lives
+        except OSError:  # its worker is alive
             is_left = False
         if not is_left:
             os.close(lock)
@@ -191,7 +191,7 @@ def _remove_if_left(root: Path) -> None:
 
 
 class HarnessProcess:
-    """A running command. It and all processes that it has started end with the worker, however the worker ends."""
+    """A running command. It and all its descendants end with the worker, even if the worker is killed."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: HarnessFolder) -> None:
         self._process = process
@@ -208,8 +208,8 @@ class HarnessProcess:
         max_file_bytes: int,
         enclosure: Enclosure | None = None,
     ) -> "HarnessProcess":
-        """Start the only command of a folder in its workspace, with the prompt as its standard input. Files that it
-        writes, including its output, are at most `max_file_bytes` long. It runs in the `enclosure`, if there is one."""
+        """Start the command of a folder in its workspace, with the prompt on standard input. Each file that it writes,
+        including its output, has at most `max_file_bytes`. The command runs in the `enclosure`, if any."""
         enclosed = "" if enclosure is None else enclosure.as_text()
         with folder.prompt.open("xb") as file:
             file.write(prompt)
@@ -231,7 +231,7 @@ class HarnessProcess:
         return code if code >= 0 else 128 - code
 
     async def end(self) -> None:
-        """End the command and all that it has started, if they run."""
+        """End the command and its descendants, if they run."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.terminate()

@@ -1,4 +1,4 @@
-"""The agent loop `outside`: a harness elsewhere asks the worker for a session, and talks to the model over it."""
+"""The agent loop `outside`: a harness elsewhere asks the worker for a session, and calls the model through it."""
 
 import asyncio
 import os
@@ -36,8 +36,9 @@ class OutsideSettings(SessionSettings):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Waits for a harness to take each sample. An interrupted one is offered again, and its recorded calls are answered
-    from the record. `offers` are the gateway's, or another program's; `facts` are further ones for it."""
+    """Waits for a harness to take each sample. An interrupted sample is offered again, and its recorded calls are
+    answered from the record. `offers` belong to the gateway or to a program; `facts` are further facts for the
+    harness."""
 
     settings: OutsideSettings
     gateway: Gateway
@@ -100,7 +101,7 @@ class Outside:
         return made
 
     async def _until_closed(self, rollout: Rollout, session: Session) -> str:
-        """Wait until the session is closed, is idle for too long, or its time is up; says which."""
+        """Wait until the session is closed, is idle for too long, or its time is up. Returns which."""
         begun_s, limits = monotonic(), self.settings
 
         def ended() -> str:
@@ -118,7 +119,7 @@ class Outside:
 
 
 async def _until(event: asyncio.Event, rollout: Rollout, is_over: Callable[[], bool]) -> None:
-    """Wait for an event, until it is over, or the group is being stopped."""
+    """Wait for an event, until `is_over` or the group is being stopped."""
     waiting = asyncio.ensure_future(event.wait())
     try:
         while not (waiting.done() or rollout.is_stopped() or is_over()):
@@ -128,7 +129,7 @@ async def _until(event: asyncio.Event, rollout: Rollout, is_over: Callable[[], b
 
 
 def outside_loop(gateway: Gateway, **options: Any) -> Outside:
-    """The loop `outside` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
+    """The loop `outside` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for invalid options."""
     settings = OutsideSettings(**options)
     require_key("agent loop 'outside'")
     gateway.want()
@@ -137,7 +138,7 @@ def outside_loop(gateway: Gateway, **options: Any) -> Outside:
 
 
 def require_key(who: str) -> None:
-    """Raise `ConfigError` unless programs elsewhere have a key to ask for sessions with, which `who` needs."""
+    """Raise `ConfigError` unless there is a key with which programs elsewhere ask for sessions. `who` needs the key."""
     if not os.environ.get(KEY_VARIABLE):
         raise ConfigError(
             f"{who} needs {KEY_VARIABLE} in the worker's environment: set it to a secret "

@@ -1,4 +1,4 @@
-"""The folder that a row names for its samples. Nothing outside the folder of all of them can be named."""
+"""The folder that a row names for its samples. It must be inside the folder of all workspaces."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -25,7 +25,7 @@ SERVED: Final = frozenset(
 WITHOUT_EFFECT: Final = frozenset(
     ("stream_options", "n", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier")
 )
-"""Fields on which no answer depends."""
+"""Fields without effect on the answer."""
 DEFAULTS: Final = {"parallel_tool_calls": True, "modalities": ["text"], "add_generation_prompt": True}
 REFUSED: Final = {
     "audio": "this model answers in text",
@@ -152,7 +152,7 @@ def _messages(body: Mapping[str, Any], left_out: dict[str, None]) -> tuple[Messa
 
 
 def _message(message: Mapping[str, Any], where: str, names: dict[str, str], left_out: dict[str, None]) -> Message:
-    """A message that is not the user's."""
+    """A message with a role other than the user's."""
     role = message.get("role")
     said = message.get("content")
     if role in ("system", "developer"):

@@ -10,7 +10,7 @@ from rollq.workers.gateway.protocols.writing import DONE, event, openai_error, o
 
 SERVED: Final = frozenset(("model", "prompt", "max_tokens", "stop", "stream"))
 WITHOUT_EFFECT: Final = frozenset(("stream_options", "n", "best_of", "user"))
-"""Fields on which no answer depends."""
+"""Fields without effect on the answer."""
 REFUSED: Final = {
     "echo": "the answer does not repeat the prompt",
     "suffix": "this model continues texts, and does not fill them in",

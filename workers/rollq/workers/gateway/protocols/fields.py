@@ -16,8 +16,8 @@ RETRY_COUNT: Final = "x-stainless-retry-count"
 """Header of the SDKs of OpenAI and Anthropic: how often this request was sent before."""
 
 UNREADABLE: Final = "(This model cannot read what is here.)"
-"""Takes the place of an image in a tool's result, or in what the user says after one, as clients send images that a
-tool has made: the model chose to look at it, and can choose again."""
+"""Replaces an image in a tool's result, or in the user's message after a result, where clients put images that a tool
+has made. The model chose to look at the image, and can choose again."""
 
 _MOST: Final = 2**31 - 1
 _LABEL: Final = 40
@@ -144,7 +144,7 @@ def tool_result(id: str, name: str | None, content: str) -> Message:
 
 
 def ends_with_others(messages: Sequence[Message], name: str) -> None:
-    """Refuse a conversation that is empty, or whose last words are the assistant's."""
+    """Refuse a conversation that is empty or ends with the assistant's message."""
     if not messages:
         raise CallRefused(f"{name} must not be empty")
     if messages[-1]["role"] == "assistant":

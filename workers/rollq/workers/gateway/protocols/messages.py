@@ -1,6 +1,6 @@
 """Anthropic's messages, `POST /v1/messages` and `POST /v1/messages/count_tokens`. Pure.
 
-Thoughts are blocks of type `thinking`. Their signature says which answer they are from.
+Thoughts are blocks of type `thinking`. The signature identifies their answer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ SERVED: Final = frozenset(
     ("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream")
 )
 WITHOUT_EFFECT: Final = frozenset(("metadata", "service_tier", "cache_control", "inference_geo"))
-"""Fields on which no answer depends."""
+"""Fields without effect on the answer."""
 CHOICES: Final[Mapping[str, ToolChoice]] = {"auto": "auto", "any": "required", "none": "none", "tool": "auto"}
 BILLING: Final = "x-anthropic-billing-header:"
 """The start of a text in Claude Code's system prompt that depends on the first prompt and is not for the model."""
@@ -221,8 +221,7 @@ def _has_result(said: Any) -> bool:
 def _user(
     said: Any, where: str, names: Mapping[str, str], left_out: dict[str, None], *, has_result: bool
 ) -> list[Message]:
-    """Results of tools, and between them the texts that are next to each other. Once there is a result, what cannot be
-    read is left out."""
+    """The results of tools and the joined texts between them. After a result, unreadable blocks are left out."""
     if not isinstance(said, list | tuple):
         return [{"role": "user", "content": fields.content(said, where, TEXTS)}]
     messages: list[Message] = []

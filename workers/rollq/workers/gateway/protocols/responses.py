@@ -21,7 +21,7 @@ WITHOUT_EFFECT: Final = frozenset(
     ("store", "metadata", "client_metadata", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
      "safety_identifier", "stream_options")
 )  # fmt: skip
-"""Fields on which no answer depends."""
+"""Fields without effect on the answer."""
 DEFAULTS: Final = {"parallel_tool_calls": True, "truncation": "disabled"}
 REFUSED: Final = {
     "previous_response_id": "nothing is stored here, so send all items",
@@ -30,7 +30,7 @@ REFUSED: Final = {
     "background": "wait for the answer",
 }
 CODES: Final = {429: "rate_limit_exceeded", 503: "server_is_overloaded"}
-"""Codes of a stream's failure that clients repeat."""
+"""Codes of a stream's failure after which clients retry."""
 
 
 def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
@@ -69,7 +69,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
 
 
 def _encrypts(body: Mapping[str, Any]) -> bool:
-    """Whether the caller asks for thoughts in a form that is for us to read."""
+    """Whether the caller asks for thoughts in encrypted form."""
     return "reasoning.encrypted_content" in fields.texts(body.get("include"), "include")
 
 
@@ -132,7 +132,7 @@ def _event(kind: str, number: int, data: Mapping[str, Any]) -> bytes:
 
 
 def _head(call: Call, number: int, created_s: int) -> dict[str, Any]:
-    """A response that is under way. It does not repeat the instructions and tools of the request."""
+    """A response in progress. It omits the instructions and tools of the request."""
     return {
         "id": f"resp_{number}",
         "object": "response",

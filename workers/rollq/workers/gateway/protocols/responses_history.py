@@ -17,7 +17,7 @@ from rollq.workers.gateway.protocols.responses_tools import CUSTOM_INPUT, joined
 TEXTS: Final = ("input_text", "output_text", "text", "refusal")
 ENCRYPTED: Final = b"rollq:"
 TAGGED: Final = re.compile(r"<think>\n(.*)\n</think>", re.S)
-"""A thought that pydantic-ai sends back as a message, for models that it does not know to think."""
+"""A thought that pydantic-ai sends back as a message if it does not know that the model thinks."""
 
 
 class History:
@@ -31,7 +31,7 @@ class History:
         self._turn: dict[str, Any] = {}  # the assistant's message that the next item may belong to
 
     def say(self, role: str, content: str) -> None:
-        """Add a message that is not the assistant's."""
+        """Add a message with a role other than the assistant's."""
         self._turn = {}
         self.messages.append({"role": role, "content": content})
 
@@ -86,8 +86,8 @@ class History:
         self._open().setdefault("tool_calls", []).append(fields.tool_call(id, name, written))
 
     def _open(self, *later: str) -> dict[str, Any]:
-        """The assistant's message for an item: the open one, or a new one if that has a part in `later`. An answer has
-        these parts after the item."""
+        """The assistant's message for an item: the open message, or a new message if the open one has a part in
+        `later`, the parts that follow the item in an answer."""
         if not self._turn or any(self._turn.get(part) for part in later):
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)

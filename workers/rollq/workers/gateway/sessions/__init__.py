@@ -1,1 +1,1 @@
-"""A session: its calls as a tree, how each is answered, and the sample that they become."""
+"""A session: the tree of its calls, their answers, and the sample that they make."""

@@ -1,7 +1,7 @@
 """The messages of a call in the order and the form that chat templates take. Pure.
 
-Clients send the results of tools as their tools end, and templates without ids go by the place. System messages after
-the first message are refused by some templates, and left out or moved by others.
+Clients send the results of tools in the order in which the tools end, but templates without ids match results by
+position. Some templates refuse system messages after the first message; others omit or move them.
 """
 
 from collections.abc import Sequence
@@ -54,8 +54,8 @@ def keeps_system_messages(tokenizer: Tokenizer) -> bool:
 
 
 def fold_system_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages, with each system message but the first message as words of the user: at the start of the user's
-    message that follows, if one does."""
+    """The messages, with each system message after the first message turned into text of the user, at the start of the
+    next user message if there is one."""
     folded: list[Message] = []
     waiting: list[str] = []
     for place, message in enumerate(messages):

@@ -1,7 +1,8 @@
-"""Answers the calls of a session. A call is placed, generated or taken from the record, parsed, and recorded.
+"""Answers the calls of a session. A call is placed, then generated or taken from the record, then parsed and recorded.
 
 Invariant: an answer is recorded in the buffer before it is returned, so the next attempt knows all answers that a
-harness has seen. It answers the same requests from the record, and samples only answers to other requests.
+harness has seen. The next attempt answers the same requests from the record, and samples answers only for other
+requests.
 """
 
 import asyncio
@@ -38,19 +39,20 @@ from rollq.workers.gateway.sessions.call_tree import CallTree
 from rollq.workers.gateway.sessions.request_digest import shown_calls, shown_content
 
 MOST_BYTES: Final = 128
-"""Most bytes of a token: a request with more bytes for each token that fits is not tokenised."""
+"""The most bytes of a token. A request with more bytes than this per allowed token is refused without tokenisation."""
 MOST_IGNORED: Final = 32
-"""Most names of ignored parts that a sample keeps; an agent may send any number of names."""
+"""The most names of ignored parts that a sample keeps. An agent may send any number."""
 OTHERS: Final = "others"
 THREAD_BYTES: Final = 8000
-"""A larger request is rendered and tokenised in a thread: a template that rewrites it has all of it tokenised."""
+"""A larger request is rendered and tokenised in a thread, since a template that rewrites the history makes all of it be
+tokenised again."""
 
 
 class Answering:
     """Answers the calls of one session. `failure` is the error that ended it, if any; `recorded` counts the answers in
-    the record at the start, and `replayed` the answers taken from it; `forced` counts calls that demanded a tool call,
-    which the model was free to make; `guided` counts calls whose answer follows a schema; `ignored` counts calls with a
-    part that has no effect, by the name of the part."""
+    the record at the start, and `replayed` counts the answers taken from it. `forced` counts calls that demanded a tool
+    call, which rollq does not enforce. `guided` counts calls whose answer follows a schema. `ignored` counts calls that
+    have a part without effect, by the name of the part."""
 
     def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
         """Raises `CorruptFrame` for records that cannot be read."""
@@ -76,7 +78,7 @@ class Answering:
         return self.rollout.max_prompt_tokens + self.rollout.sampling.max_tokens - 1
 
     async def count_tokens(self, call: Call) -> int:
-        """The number of tokens in a call's prompt, as the model would get it. Raises `CallRefused`."""
+        """The number of tokens in a call's prompt. Raises `CallRefused`."""
         placement = await self._place(self.tree.locate(call), begun=0)
         self.tree.give_up(placement)
         return len(placement.context)
@@ -86,7 +88,7 @@ class Answering:
         return replace(finish(self.rollout, self._log, FinishReason.ABORT, ""), session_id=self.rollout.session)
 
     async def answer(self, located: Located, times: int, begun: int) -> Answer:
-        """The answer to a call, which was asked `times` times before, and now at the count `begun`.
+        """The answer to a call that was asked `times` times before, and now at the count `begun`.
 
         Raises `CallRefused`; if the session cannot continue, `failure` then says why.
         """
@@ -118,7 +120,7 @@ class Answering:
         return answer_of(node, completion, len(placement.context), self.rollout, created_s)
 
     def _count_ignored(self, names: Iterable[str]) -> None:
-        """Count the names of a call; new ones beyond `MOST_IGNORED` count as others."""
+        """Count the names of a call. Beyond `MOST_IGNORED` names, new names count as others."""
         for name in names:
             known = name in self.ignored or len(self.ignored) < MOST_IGNORED
             self.ignored[name if known else OTHERS] += 1
@@ -134,12 +136,12 @@ class Answering:
                 rendered = await asyncio.to_thread(self.tree.render, located)
             else:
                 rendered = self.tree.render(located)
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # a template may raise any exception
             raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
         return self.tree.place(rendered, begun)
 
     def _check_template_options(self, call: Call) -> None:
-        """Raise `CallRefused` for options of the chat template that are not the task's: one session, one rendering."""
+        """Raise `CallRefused` if options of the chat template differ from the task's: a session has one rendering."""
         own, missing = self.rollout.tokenizer.template_options, object()
         for name, value in call.template_options.items():
             if own.get(name, missing) != value:
@@ -235,7 +237,7 @@ class Answering:
         return await self._format.parse(tokenizer, text, ids, tools, prompt), stop_text
 
     async def _record(self, record: RecordedCall) -> None:
-        """Keep a call in the buffer. Raises `CallRefused` if it is not kept: its answer must not be seen then."""
+        """Keep a call in the buffer. Raises `CallRefused` if it cannot be kept: then its answer must not be seen."""
         self._log.append(record.segment)
         if self.rollout.record is None:
             return
@@ -245,13 +247,13 @@ class Answering:
                 return
         except Exception as error:  # noqa: BLE001 - the server would take a `ConnectionError` for a client that left
             failure = error
-        if not self.rollout.is_stopped():  # else the next attempt gets the call with the others
+        if not self.rollout.is_stopped():  # otherwise the next attempt gets this call with the others
             self.failure = self.failure or failure
         raise session_over()
 
 
 def answer_of(node: Node, completion: Completion, prompt_tokens: int, rollout: Rollout, created_s: int) -> Answer:
-    """The answer as the harness gets it."""
+    """The answer for the harness."""
     turn = node.turn
     calls = tuple(shown_calls(turn))
     reasoning_tokens = len(rollout.tokenizer.encode(turn.reasoning)) if turn.reasoning else 0
@@ -271,8 +273,8 @@ def answer_of(node: Node, completion: Completion, prompt_tokens: int, rollout: R
 
 
 def _continues(placement: Placement, delta: Int32Array) -> bool:
-    """Whether a placed call ends with the recorded `delta` int32 [D], either alone or after its parent's tokens. Among
-    several calls, another one may continue the parent's segment in each attempt."""
+    """Whether a placed call ends with the recorded `delta` int32 [D], either alone or after its parent's tokens. With
+    several calls, a different call may continue the parent's segment in each attempt."""
     context, parent = placement.context, placement.located.parent
     if np.array_equal(context, delta):
         return True
@@ -281,7 +283,7 @@ def _continues(placement: Placement, delta: Int32Array) -> bool:
 
 
 def with_call_ids(turn: Turn, number: int) -> Turn:
-    """The turn, whose tool calls have the ids that the caller gets. Ids that the model wrote stay."""
+    """The turn with the caller's ids for its tool calls. Ids that the model wrote stay."""
     calls = [
         replace(call, id=call_id(number, place)) if isinstance(call, ToolCall) and call.id not in turn.text else call
         for place, call in enumerate(turn.calls)
@@ -290,7 +292,8 @@ def with_call_ids(turn: Turn, number: int) -> Turn:
 
 
 def call_seed(sampling: Sampling, digest: bytes, times: int) -> int | None:
-    """The seed of one call, 63 bits, from its request and how often it was asked before. Order has no effect."""
+    """The seed of one call, 63 bits, from its request and the number of earlier identical requests. The order of calls
+    has no effect."""
     if sampling.seed is None:
         return None
     name = f"{sampling.seed}/{digest.hex()}/{times}"

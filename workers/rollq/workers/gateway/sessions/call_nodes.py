@@ -1,4 +1,4 @@
-"""The values of a tree of calls: a call as it is located, rendered and placed, and a node that has its answer. Pure."""
+"""The values of a tree of calls: a call after it is located, rendered and placed, and a node with its answer. Pure."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from rollq.workers.gateway.calls import Call
 @dataclass(slots=True, eq=False)
 class Stretch:
     """The conversation of calls that extend one segment, up to the newest call. Conversations of earlier calls are cut
-    out of it, so a long session holds its text and tokens once and not for each call."""
+    from it, so a long session holds its text and tokens once, not per call."""
 
     newest: Conversation
 
@@ -21,9 +21,10 @@ class Stretch:
 class Node:
     """One answered call.
 
-    `history`, `digest`, `messages` and `tools` are its request's. `stretch` has its conversation, and `end` says where
-    in it the answer ends. `thread` numbers the chain of segments that it belongs to. It was asked and answered between
-    the counts `begun` and `ended`. `stop_text` ended it, if any stop text did. `left_out` says why it is not trained.
+    `history`, `digest`, `messages` and `tools` are its request's. `stretch` holds its conversation, and `end` is the
+    end of the answer in it. `thread` is the number of its chain of segments. The call was asked and answered between
+    the counts `begun` and `ended`. `stop_text` is the stop text that ended it, if any. `left_out` is the reason why it
+    is not trained, if it is not.
     """
 
     number: int
@@ -52,8 +53,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
-    """A call whose history is recognised: it continues the answer of `parent`, if there is one, with the last `rest` of
-    the `messages`, which are in the form that the chat template takes. `history` and `digest` are the request's.
+    """A call whose history is recognised: it continues the answer of `parent`, if any, with the last `rest` of the
+    `messages`, which are in the chat template's form. `history` and `digest` are the request's.
     """
 
     call: Call
@@ -66,15 +67,15 @@ class Located:
 
     @property
     def size(self) -> int:
-        """How much there is to render: bytes of text, or token ids."""
+        """The amount to render: bytes of text, or token ids."""
         call = self.call
         return len(call.text or "") + len(call.ids or ()) + len(exact_json.dumps([self.messages, self.tools]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendered:
-    """The tokens of a call that is `located`: the model continues the `conversation`, which extends the tokens of the
-    parent or starts a new segment."""
+    """The tokens of a `located` call. The model continues the `conversation`, which extends the parent's tokens or
+    starts a new segment."""
 
     located: Located
     conversation: Conversation
@@ -96,5 +97,5 @@ class Placement:
 
     @property
     def is_opening(self) -> bool:
-        """Whether the history repeats no answer."""
+        """Whether the history contains no earlier answer."""
         return self.located.parent is None

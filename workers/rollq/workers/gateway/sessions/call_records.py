@@ -1,9 +1,9 @@
-"""Recorded calls, as they are kept in the buffer: each is a segment of its sample. Pure.
+"""Recorded calls as segments of a sample in the buffer. Pure.
 
 Until a sample is finished, its segments are its calls in the order in which they were answered. The prompt of such a
-segment holds only the tokens that the call added to its parent's, and the array `call` what else there is to know. It
-is never empty, since a part without a prompt continues the one before it: for a call that adds none, it holds one token
-that is not counted.
+segment holds only the tokens that the call added to its parent's. The array `call` holds the other facts. The prompt is
+never empty, since a part without a prompt continues the part before it: for a call that adds no tokens, it holds one
+token that is not counted.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class RecordedCall:
 
     @classmethod
     def of(cls, segment: Segment) -> Self | None:
-        """The call that a segment is; None for a segment that another agent loop has made. Raises `CorruptFrame`."""
+        """The call in a segment; None for another agent loop's segment. Raises `CorruptFrame`."""
         if CALL not in segment.arrays:
             return None
         try:

@@ -1,8 +1,8 @@
 """The calls of one session as a tree, and the segments that they make. Pure.
 
-A call continues the recorded answer that its history repeats farthest. The first one that continues an answer extends
-its segment; another one opens a segment whose prompt holds the tokens that both share, so that every token has credit
-once. Where the chat template, or the client, rewrites what came before, a new segment begins too.
+A call continues the latest recorded answer in its history. The first call that continues an answer extends its segment.
+A further call opens a new segment, whose prompt holds the shared tokens: every token gets credit once. If the chat
+template or the client rewrites the history, a new segment begins too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ class CallTree:
         return Located(call, history, digest, parent, messages, tools, rest)
 
     def tick(self) -> int:
-        """Count an event: a call that is asked, or answered."""
+        """Count an event: a call is asked or answered."""
         self._events += 1
         return self._events
 
@@ -71,12 +71,13 @@ class CallTree:
     def render(self, located: Located) -> Rendered:
         """Render and tokenise a call. Changes nothing, and so may run in a thread.
 
-        Raises what the chat template raises for messages that it does not accept.
+        Raises the chat template's error for messages that it does not accept.
         """
         return Rendered(located, *self._continued(located))
 
     def place(self, rendered: Rendered, begun: int = 0) -> Placement:
-        """Find where a call belongs that was asked at the count `begun`. `add` or `give_up` must follow."""
+        """Find the place of a call that was asked at the count `begun`. The caller must then call `add` or
+        `give_up`."""
         located, conversation = rendered.located, rendered.conversation
         parent = located.parent
         is_first = rendered.extends_parent and parent is not None and self._is_free(parent)
@@ -147,7 +148,7 @@ class CallTree:
         """The digest of a history, the last answer of the model in it, all messages, and those after that answer."""
         history, parent, after = OPENING, None, 0
         recognised = self._known_before(messages)
-        if recognised is not None:  # what was recognised before need not be hashed again, nor kept twice
+        if recognised is not None:  # the recognised part is not hashed again, nor kept twice
             after = len(recognised.messages) + 1
             history, parent = after_answer(recognised.history, recognised.number), recognised
             messages = (*recognised.messages, *messages[after - 1 :])
@@ -163,7 +164,7 @@ class CallTree:
     def _known_before(self, messages: tuple[Message, ...]) -> Node | None:
         """The call with the longest history whose messages begin these ones, followed by its answer; of several, the
         last one."""
-        # the digest of a history would need all messages hashed; comparing is cheap, and the longest one mostly matches
+        # hashing would read all messages; comparing is cheap, and the longest usually matches
         for node in sorted(self.nodes, key=lambda node: (len(node.messages), node.ended), reverse=True):
             place = len(node.messages)
             if 0 < place < len(messages) and node.messages == messages[:place]:
@@ -179,7 +180,7 @@ class CallTree:
         return None
 
     def _text_before(self, call: Call) -> Node | None:
-        """The completion whose prompt and answer begin this one's prompt, the longest one."""
+        """The completion with the longest prompt and answer that begin this completion's prompt."""
         completions = [node for node in self.nodes if not node.messages and _begins(node.conversation, call)]
         return max(completions, key=lambda node: node.end.characters, default=None)
 
@@ -207,7 +208,7 @@ class CallTree:
         return before.after_text((call.text or "")[len(before.rendered) :]), True
 
     def _is_free(self, node: Node) -> bool:
-        """Whether nothing continues a node's segment yet."""
+        """Whether no call continues a node's segment yet."""
         return self._tips[node.thread] is node and node.thread not in self._continuing
 
     def _new_thread(self) -> int:
@@ -217,7 +218,7 @@ class CallTree:
     # the sample
 
     def supersede(self) -> None:
-        """Leave out all but the last of equal calls one after another from which nothing continues."""
+        """Leave out each call that was asked again after it ended, unless another call continues it."""
         by_digest: dict[bytes, list[Node]] = {}
         for node in self.nodes:
             if node.left_out is None:
@@ -228,12 +229,12 @@ class CallTree:
                     node.left_out = "superseded"
 
     def segments(self) -> tuple[Segment, ...]:
-        """The segments of the answers that are not left out, thread by thread. Answers that are left out, but on which
-        others build, are outside the loss."""
+        """The segments of all answers to train, thread by thread. A left-out answer that other calls continue is
+        outside the loss."""
         return tuple(segment for nodes in self._trained_threads() for segment in _trained(nodes))
 
     def segment_numbers(self) -> dict[int, int]:
-        """The segment, counted from 0 over `segments`, that each trained call's tokens are in, by the call's number."""
+        """Number of each trained call -> index in `segments` of the segment with its tokens."""
         numbers: dict[int, int] = {}
         before = 0
         for nodes in self._trained_threads():
@@ -246,8 +247,8 @@ class CallTree:
         return numbers
 
     def token_rewards(self, rewards: Mapping[int, float]) -> Float32Array:
-        """The rewards of the response tokens of `segments`, float32 [R]: the last token of each trained answer has its
-        call's, by the call's number."""
+        """The rewards of the response tokens of `segments`, float32 [R]: the last token of each trained answer gets the
+        reward of its call, by the call's number."""
         parts = [np.zeros(0, np.float32)]
         for nodes in self._trained_threads():
             segments = nodes[-1].conversation.segments
@@ -260,7 +261,7 @@ class CallTree:
         return np.concatenate(parts)
 
     def _trained_threads(self) -> Iterator[list[Node]]:
-        """The calls of each thread up to the last one that is trained."""
+        """The calls of each thread up to the last trained call."""
         for thread in sorted(self._tips):
             nodes = [node for node in self.nodes if node.thread == thread]
             while nodes and nodes[-1].left_out is not None:
@@ -270,7 +271,7 @@ class CallTree:
 
 
 def _with_model_ids(message: Message, parent: Node) -> Message:
-    """A tool's answer to a call of the parent's, under the id that the model knows."""
+    """A tool's answer to a call in the parent, under the id that the model wrote."""
     ids = {call_id(parent.number, place): made.id for place, made in enumerate(parent.turn.well_formed)}
     given = message.get("tool_call_id")
     return {**message, "tool_call_id": ids[given]} if given in ids else message
@@ -284,7 +285,7 @@ def _begins(before: Conversation, call: Call) -> bool:
 
 
 def _trained_segments(nodes: Sequence[Node]) -> list[int]:
-    """Which segments of a thread have a token that is trained."""
+    """Which segments of a thread have a trained token."""
     return sorted({node.end.closed for node in nodes if node.left_out is None and node.tokens})
 
 
@@ -310,8 +311,7 @@ def _masked(segment: Segment, place: int, nodes: Iterable[Node]) -> Segment:
 
 
 def as_facts(nodes: Iterable[Node], segments: dict[int, int]) -> list[dict[str, Any]]:
-    """The facts of each call, for people: its number, its parent's, the segment that its tokens are in, and why it
-    is left out."""
+    """The facts of each call, for people: its number, its parent's number, its segment, and why it is left out."""
     return [
         {
             "number": node.number,

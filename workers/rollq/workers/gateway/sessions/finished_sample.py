@@ -1,4 +1,4 @@
-"""The finished sample of a session: the calls that are trained, and the facts about them. Pure."""
+"""The finished sample of a session: the trained calls and the facts about them. Pure."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -11,11 +11,11 @@ from rollq.workers.gateway.sessions.call_tree import CallTree, as_facts
 from rollq.workers.gateway.sessions.request_digest import shown_content
 
 Chooser = Callable[[Mapping[str, Any]], bool]
-"""Says whether a call is trained, by its facts (see `as_facts`) and its `messages`."""
+"""Decides whether a call is trained, by its facts (see `as_facts`) and its `messages`."""
 
 
 def leave_out(tree: CallTree, seen: Collection[int], chosen: Chooser | None) -> None:
-    """Decide which calls are not trained, and why. `seen` are the numbers of calls whose answer a client has got."""
+    """Decide which calls are not trained, and why. `seen` are the numbers of calls whose answer reached a client."""
     for node in tree.nodes:
         if node.number not in seen and not node.children:
             node.left_out = "unseen"
@@ -29,7 +29,7 @@ def leave_out(tree: CallTree, seen: Collection[int], chosen: Chooser | None) -> 
 
 
 def finished_sample(tree: CallTree, rollout: Rollout, extra: Mapping[str, Any]) -> Sample:
-    """The sample of all calls that are trained; a failed one without any. Its text is the last answer among them."""
+    """The sample of all trained calls; a failed sample if there are none. Its text is the last trained answer."""
     segments = tree.segment_numbers()
     left_out = sum(node.tokens for node in tree.nodes if node.left_out is not None)
     facts = {**extra, "calls": as_facts(tree.nodes, segments), **({"left_out_tokens": left_out} if left_out else {})}

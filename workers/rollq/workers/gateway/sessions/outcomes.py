@@ -1,4 +1,4 @@
-"""How a session ends in the words of its program: with a reward, for the judge, or as failed. Pure."""
+"""The outcome of a session, as its program reports it: a reward, a case for the judge, or a failure. Pure."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -16,14 +16,14 @@ MOST_EXTRA_BYTES: Final = 16_000
 LEVELS_AROUND: Final = 16
 """Levels of JSON that a sample's frame may add around an `extra`."""
 MOST: Final = float(np.finfo(np.float32).max)
-"""The largest number that a reward may be: rewards of tokens are float32."""
+"""The largest reward: rewards of tokens are float32."""
 KINDS: Final = tuple(kind.value for kind in FailureKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a session. `reward` None: the task's judge finds it. `turns`: a reward for each call. `extra`: facts
-    about the episode. `truncated`: a limit ended it. `failure`: why the sample fails."""
+    """The end of a session. `reward` None: the task's judge decides. `turns`: a reward for each call. `extra`: facts
+    about the episode. `truncated`: a limit ended the episode. `failure`: why the sample fails."""
 
     reward: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Recognises requests of a session that repeat an earlier one, because their client has no answer to it.
+"""Recognises requests that repeat an earlier request of the session because their client has no answer to it.
 
 | a client | gets |
 |---|---|
@@ -26,7 +26,7 @@ class Caller(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was lost before the last byte of the answer was sent."""
+        """Whether the connection was lost before the last byte of the answer was sent."""
         ...
 
     @property
@@ -37,8 +37,8 @@ class Caller(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A call that was asked for at the count `begun`, once or more often, and its answer. `giving_up` stops it after a
-    while, since nobody waits for it."""
+    """A call that was asked at the count `begun`, once or several times, and its answer. `giving_up` is the timer that
+    stops it when nobody waits for it."""
 
     task: "asyncio.Task[Answer]"
     begun: int
@@ -68,11 +68,11 @@ class RepeatedCalls:
 
     def __init__(self, repeat_s: float, is_answered: Callable[[int], bool]) -> None:
         """`repeat_s`: how long a call may run while nobody waits for it; `is_answered`: whether the call that was asked
-        for at this count has an answer."""
+        at this count has an answer."""
         self._repeat_s = repeat_s
         self._is_answered = is_answered
         self._asked: dict[bytes, list[Asked]] = {}
-        self._turned_away: dict[bytes, list[float]] = {}  # how long clients are expected back, by their requests
+        self._turned_away: dict[bytes, list[float]] = {}  # until when clients are expected back, by request
 
     def __iter__(self) -> Iterator[Asked]:
         return (asked for calls in self._asked.values() for asked in calls)
@@ -81,7 +81,7 @@ class RepeatedCalls:
         """The earlier call that a request repeats. `repeats`: how often the client says it has sent this before."""
         calls = [asked for asked in self._asked.get(digest, ()) if not asked.task.cancelling()]
         for asked in reversed(calls):
-            if asked.is_abandoned:  # even if the client does not say so: some have no header for it
+            if asked.is_abandoned:  # even without the header, which some clients do not send
                 return asked
         if self._comes_back(digest) or not repeats:
             return None
@@ -89,7 +89,8 @@ class RepeatedCalls:
         return candidates[-1] if candidates else None
 
     def add(self, digest: bytes, asked: Asked) -> None:
-        """Add a new call. If it ends without an answer, it is forgotten, and waiting callers may be expected back."""
+        """Add a new call. If it ends without an answer, it is forgotten, and its waiting callers may be expected
+        back."""
         self._asked.setdefault(digest, []).append(asked)
         asked.task.add_done_callback(lambda _: self._ended(digest, asked))
 
@@ -100,7 +101,7 @@ class RepeatedCalls:
                 asked.giving_up = asyncio.get_running_loop().call_later(self._repeat_s, self._give_up, asked)
 
     def _give_up(self, asked: Asked) -> None:
-        if not self._is_answered(asked.begun):  # a call that is being recorded has its answer, for the next caller
+        if not self._is_answered(asked.begun):  # a call that is being recorded has an answer for the next caller
             asked.task.cancel()
 
     def _ended(self, digest: bytes, asked: Asked) -> None:
@@ -114,7 +115,7 @@ class RepeatedCalls:
             self._turned_away.setdefault(digest, []).extend([until_s] * waiting)
 
     def _comes_back(self, digest: bytes) -> bool:
-        """Whether a request is from a client that was turned away; the client is then no longer expected."""
+        """Whether a request is from a client that was turned away. That client is then no longer expected."""
         now_s = time.monotonic()
         expected = [until_s for until_s in self._turned_away.pop(digest, ()) if until_s > now_s]
         if expected[1:]:

@@ -1,8 +1,8 @@
-"""The normal form of calls: two requests that ask for the same have the same digest. Pure.
+"""The normal form of calls: equivalent requests have the same digest. Pure.
 
-Clients write the same history differently from call to call: they give other ids, put keys of arguments in
-another order, leave thoughts out. None of that is in the normal form. An answer that was recorded is in it as a number,
-however the client repeats it.
+Clients write the same history differently from call to call: they change ids, reorder keys of arguments, or leave out
+thoughts. The normal form ignores these differences. It represents a recorded answer by its number, even if the client
+repeats it differently.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def digest_of(*parts: bytes) -> bytes:
 
 
 def after_message(history: bytes, message: Message) -> bytes:
-    """The digest of a history after one more message that no answer of ours is."""
+    """The digest of a history after one more message, other than a recorded answer."""
     calls = [_call_key(call) for call in message.get("tool_calls") or ()]
     fields = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
     return digest_of(history, b"message", orjson.dumps(fields))
@@ -51,15 +51,15 @@ def after_text(text: str | None, ids: Sequence[int] | None) -> bytes:
 
 
 def request_digest(history: bytes, call: Call) -> bytes:
-    """The digest of a whole request: its history, its tools, and how it wants the answer."""
+    """The digest of a whole request: its history, its tools and its parameters."""
     wanted = [call.tools, call.tool_choice, call.max_tokens, call.stop, *([] if call.schema is None else [call.schema])]
     return digest_of(history, b"request", exact_json.dumps(wanted, option=orjson.OPT_SORT_KEYS))
 
 
 def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
-    """Whether a client's assistant message is this turn of the model, as the client was given it.
+    """Whether a client's assistant message is this turn of the model, as sent to the client.
 
-    Its thoughts may be missing, the stop text may follow, and arguments of calls are compared as JSON.
+    Thoughts may be missing, the stop text may follow, and arguments of calls are compared as JSON.
     """
     thoughts = message.get("reasoning_content")
     if thoughts and thoughts.strip() != (turn.reasoning or "").strip():
@@ -72,8 +72,8 @@ def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
 
 
 def shown_content(turn: Turn, stop_text: str | None) -> str:
-    """The text of a turn that a client gets, up to the stop text: all that the model wrote, if a call cannot be parsed.
-    Beside calls, no blank space is shown around it."""
+    """The text of a turn for a client, up to the stop text; the model's whole text if a call cannot be parsed. If the
+    turn has calls, white space around the text is stripped."""
     content = turn.text if len(turn.well_formed) < len(turn.calls) else turn.content
     if stop_text is not None:
         content = content.partition(stop_text)[0]
@@ -81,12 +81,12 @@ def shown_content(turn: Turn, stop_text: str | None) -> str:
 
 
 def shown_calls(turn: Turn) -> Sequence[ToolCall]:
-    """The tool calls of a turn that a client gets: none, if one cannot be parsed."""
+    """The tool calls of a turn for a client; empty if a call cannot be parsed."""
     return () if len(turn.well_formed) < len(turn.calls) else turn.well_formed
 
 
 def canonical_arguments(raw: Any) -> str:
-    """Arguments of a call as JSON with sorted keys; as they are, if they are not JSON."""
+    """Arguments of a call as JSON with sorted keys; unchanged if they are not JSON."""
     try:
         value = exact_json.loads(raw) if isinstance(raw, str) else raw
         return exact_json.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
@@ -101,8 +101,8 @@ def _repeats_call(given: Mapping[str, Any], made: ToolCall) -> bool:
 
 
 def _as_javascript(raw: str) -> str:
-    """The canonical form of arguments after a client in JavaScript, for which all numbers are doubles, has read and
-    written them."""
+    """The canonical form of arguments after a JavaScript client, in which all numbers are doubles, has read and written
+    them."""
     value = json.loads(raw, parse_int=_double, parse_float=_double)
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 

@@ -1,7 +1,7 @@
-"""One session: the calls of one harness for one sample, from its first request to its reward.
+"""One session: the calls of one harness for one sample, from the first request to the reward.
 
-Invariant: a request that repeats an earlier one, because its client has lost the answer, gets that answer, and nothing
-is sampled for it.
+Invariant: a request that repeats an earlier request, because its client lost the answer, gets that answer without new
+sampling.
 """
 
 import asyncio
@@ -23,14 +23,15 @@ from rollq.workers.gateway.sessions.repeated_calls import Asked, Caller, Repeate
 from rollq.workers.judging.token_rewards import with_token_rewards
 
 SETTLE_S: Final = 5.0
-"""How long calls that run when a session closes are awaited."""
+"""How long to wait for running calls when a session closes."""
 PLACE_S: Final = 300.0
-"""How long a call waits for its turn, less than clients wait for an answer."""
+"""How long a call waits for its turn: less than clients wait for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Limits of a session. `max_made_tokens` 0: no limit. `repeat_s`: how long a call may run whose caller is lost."""
+    """Limits of a session. `max_made_tokens` 0: no limit. `repeat_s`: how long a call may run after its caller is
+    lost."""
 
     max_calls: int = 256
     max_made_tokens: int = 0
@@ -48,10 +49,10 @@ class Session:
         limits: SessionLimits,
         chosen: Chooser | None = None,
     ) -> None:
-        """`chosen` says which calls are trained; by default all are. Raises `CorruptFrame`, as `Answering` does.
+        """`chosen` decides which calls are trained; by default all. Raises `CorruptFrame`, as `Answering` does.
 
-        `used_s` is when the last call came, on the monotonic clock; None before the first. `refused_outcomes` counts
-        rewards and failures from callers without the right to set them.
+        `used_s` is the time of the last call on the monotonic clock, None before the first call. `refused_outcomes`
+        counts rewards and failures from callers without the right to set them.
         """
         self.closed = asyncio.Event()
         self.used_s: float | None = None
@@ -70,7 +71,7 @@ class Session:
     def ask(self, call: Call, caller: Caller) -> "asyncio.Task[Answer]":
         """Ask for the answer to a call. Raises `CallRefused`, and so does the answer.
 
-        Several callers may wait for the same one, so none of them may cancel it; `lose` notes that a caller has left.
+        Several callers may wait for the same answer, so no caller may cancel it; `lose` notes that a caller has left.
         It is cancelled when the session stops, or when nobody waits for it.
         """
         self.used_s = time.monotonic()
@@ -88,8 +89,8 @@ class Session:
         self._calls.note_lost()
 
     def close(self, outcome: Outcome) -> bool:
-        """End the session with what its program says. The same may come again; False for another outcome, or one that
-        comes too late. Raises `CallRefused` for rewards of other turns than the session's."""
+        """End the session with its program's outcome. The same outcome may be repeated. Returns False for a different
+        or late outcome. Raises `CallRefused` if the rewards do not match the session's turns."""
         if self.closed.is_set():
             return self.outcome == outcome
         if outcome.turns is not None:
@@ -99,7 +100,7 @@ class Session:
         return True
 
     def failed(self, made: Sample) -> Sample | None:
-        """The failed sample of a session that its program has failed; None for others. `made` has its facts."""
+        """The failed sample if the program reported a failure, otherwise None. `made` has its facts."""
         if self.outcome.failure is None:
             return None
         kind, reason = self.outcome.failure
@@ -107,12 +108,12 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed, or its group is being stopped."""
+        """Whether the session is closed or its group is being stopped."""
         return self.closed.is_set() or self._rollout.is_stopped()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is under way, or waits for its turn."""
+        """Whether a call is under way or waits for its turn."""
         return self._running > 0
 
     def _begin(self, located: Located) -> Asked:
