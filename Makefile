@@ -8,6 +8,8 @@ VLLM_WORKERS ?= 2
 SERVER ?= valkey
 PYTEST_ARGS ?=
 FAULTS_ARGS ?=
+# Where Python is told to keep no bytecode, as in many containers, every process that a test starts compiles rollq anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
