@@ -115,11 +115,19 @@ def test_calls_through_the_gateway_have_the_options_of_the_task_and_no_others(qw
         ({"colour": "red"}, r"rows\.template_options\.colour: the chat template never reads this name; leave it out"),
         ({"messages": []}, r"rows\.template_options\.messages: comes with each conversation"),
         ({"add_generation_prompt": False}, r"add_generation_prompt: comes with each conversation"),
+        ({"enable_thinking": 10**30}, r"rows\.template_options: a value does not fit in JSON"),
     ],
 )
 def test_a_name_that_has_no_effect_is_refused(qwen3: HfTokenizer, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         qwen3.with_options(options)
+
+
+def test_a_name_that_the_template_sets_itself_is_refused(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path, "{% set mark = '!' %}{{ mark }}{{ colour }}{{ messages[0].content }}")
+    with pytest.raises(ConfigError, match=r"rows\.template_options\.mark: the chat template never reads this name"):
+        tokenizer.with_options({"mark": "?"})
+    assert tokenizer.with_options({"colour": "red"}).render([QUESTION]) == "!red6*7?"
 
 
 def test_options_without_a_template_are_refused(tmp_path: Path) -> None:

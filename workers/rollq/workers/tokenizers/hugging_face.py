@@ -16,7 +16,7 @@ import orjson
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.images.processor import ImageProcessor, has_images
-from rollq.workers.tokenizers.templates import check_options, read_template
+from rollq.workers.tokenizers.templates import check_options, options_text, read_template
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class HfTokenizer:
         self._folder = folder
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self._options: Mapping[str, Any] = {}
-        self._with_options: dict[bytes, Self] = {}
+        self._with_options: dict[str, Self] = {}
         self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)  # Mistral's tokenizer has none
         if chat_template is not None:
             if self._fast is None:
@@ -63,7 +63,7 @@ class HfTokenizer:
 
         Raises `ConfigError` without a template, and for a name that the template never reads.
         """
-        key = orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)
+        key = options_text(options)
         if key not in self._with_options:
             if self.chat_template is None:
                 raise ConfigError(

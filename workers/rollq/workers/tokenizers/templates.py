@@ -53,7 +53,15 @@ def template_identity(folder: Path | None, file: Path | None, options: Mapping[s
     """
     template = read_template(file) if file else _template_in(folder) if folder else ""
     digest = hashlib.sha256(template.encode()).hexdigest()[:16] if template else "none"
-    return f"{digest} {orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS).decode()}"
+    return f"{digest} {options_text(options)}"
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as JSON, equal for equal options. Raises `ConfigError` for a value that JSON cannot hold."""
+    try:
+        return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError as error:
+        raise ConfigError(f"rows.template_options: a value does not fit in JSON: {error}") from error
 
 
 def _template_in(folder: Path) -> str:
@@ -69,13 +77,13 @@ def _template_in(folder: Path) -> str:
     return known if isinstance(known, str) else orjson.dumps(known, option=orjson.OPT_SORT_KEYS).decode()
 
 
-def _names(template: str, path: Path | None = None) -> frozenset[str]:
-    """Every name that a template reads or sets. Raises `ConfigError` with `path` and the line of an error."""
+def _names(template: str, path: Path | None = None) -> set[str]:
+    """The names that a template reads before it sets them. Raises `ConfigError` with `path` and the error's line."""
     # a dependency of transformers, imported late: many workers never need it
-    from jinja2 import Environment, TemplateSyntaxError, nodes
+    from jinja2 import Environment, TemplateSyntaxError, meta
 
     try:
         tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", template))
+        return meta.find_undeclared_variables(tree)
     except TemplateSyntaxError as error:
         raise ConfigError(f"worker.chat_template: {path}:{error.lineno}: {error.message}") from error
-    return frozenset(node.name for node in tree.find_all(nodes.Name))
