@@ -223,7 +223,7 @@ def test_a_run_with_payloads_outside_is_saved_only_with_them(
     outside: Path, tmp_path: Path, server_url: str, run_name: str
 ) -> None:
     place, saved = ("--url", server_url, "--run", run_name), tmp_path / "saved"
-    assert rollq("query", "{}", *place, "--count").output == "4\n"
+    assert rollq("groups", "query", "{}", *place, "--count").output == "4\n"
     assert rollq("status", *place).exit_code == 0
     before = set(tmp_path.rglob("*"))
     refused = rollq("snapshot", "save", saved, *place)

@@ -370,10 +370,10 @@ def test_status_and_show_name_the_source_and_no_version(settings: Path, world: W
     assert import_(data, settings).exit_code == 0
     status = CliRunner().invoke(main, ["status", str(settings)]).output
     assert "demos: offline: 1 groups were inserted so far" in status
-    shown = CliRunner().invoke(main, ["show", str(settings), "demos", "1"]).output
+    shown = CliRunner().invoke(main, ["groups", "show", str(settings), "demos", "1"]).output
     assert f"inserted from {source_of(data)}" in shown
     assert "4 tokens: of no version; the loss counts 4" in shown
-    plain = orjson.loads(CliRunner().invoke(main, ["show", str(settings), "demos", "1", "--json"]).output)
+    plain = orjson.loads(CliRunner().invoke(main, ["groups", "show", str(settings), "demos", "1", "--json"]).output)
     segment = plain["samples"][0]["segments"][0]
     assert (segment["versions"], segment["logprobs"]) == (None, [None] * 4)
 

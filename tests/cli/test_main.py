@@ -88,7 +88,10 @@ def test_a_former_command_says_how_to_write_it_today(name: str, today: str) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["query", "{}", "a.toml"], "'a.toml': FILE is the first argument: `rollq query [FILE] QUERY`"),
+        (
+            ["groups", "query", "{}", "a.toml"],
+            "'a.toml': FILE is the first argument: `rollq groups query [FILE] QUERY`",
+        ),
         (["set", "math", "x=1", "-f", "a.toml"], "No such option '-f'. FILE is the first argument."),
         (["snapshot", "save", "a", "b"], "Got unexpected extra argument (b); FILE ends in .toml"),
         (["snapshot", "save", "a.toml"], "Missing argument 'FOLDER'."),
@@ -180,7 +183,7 @@ def test_a_url_that_makes_no_sense_is_refused_without_its_password() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["doctor"], ["query", "{}"], ["snapshot", "save", "d"], ["snapshot", "load", "d"],
+    "command", [["status"], ["doctor"], ["groups", "query", "{}"], ["snapshot", "save", "d"], ["snapshot", "load", "d"],
                 ["pause"], ["resume"],
                 ["set", "math"], ["doctor", "--load-functions"]]
 )  # fmt: skip

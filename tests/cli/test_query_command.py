@@ -1,4 +1,4 @@
-"""`rollq query`, from the shell's words to what is shown."""
+"""`rollq groups query`, from the shell's words to what is shown."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ Ask = Callable[..., Result]
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(main, ["query", *words])
+    return CliRunner().invoke(main, ["groups", "query", *words])
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_search_in_texts_needs_the_folder_of_payloads(ask: Ask, monkeypatch: p
 def test_a_task_that_the_run_does_not_have_is_refused(server_url: str, run_name: str) -> None:
     with Buffer.connect(server_url, run_name) as buffer:
         World(buffer).start(math={})
-    arguments = ["query", '{"task": "maths"}', "--url", server_url, "--run", run_name]
+    arguments = ["groups", "query", '{"task": "maths"}', "--url", server_url, "--run", run_name]
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert "task 'maths': the run has math" in done.output

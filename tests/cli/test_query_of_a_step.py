@@ -1,4 +1,4 @@
-"""`rollq query` finds the rollouts of a train step wherever they are: in the buffer, in the archive, or dropped."""
+"""`rollq groups query` finds the rollouts of a train step in the buffer, in the archive, or dropped."""
 
 import shutil
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def train(world: World, steps: int) -> None:
 
 
 def ask(file: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, ["query", str(file), *(words or (WORST, "--sort", "-tokens"))])
+    return CliRunner().invoke(main, ["groups", "query", str(file), *(words or (WORST, "--sort", "-tokens"))])
 
 
 def listed(found: Result) -> list[list[str]]:
@@ -135,6 +135,6 @@ def test_an_archive_that_cannot_be_reached_is_not_taken_for_an_empty_one(
     assert "there is no such folder on this machine" in found.output
     (archived.parent / "archive").mkdir()
     assert "has nothing of this run, but the run has an archive" in ask(archived).output
-    without = CliRunner().invoke(main, ["query", WORST, "--url", server_url, "--run", world.buffer.run])
+    without = CliRunner().invoke(main, ["groups", "query", WORST, "--url", server_url, "--run", world.buffer.run])
     assert without.exit_code == 0
     assert "name the rollq.toml with the url of the archive" in without.output

@@ -38,7 +38,9 @@ def sizes(buffer: Buffer, step: int) -> dict[str, int]:
     return {name: groups_at(rules.batch_groups, rules.schedule, step) for name, rules in found.items()}
 
 
-@pytest.mark.parametrize("command", [["set", "math"], ["show", "math", "1"], ["query", "{}"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["set", "math"], ["groups", "show", "math", "1"], ["groups", "query", "{}"]], ids=" ".join
+)
 def test_without_a_file_in_this_folder_the_run_must_be_named(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""`rollq show`, from the shell's words to what is shown."""
+"""`rollq groups show`, from the shell's words to what is shown."""
 
 import re
 from collections.abc import Callable
@@ -36,7 +36,7 @@ Show = Callable[..., Result]
 def show(server_url: str, run_name: str) -> Show:
     def run(*words: object) -> Result:
         return CliRunner().invoke(
-            main, ["show", *[str(word) for word in words], "--url", server_url, "--run", run_name]
+            main, ["groups", "show", *[str(word) for word in words], "--url", server_url, "--run", run_name]
         )
 
     return run
@@ -388,7 +388,7 @@ def test_groups_that_have_left_are_shown_from_the_archive(world: World, server_u
     )
 
     def shown(*words: str) -> Result:
-        return CliRunner().invoke(main, ["show", str(tmp_path / "rollq.toml"), "math", *words])
+        return CliRunner().invoke(main, ["groups", "show", str(tmp_path / "rollq.toml"), "math", *words])
 
     assert "waits for the archiver" in shown("1").output
     done = CliRunner().invoke(main, ["archive", str(tmp_path / "rollq.toml"), "--finish"])
@@ -398,7 +398,9 @@ def test_groups_that_have_left_are_shown_from_the_archive(world: World, server_u
     assert group.exit_code == step.exit_code == 0, group.output + step.output
     assert "trained: step 1 was committed" in group.output
     assert [line.split()[:2] for line in step.output.splitlines()[1:3]] == [["1", "math"], ["2", "math"]]
-    elsewhere = CliRunner().invoke(main, ["show", "math", "1", "--url", server_url, "--run", world.buffer.run])
+    elsewhere = CliRunner().invoke(
+        main, ["groups", "show", "math", "1", "--url", server_url, "--run", world.buffer.run]
+    )
     assert "with url in [archive], `rollq archive` keeps such groups" in elsewhere.output
 
 
@@ -423,12 +425,12 @@ def test_an_archived_group_shows_the_leases_that_it_showed_in_the_buffer(
     )
 
     def life() -> list[str]:
-        shown = CliRunner().invoke(main, ["show", str(settings), "math", "1"])
+        shown = CliRunner().invoke(main, ["groups", "show", str(settings), "math", "1"])
         assert shown.exit_code == 0, shown.output
         return lines_of(shown)[3 : lines_of(shown).index("prompt") - 1]
 
     def rows() -> str:
-        return CliRunner().invoke(main, ["show", str(settings), "math", "--step", "1"]).output
+        return CliRunner().invoke(main, ["groups", "show", str(settings), "math", "--step", "1"]).output
 
     live, live_rows = life(), rows()
     world.buffer.checkpoint(world.held, 1)
@@ -450,7 +452,9 @@ def test_an_archived_group_shows_the_leases_that_it_showed_in_the_buffer(
 
 @pytest.mark.parametrize("number", ["9" * 16, "9" * 4301, "٣" * 16])
 def test_a_number_that_no_group_has_is_refused(number: str) -> None:
-    given = CliRunner().invoke(main, ["show", "math", number, "--url", "redis://127.0.0.1:1/0", "--run", "sums"])
+    given = CliRunner().invoke(
+        main, ["groups", "show", "math", number, "--url", "redis://127.0.0.1:1/0", "--run", "sums"]
+    )
     assert given.exit_code == 2
     assert "at most 15 digits" in given.output
     assert "Traceback" not in given.output

@@ -42,7 +42,7 @@ def test_an_end_outlives_a_pause_and_the_one_that_a_hook_wanted_a_resume_of_all_
     assert ask("resume", "--task", "math").output == "task math: done -> run\n"
 
 
-@pytest.mark.parametrize("command", [["status"], ["query", "{}"], ["pause"], ["resume"]])
+@pytest.mark.parametrize("command", [["status"], ["groups", "query", "{}"], ["pause"], ["resume"]])
 def test_numbers_are_shown_where_the_folder_of_payloads_is_not(ask, command: list[str], monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("ROLLQ_PAYLOADS_URL", "/not/on/this/machine")
     shown = ask(*command)

@@ -45,7 +45,7 @@ def test_the_roles_run_one_by_one_and_continue_after_a_kill(desk: Desk, sums: Pa
         commands = [line for page in CONCEPTS for block in blocks(page) for line in block.code.splitlines()]
         (recover,) = (line for line in commands if "rollq runs recover" in line)
         for line in commands:
-            if "rollq show" in line:
+            if "rollq groups show" in line:
                 desk.wait_until(partial(shows_a_group, desk, line))
             elif line != recover:
                 assert desk.run(line)
@@ -72,8 +72,8 @@ def watch(desk: Desk) -> None:
     """Run the commands of the page on watching a run."""
     assert '"tasks"' in desk.run(code_with(WATCHING, "--json"))
     assert "reward" in desk.run(code_with(WATCHING, "--steps"))
-    assert desk.run(code_with(WATCHING, "rollq query")).startswith(("task ", "no "))
-    for line in code_with(WATCHING, "rollq show").splitlines():
+    assert desk.run(code_with(WATCHING, "rollq groups query")).startswith(("task ", "no "))
+    for line in code_with(WATCHING, "rollq groups show").splitlines():
         desk.wait_until(partial(shows_a_group, desk, line))
     (look,) = [block.code for block in blocks(WATCHING) if block.mark == "redis-cli"]
     shown = [desk.run(line).strip() for line in look.splitlines()]

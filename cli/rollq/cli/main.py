@@ -28,14 +28,12 @@ GROUPS = {
         "top": ("rollq.cli.top.command", "Show a run live, and steer it by keyboard."),
         "dashboard": ("rollq.cli.commands.dashboard", "Show a run in a browser, down to single tokens."),
         "metrics": ("rollq.cli.commands.metrics", "Serve metrics of a run to Prometheus."),
-        "show": ("rollq.cli.commands.show", "Show the life of a group and its samples."),
-        "query": ("rollq.cli.commands.status", "Find groups by status, staleness, reward and more."),
     },
     "Steer": {
         "pause": ("rollq.cli.commands.pause", "Stop workers from taking new groups, or drain them."),
         "resume": ("rollq.cli.commands.pause", "Resume production."),
         "set": ("rollq.cli.commands.set", "Change rules of a task while the run is alive."),
-        "groups": ("rollq.cli.commands.groups", "Sample groups again or drop them; exclude rows of prompts."),
+        "groups": ("rollq.cli.commands.groups", "Find, show, sample again or drop groups; exclude rows."),
     },
     "Data": {
         "import": ("rollq.cli.commands.import_", "Put finished samples of a file into an offline task."),
@@ -57,6 +55,8 @@ RENAMED = {
     "load-functions": "doctor --load-functions",
     "rq-info": "status",
     "drain": "pause --drain",
+    "show": "groups show",
+    "query": "groups query",
 }
 """Former name of a command -> how to write it today."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

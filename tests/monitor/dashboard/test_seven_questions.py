@@ -115,10 +115,10 @@ def test_show_me_the_longest_wrong_answer_of_step_3(page: Page, compared: Compar
 
 def test_the_longest_wrong_answer_of_step_3_is_two_commands(compared: Compared) -> None:
     query = f'{{"step": {SEARCHED}, "sample": {{"reward": 0}}}}'
-    found = rollq("query", compared.first, query, "--sort", "-tokens", "--limit", "1")
+    found = rollq("groups", "query", compared.first, query, "--sort", "-tokens", "--limit", "1")
     task, number = found.splitlines()[1].split()[:2]
     assert (task, int(number)) == ("math", compared.longest)
-    assert LONG in rollq("show", compared.first, task, number)
+    assert LONG in rollq("groups", "show", compared.first, task, number)
 
 
 def test_which_machine_is_stuck(page: Page, compared: Compared) -> None:

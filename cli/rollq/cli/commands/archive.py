@@ -66,8 +66,8 @@ def export(
 ) -> None:
     """Write the groups that match QUERY to a file, with all their samples, in the columns of the archive.
 
-    QUERY is as in `rollq query`, '{}' for every group. With --archive, no server is needed. The status of trained
-    groups is then archived; of others it is failed, filtered, expired or leaving.
+    QUERY is as in `rollq groups query`, '{}' for every group. With --archive, no server is needed. The status of
+    trained groups is then archived; of others it is failed, filtered, expired or leaving.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def export(
     from rollq.buffer.archive.export import export as write
     from rollq.buffer.archive.export import groups_in
     from rollq.buffer.archive.reader import Archive
-    from rollq.cli.commands.status import parse_query_text
+    from rollq.cli.commands.query import parse_query_text
     from rollq.cli.run_location import find_run
 
     conditions = parse_query_text(query)

@@ -24,8 +24,8 @@ def exclude(
 ) -> None:
     """Take rows out of the prompts of TASK for good; without ROW, list those that are out.
 
-    ROW is a number from 0, as `rollq show` names the row of a group. Producers skip it at once, and in every later
-    pass. Groups of it that wait for a worker are dropped; those that a worker or the trainer has, or that are
+    ROW is a number from 0, as `rollq groups show` names the row of a group. Producers skip it at once, and in every
+    later pass. Groups of it that wait for a worker are dropped; those that a worker or the trainer has, or that are
     finished, stay. `rollq set TASK` shows the change. It counts for these prompts only: if their file changes, none of
     its rows is out.
 
@@ -55,7 +55,7 @@ def exclude(
 
 def _number(row: str) -> int:
     if (number := whole_number(row)) is None:
-        raise ConfigError(f"ROW {row[:20]!r}: the number of a row is needed, as `rollq show` names it")
+        raise ConfigError(f"ROW {row[:20]!r}: the number of a row is needed, as `rollq groups show` names it")
     return number
 
 

@@ -1,4 +1,4 @@
-"""`rollq groups`: move single groups, or all that a query finds; `rollq groups exclude`."""
+"""`rollq groups`: move single groups, or all that a query finds, and the commands beside these orders."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,9 @@ import click
 
 from rollq.buffer.errors import ConfigError
 from rollq.cli.commands.exclude import exclude
+from rollq.cli.commands.query import parse_query_text
+from rollq.cli.commands.query import query as query_command
+from rollq.cli.commands.show import show
 from rollq.cli.options import connection_options, file_and
 
 if TYPE_CHECKING:
@@ -29,10 +32,12 @@ Example:
 
 @click.group()
 def groups() -> None:
-    """Sample groups again, keep them from the trainer, or drop them; exclude rows from which groups are made.
+    """Find and show groups; sample them again, keep them from the trainer, or drop them; exclude rows.
 
     \b
     Example:
+      rollq groups query rollq.toml '{"step": 3, "sample": {"reward": 0}}'
+      rollq groups show rollq.toml math 12
       rollq groups requeue rollq.toml math/12
       rollq groups drop --query '{"status": "failed"}' --dry-run
       rollq groups exclude rollq.toml math 17
@@ -45,7 +50,9 @@ def _add(order: str, short_help: str, effect: str) -> None:
     @groups.command(order, short_help=short_help, help=HELP.format(order=order, effect=effect))
     @file_and(names="[TASK/NUMBER]...")
     @connection_options
-    @click.option("--query", help="The groups that this query finds, as in `rollq query`; at most 1,000 at a time.")
+    @click.option(
+        "--query", help="The groups that this query finds, as in `rollq groups query`; at most 1,000 at a time."
+    )
     @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
     @click.option("--yes", is_flag=True, help="Do not ask.")
     def command(
@@ -59,7 +66,6 @@ def _add(order: str, short_help: str, effect: str) -> None:
     ) -> None:
         from rollq.buffer.calls.orders import GroupOrder
         from rollq.buffer.query.language import parse_query
-        from rollq.cli.commands.status import parse_query_text
         from rollq.cli.groups.orders import named_groups, queried_groups
         from rollq.cli.run_location import find_run
 
@@ -86,6 +92,8 @@ _add(
     "Keep running or completed groups from the trainer: they fail, and stay for inspection.",
 )
 _add("drop", "Remove groups.", "Remove groups with their samples, unless a batch has them.")
+groups.add_command(query_command)
+groups.add_command(show)
 groups.add_command(exclude)
 
 

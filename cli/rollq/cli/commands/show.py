@@ -1,4 +1,4 @@
-"""`rollq show`: look at single groups."""
+"""`rollq groups show`: look at single groups."""
 
 import shutil
 import sys
@@ -22,7 +22,7 @@ WIDTH = 100
 """Columns of what is not printed on a terminal."""
 
 
-@click.command()
+@click.command(short_help="Show the life of a group and its samples.")
 @file_and(task="TASK", group="[GROUP]")
 @connection_options
 @click.option("--step", type=click.IntRange(1), help="The groups in the batch of this train step.")
@@ -47,14 +47,14 @@ def show(
 ) -> None:
     """Show the life of a group and its samples. Changes nothing.
 
-    GROUP is the number of a group, as `rollq query` prints it. If the task has shards, TASK is the name of a shard.
-    Groups that have left the buffer are shown from the archive, if FILE has url in [archive].
+    GROUP is the number of a group, as `rollq groups query` prints it. If the task has shards, TASK is the name of a
+    shard. Groups that have left the buffer are shown from the archive, if FILE has url in [archive].
 
     \b
     Example:
-      rollq show math 12
-      rollq show rollq.toml math --last failed
-      rollq show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
+      rollq groups show math 12
+      rollq groups show rollq.toml math --last failed
+      rollq groups show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
     """
     from rollq.cli.groups.left import LeftGroups
     from rollq.cli.run_location import find_run

@@ -1,7 +1,7 @@
 """The dashboard as ASGI apps: of a live run, with its events, changes, and the endpoints of `rollq metrics`; and of an
 archive.
 
-Everything that they show comes from a `RunStatus` or a `GroupView`, as in `rollq status` and `rollq show`.
+Everything that they show comes from a `RunStatus` or a `GroupView`, as in `rollq status` and `rollq groups show`.
 
 /api/status                      as `rollq status --json`
 /api/events                      the same each second, as server-sent events; the event `lost` says why there is none
