@@ -47,6 +47,32 @@ def outcomes(seen: int, kept: int) -> TaskState:
         pytest.param(ASYNC, rules(4), state(expired=4, archived=9), 4, id="expired and archived groups do not count"),
         pytest.param(ASYNC, rules(4), state(pending=9), 0, id="a target that shrank leaves no room"),
         pytest.param(ASYNC, rules(4), state(gathered=1, cooling=1), 2, id="gathered and cooling groups count"),
+        pytest.param(
+            ASYNC, rules(4, staleness=8, max_uses=4), state(), 9, id="each use of a group is one less to make"
+        ),
+        pytest.param(
+            ASYNC, rules(4, staleness=8, max_uses=4), state(4, 16, completed=9), 0, id="copies count like others"
+        ),
+        pytest.param(
+            ASYNC, rules(4, staleness=1, max_uses=4), state(), 8, id="a batch is generated beside the trained"
+        ),
+        pytest.param(
+            ASYNC, rules(4, staleness=0, max_uses=4), state(), 4, id="a group that is fresh once is used once"
+        ),
+        pytest.param(
+            ASYNC,
+            rules(4, staleness=8, max_uses=4, reuse_cooldown_steps=2),
+            state(),
+            16,
+            id="cooling groups cannot be used",
+        ),
+        pytest.param(
+            ASYNC,
+            rules(4, staleness=3, interval=2, max_uses=9),
+            state(1, 12),
+            8,
+            id="a stock counts from the last step",
+        ),
     ],
 )
 def test_xp01_xp03_room_is_what_the_cumulative_target_leaves(

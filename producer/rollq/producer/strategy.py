@@ -4,6 +4,8 @@ The bound is absolute and cumulative. Groups generated for train step `t` are fr
 `t - version - 1 < threshold`, so production runs up to step `version + threshold` and no further. Every group that
 still counts towards a step (trained, claimed, completed, in flight) counts against that target; filtered, failed and
 dropped ones do not, and are thereby replaced. No call depends on earlier ones.
+
+Where a group may be trained several times, fewer are needed: see `stock_for_reuse`.
 """
 
 import math
@@ -70,6 +72,8 @@ def plan_production(settings: ProducerSettings, rules: TaskRules, state: TaskSta
     ahead = rules.sync_weights_interval if settings.strategy == "sync" else rules.stale_threshold
     last_step = max(0, state.version + ahead)
     target = groups_through(rules.batch_groups, rules.schedule, last_step)
+    if rules.max_uses > 1:
+        target = min(target, state.consumed + stock_for_reuse(rules, state.step, last_step))
     if settings.strategy == "async" and not tail_batch:
         target += over_sampled(settings, rules, state)
     target = min(target, state.outstanding + max(1, math.floor(min(fullness.room_groups, target))))
@@ -100,6 +104,22 @@ def over_sampled(settings: ProducerSettings, rules: TaskRules, state: TaskState)
     if settings.adaptive_over_sample and state.outcomes >= rules.keep_window:
         share += min(MAX_ADAPTED, state.outcomes / state.kept - 1) if state.kept else MAX_ADAPTED
     return math.ceil(share * groups_at(rules.batch_groups, rules.schedule, state.step))
+
+
+def stock_for_reuse(rules: TaskRules, step: int, last_step: int) -> int:
+    """Number of groups that the batches of `step` to `last_step` need, if each is trained up to `max_uses` times.
+
+    A group is fresh for that many steps and cools down in between, which limits its uses. One batch more than wait for
+    the end of a cooldown is always allowed, so that groups are generated while a batch is trained.
+    """
+
+    def groups_to(last: int) -> int:
+        through = groups_through(rules.batch_groups, rules.schedule, last)
+        return through - groups_through(rules.batch_groups, rules.schedule, step - 1)
+
+    spacing = rules.reuse_cooldown_steps + 1
+    uses = min(rules.max_uses, max(0, last_step - step) // spacing + 1)
+    return max(groups_to(step + spacing), math.ceil(groups_to(last_step) / uses))
 
 
 def step_of(index: int, rules: TaskRules, last_step: int) -> int:
