@@ -98,6 +98,18 @@ def test_workers_of_a_run_have_the_same_templates(folder: Path, buffer: Buffer) 
             buffer.create_run(identities=templates(load_settings(written(folder, options, worker))))
 
 
+def test_a_rows_tools_are_shown_in_single_turns_alone(folder: Path) -> None:
+    tool = {"type": "function", "function": {"name": "add_up", "parameters": {"type": "object", "properties": {}}}}
+    row = {"prompt": "1 + 1?", "answer": "2", "functions": [tool]}
+    (folder / "p.jsonl").write_bytes(orjson.dumps(row) + b"\n")
+    column = 'rows.tools_field = "functions"'
+    for options in (column, column + '\nrows.reply_prefix = "It is"'):
+        result = CliRunner().invoke(main, ["try", str(written(folder, options)), "sums"])
+        assert '"name": "add_up"' in result.output, result.output
+    with pytest.raises(ConfigError, match='tools_field: is for agent_loop = "single_turn", and "tools" gives'):
+        load_settings(written(folder, column + '\nagent_loop = "tools"'))
+
+
 def test_the_reply_starts_with_a_prefix_in_single_turns_alone(folder: Path) -> None:
     prefix = 'rows.reply_prefix = "It is"'
     result = CliRunner().invoke(main, ["try", str(written(folder, prefix)), "sums"])

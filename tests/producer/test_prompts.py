@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,34 @@ def test_a_row_has_its_own_system_prompt_or_the_tasks() -> None:
     assert str(Columns(system_prompt_field="system").absent(lambda: [{"prompt": "hi"}])).startswith(
         "system_prompt_field"
     )
+
+
+def test_a_row_has_its_own_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"default": None}}}]
+    columns = Columns(chat=True, tools_field="tools")
+    for given in (tools, orjson.dumps(tools).decode()):
+        prompt = prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": given})
+        assert (prompt.tools, prompt.metadata) == (tuple(tools), {})
+    for given in ([], None, ""):
+        assert prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": given}).tools == ()
+    filled, _ = columns.prompt({"prompt": "hi", "answer": 1, "tools": tools}, fills_gaps=True)
+    assert filled.tools == ({"type": "function", "function": {"name": "add", "parameters": {}}},)
+    assert Columns(metadata_fields=(), tools_field="tools").uses("tools")
+    assert str(Columns(tools_field="tools").absent(lambda: [{"prompt": "hi"}])).startswith("tools_field: no row has")
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "problem"),
+    [
+        (Columns(chat=True), "add", r"field 'tools' \(tools_field\) is not JSON: 'add'"),
+        (Columns(chat=True), 3, r"field 'tools' \(tools_field\) must be a list of tools, not 3"),
+        (Columns(chat=True), [{"name": "add"}], r"field 'tools' \(tools_field\)\[0\] must be an object like"),
+        (Columns(), [{"function": {"name": "add"}}], "prompt is a text, and tools are shown .* set chat = true"),
+    ],
+)
+def test_tools_that_no_template_can_show_are_refused(columns: Columns, given: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        prompt_of(replace(columns, tools_field="tools"), {"prompt": "hi", "answer": 1, "tools": given})
 
 
 def test_a_reply_starts_with_the_prefix() -> None:

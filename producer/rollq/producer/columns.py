@@ -7,6 +7,7 @@ setting of the task     column                                             field
 `ids_field`             token ids that replace the text; may be absent     `ids`
 `images_field`          an image, or a list of images; may be absent       `images`
 `system_prompt_field`   the row's own system prompt; may be absent         `content`
+`tools_field`           definitions of tools for the chat template         `tools`
 `metadata_fields`       values for judges and agent loops;                 `metadata`
                         default: all other columns
 
@@ -33,9 +34,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
+from rollq.buffer.common import exact_json
 from rollq.buffer.common.columns import look_up
 from rollq.buffer.values.rollouts import Prompt
-from rollq.buffer.wire.prompts import ids_problem, message_problem
+from rollq.buffer.wire.prompts import ids_problem, message_problem, tools_problem
 from rollq.producer.prompt_images import NamedImage, collect_images, image_of, place_images
 from rollq.producer.settings import ByColumn, PromptSettings
 
@@ -58,6 +60,7 @@ class Columns:
     final_answer: Literal["refuse", "answer", "continue"] = "refuse"
     system_prompt: str = ""
     system_prompt_field: str = ""
+    tools_field: str = ""
     reply_prefix: str = ""
     sorted_by: str = ""
 
@@ -75,6 +78,7 @@ class Columns:
             final_answer=task.final_answer,
             system_prompt=task.system_prompt,
             system_prompt_field=task.system_prompt_field,
+            tools_field=task.tools_field,
             reply_prefix=task.reply_prefix,
             sorted_by=order.by if isinstance(order, ByColumn) else "",
         )
@@ -84,7 +88,7 @@ class Columns:
         if self.metadata_fields is None:
             return True
         fields = (self.prompt_field, _MESSAGES, self.answer_field, self.ids_field, self.images_field)
-        names = (*fields, self.system_prompt_field, self.sorted_by, *self.metadata_fields)
+        names = (*fields, self.system_prompt_field, self.tools_field, self.sorted_by, *self.metadata_fields)
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def absent(self, read_rows: Callable[[], Sequence[Mapping[str, Any]]]) -> str | None:
@@ -92,7 +96,12 @@ class Columns:
 
         The rows are read if settings ask for some column."""
         asked = [("metadata_fields", name) for name in self.metadata_fields or ()]
-        for setting in ("ids_field", "images_field", "system_prompt_field"):  # by default, they may be absent
+        for setting in (
+            "ids_field",
+            "images_field",
+            "system_prompt_field",
+            "tools_field",
+        ):  # by default, they may be absent
             if (name := getattr(self, setting)) != getattr(Columns(), setting):
                 asked.append((setting, name))
         if self.sorted_by:
@@ -124,9 +133,10 @@ class Columns:
             )
         content, images = self._with_images(row, self._with_system_prompt(row, content))
         content = self._with_reply_prefix(field, content)
-        metadata = self._metadata(row, field)
+        metadata, tools = self._metadata(row, field), self._tools(row, field, content)
         prompt = Prompt(
             content=content,
+            tools=tuple(without_nulls(tool) for tool in tools) if fills_gaps else tools,
             answer=without_nulls(answer) if fills_gaps else answer,
             ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
             metadata={name: without_nulls(value) if fills_gaps else value for name, value in metadata.items()},
@@ -183,6 +193,22 @@ class Columns:
             )
         return own
 
+    def _tools(self, row: Mapping[str, Any], field: str, content: Content) -> tuple[Mapping[str, Any], ...]:
+        """The row's definitions of tools, which are a list or its JSON."""
+        tools = look_up(row, self.tools_field) if self.tools_field else None
+        if isinstance(tools, str) and tools:
+            try:
+                tools = exact_json.loads(tools.encode())
+            except ValueError:
+                raise ValueError(f"field {self.tools_field!r} (tools_field) is not JSON: {tools!r:.80}") from None
+        if not tools:
+            return ()
+        if problem := tools_problem(f"field {self.tools_field!r} (tools_field)", tools):
+            raise ValueError(problem)
+        if isinstance(content, str):
+            raise ValueError(f"{field} is a text, and tools are shown by the chat template: set chat = true")
+        return tuple(tools)
+
     def _with_reply_prefix(self, field: str, content: Content) -> Content:
         """The content with the start of the assistant's reply, if the settings have one."""
         if not self.reply_prefix:
@@ -196,7 +222,14 @@ class Columns:
     def _metadata(self, row: Mapping[str, Any], used: str) -> dict[str, Any]:
         if self.metadata_fields is not None:
             return {name: look_up(row, name) for name in self.metadata_fields}
-        used_names = {used, self.answer_field, self.ids_field, self.images_field, self.system_prompt_field}
+        used_names = {
+            used,
+            self.answer_field,
+            self.ids_field,
+            self.images_field,
+            self.system_prompt_field,
+            self.tools_field,
+        }
         return {name: value for name, value in row.items() if name not in used_names}
 
 

@@ -71,6 +71,10 @@ class PromptSettings(PromptLength):
     system_prompt_field: str = Field(
         default="", description="column with a row's own system prompt, instead of system_prompt; default: none"
     )
+    tools_field: str = Field(
+        default="",
+        description="column with definitions of tools for the chat template; in single_turn alone; default: none",
+    )
     reply_prefix: str = Field(
         default="", description="start of the assistant's reply, which the model continues; in single_turn alone"
     )

@@ -26,6 +26,7 @@ CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         Prompt("", ids=(0, 5, 2**31 - 1)),
         Prompt((), ids=(1,)),
         Prompt("x", answer=[1.5, True, None, ""]),
+        Prompt(CHAT, tools=({"type": "function", "function": {"name": "add", "parameters": {"default": None}}},)),
         Prompt("<image>", images=(ImageRef("file:///a.png", "0" * 64),), image_options={"size": {"width": 3}}),
         Prompt(CHAT, images=(ImageRef("https://x/y.png", "1" * 64), ImageRef("data:;base64,AAAA", "f" * 64))),
     ],

@@ -128,6 +128,7 @@ class Prompt:
     ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is its place
     among the task's prompts, where the producer knows it; the buffer keeps statistics by it.
     `images` fill the placeholders for images, in order; `image_options` are arguments of the model's image processor.
+    `tools` are definitions of tools, as OpenAI writes them, that the chat template shows to the model beside `content`.
     """
 
     content: str | tuple[Mapping[str, Any], ...]
@@ -136,6 +137,7 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[ImageRef, ...] = ()
     image_options: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
     row: int | None = field(default=None, compare=False)
 
 

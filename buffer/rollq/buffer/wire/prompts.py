@@ -18,6 +18,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _FIELDS = {"content", "answer", "ids", "metadata"}
 _IMAGE_FIELDS = {"images", "image_options"}  # only of prompts with images
+_TOOLS_FIELD = "tools"  # only of prompts with tools
 _IMAGE = {"url", "sha256"}
 
 
@@ -38,6 +39,8 @@ def encode_prompt(prompt: Prompt) -> bytes:
     if prompt.images:
         fields["images"] = [{"url": image.url, "sha256": image.sha256} for image in prompt.images]
         fields["image_options"] = dict(prompt.image_options)
+    if prompt.tools:
+        fields[_TOOLS_FIELD] = [dict(tool) for tool in prompt.tools]
     try:
         return exact_json.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
@@ -50,11 +53,14 @@ def decode_prompt(data: bytes) -> Prompt:
         fields = exact_json.loads(data)
     except ValueError as error:
         raise CorruptFrame(f"prompt of {len(data)} bytes is not JSON: {error}") from None
-    if not isinstance(fields, dict) or fields.keys() not in (_FIELDS, _FIELDS | _IMAGE_FIELDS):
+    if not isinstance(fields, dict) or fields.keys() - {_TOOLS_FIELD} not in (_FIELDS, _FIELDS | _IMAGE_FIELDS):
         raise CorruptFrame(f"prompt of {len(data)} bytes is not an object with the fields {sorted(_FIELDS)}")
     content, ids, images = fields["content"], fields["ids"], fields.get("images", [])
     if not isinstance(images, list) or not all(isinstance(image, dict) and image.keys() == _IMAGE for image in images):
         raise CorruptFrame(f"prompt of {len(data)} bytes: images are not objects with the fields {sorted(_IMAGE)}")
+    tools = fields.get(_TOOLS_FIELD, [])
+    if not isinstance(tools, list):
+        raise CorruptFrame(f"prompt of {len(data)} bytes: tools are not a list")
     prompt = Prompt(
         content=tuple(content) if isinstance(content, list) else content,
         answer=fields["answer"],
@@ -62,6 +68,7 @@ def decode_prompt(data: bytes) -> Prompt:
         metadata=fields["metadata"],
         images=tuple(ImageRef(**image) for image in images),
         image_options=fields.get("image_options", {}),
+        tools=tuple(tools),
     )
     problem = prompt_problem(prompt)
     if problem is not None:
@@ -74,6 +81,20 @@ def message_problem(name: str, message: object) -> str | None:
     if isinstance(message, Mapping) and isinstance(message.get("role"), str):
         return None
     return f"{name} must be an object with a 'role', not {message!r:.80}"
+
+
+def tools_problem(name: str, tools: object) -> str | None:
+    """Return what is wrong with definitions of tools, called `name` in the text, or None."""
+    if not isinstance(tools, tuple | list):
+        return f"{name} must be a list of tools, not {tools!r:.80}"
+    for number, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            return (
+                f'{name}[{number}] must be an object like {{"type": "function", "function": {{"name": ...}}}}, '
+                f"not {tool!r:.80}"
+            )
+    return None
 
 
 def ids_problem(name: str, ids: object) -> str | None:
@@ -92,7 +113,7 @@ def prompt_problem(prompt: Prompt) -> str | None:
     metadata: object = prompt.metadata
     if not isinstance(metadata, Mapping):
         return f"metadata must be a mapping, not {type(metadata).__name__}"
-    if problem := _images_problem(prompt):
+    if problem := _images_problem(prompt) or tools_problem("tools", prompt.tools):
         return problem
     if prompt.ids is None:
         return _content_problem(prompt.content) or (None if prompt.content else "both content and ids are empty")

@@ -51,7 +51,13 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
 
     @model_validator(mode="after")
     def _one_reply_is_started(self) -> Self:
-        if self.reply_prefix and self.agent_loop != "single_turn" and "." not in self.agent_loop:
+        is_single = self.agent_loop == "single_turn" or "." in self.agent_loop
+        if self.tools_field and not is_single:
+            raise ValueError(
+                f'tools_field: is for agent_loop = "single_turn", and "{self.agent_loop}" gives the model tools of its '
+                "environment; leave it out"
+            )
+        if self.reply_prefix and not is_single:
             raise ValueError(
                 f'reply_prefix: starts the one reply of agent_loop = "single_turn", and "{self.agent_loop}" has more '
                 "than one; leave it out"

@@ -19,8 +19,8 @@ MAIN: Final = (
 SUBTABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "rows": (
         "prompt_field", "answer_field", "ids_field", "images_field", "image_folders", "image_options",
-        "metadata_fields", "chat", "template_options", "system_prompt", "system_prompt_field", "reply_prefix",
-        "final_answer", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed",
+        "metadata_fields", "chat", "template_options", "system_prompt", "system_prompt_field", "tools_field",
+        "reply_prefix", "final_answer", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed",
     ),
     "judging": (
         "group_judge", "isolate_judge", "answer_text", "on_judge_error", "scorers", "overlong_buffer_tokens",

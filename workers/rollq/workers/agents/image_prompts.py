@@ -56,9 +56,11 @@ class ImageTokenizer:
         """Ids of `render`. Raises `ImageError` as `encode`."""
         return self.encode(self.render(messages, tools))
 
-    def chat_continued(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_continued(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """See `Tokenizer.chat_continued`. Raises `ImageError` as `encode`."""
-        return self.expand(self._tokenizer.chat_continued(messages))
+        return self.expand(self._tokenizer.chat_continued(messages, tools))
 
     @property
     def chat_template(self) -> str | None:

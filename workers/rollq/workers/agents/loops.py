@@ -17,7 +17,7 @@ from rollq.buffer.values.rollouts import FinishReason, Int32Array, Prompt, Sampl
 from rollq.workers.agents.image_prompts import ImageTokenizer
 from rollq.workers.agents.segments import join, spent
 from rollq.workers.agents.stop_strings import cut_at_stop_string
-from rollq.workers.agents.template_forms import for_template
+from rollq.workers.agents.template_forms import for_template, tools_for_template
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
 from rollq.workers.user_code.calls import guarded
 from rollq.workers.user_code.errors import reason_of, said_by
@@ -158,6 +158,7 @@ def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, 
         error=error,
         failure=None if error is None else FailureKind.PROVIDER,
         sampling=rollout.sampling.as_dict(),
+        tools=rollout.prompt.tools,
     )
 
 
@@ -183,12 +184,13 @@ def failed_with(error: Exception) -> Sample:
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
     """Ids int32 [P] of a prompt: its ids if it has any, otherwise its text with a prompt's special tokens, or its
-    messages through the chat template."""
+    messages and tools through the chat template."""
     if prompt.ids is not None:
         ids = list(prompt.ids)
         return np.array(tokenizer.expand(ids) if isinstance(tokenizer, ImageTokenizer) else ids, dtype=np.int32)
     if isinstance(prompt.content, str):
         return np.array(tokenizer.encode_prompt(prompt.content), dtype=np.int32)
     messages = for_template(tokenizer, prompt.content)
-    is_continued = messages[-1]["role"] == "assistant"
-    return np.array(tokenizer.chat_continued(messages) if is_continued else tokenizer.chat(messages), dtype=np.int32)
+    tools = tools_for_template(tokenizer, prompt.tools)
+    render = tokenizer.chat_continued if messages[-1]["role"] == "assistant" else tokenizer.chat
+    return np.array(render(messages, tools), dtype=np.int32)

@@ -271,7 +271,9 @@ class Tokenizer(Protocol):
         """Token ids of `render`."""
         ...
 
-    def chat_continued(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_continued(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation that ends in the middle of the assistant's last message."""
         ...
 

@@ -37,6 +37,8 @@ class ByteTokenizer:
         """The bytes of `render`."""
         return self.encode(self.render(messages, tools))
 
-    def chat_continued(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_continued(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """The bytes of `render`, without the last newline."""
-        return self.chat(messages)[:-1]
+        return self.chat(messages, tools)[:-1]

@@ -157,9 +157,11 @@ class HfTokenizer:
         """Ids of `render`."""
         return self.encode(self.render(messages, tools))
 
-    def chat_continued(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_continued(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Ids of a conversation without the end of the assistant's last message, which the model continues."""
-        return self.encode(self._rendered(messages, (), continue_final_message=True))
+        return self.encode(self._rendered(messages, tools, continue_final_message=True))
 
     @property
     def chat_template(self) -> str | None:
