@@ -28,6 +28,9 @@ def mean(new, **rest):
 def number(new, **rest):
     return 1.0
 
+def detached(new, advantages, **rest):
+    return -advantages * new.detach()
+
 def whole(new, **rest):
     return new.long()
 """
@@ -88,3 +91,8 @@ def test_terms_of_another_form_are_refused(module: str, name: str, returned: str
         ConfigError, match=rf"{name}\": it returned {returned}; expected one term for each token, \[3\]"
     ):
         terms({"preset": f"{module}.{name}"})
+
+
+def test_terms_without_a_gradient_are_refused(module: str) -> None:
+    with pytest.raises(ConfigError, match=rf'loss = "{module}\.detached": it returned terms without a gradient'):
+        terms({"preset": f"{module}.detached"})

@@ -1,5 +1,6 @@
 """User code, named in local configuration by a built-in's name or a dotted path. Never from Redis."""
 
+import traceback
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -10,23 +11,28 @@ from rollq.buffer.errors import ConfigError
 def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
     """The built-in called `name`, or the object at the dotted path `package.module.attribute`.
 
-    Raises `ConfigError` naming `kind` ("judge", "agent loop") if it does not exist.
+    Raises `ConfigError` naming `kind` ("judge", "agent loop") if it does not exist, or its module cannot be imported.
     """
     if name in builtins:
         return builtins[name]
     module_name, _, attribute = name.rpartition(".")
-    if not module_name or name.startswith("."):
+    if not module_name or not all(name.split(".")):
         named = "".join(f"{builtin}, " for builtin in sorted(builtins))
         raise ConfigError(f"{kind} {name!r}: use {named}{'or ' if named else ''}a dotted path")
     try:
-        found = getattr(import_module(module_name), attribute)
+        module = import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error}") from error
     except SyntaxError as error:
         place = f"{error.filename}:{error.lineno}"
         raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error.msg} ({place})") from error
-    except AttributeError as error:
-        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {reason}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}")
+    found = getattr(module, attribute)
     if not callable(found):
         raise ConfigError(f"{kind} {name!r} is {found!r:.80}: must be a function or a class")
     return found

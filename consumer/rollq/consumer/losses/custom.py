@@ -36,9 +36,11 @@ def custom(
     samples: torch.Tensor,
 ) -> Surrogate:
     """The terms of the function at `path`; no token counts as clipped. Raises `ConfigError` unless they are floating
-    point [n]."""
+    point [n], with a gradient if `new` has one."""
     terms = load_loss(path)(new=new, old=old, behaviour=behaviour, advantages=advantages, samples=samples)
     if not isinstance(terms, torch.Tensor) or terms.shape != new.shape or not terms.is_floating_point():
         found = f"{terms.dtype} {list(terms.shape)}" if isinstance(terms, torch.Tensor) else type(terms).__name__
         raise ConfigError(f'loss = "{path}": it returned {found}; expected one term for each token, {list(new.shape)}')
+    if new.requires_grad and not terms.requires_grad:
+        raise ConfigError(f'loss = "{path}": it returned terms without a gradient; compute them from new')
     return Surrogate(terms, token_ratio(new.detach(), old), torch.zeros_like(new, dtype=torch.bool))
