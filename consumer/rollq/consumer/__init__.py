@@ -1,9 +1,9 @@
-"""Groups to batches: what a trainer imports.
+"""The trainer's side of a run: batches from groups, weights for workers.
 
-`Consumer` takes each step's batch from the replay buffer, hands weights to the workers and records how far the trainer
-has come; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and
-`rollq.consumer.trainer.trainer` the reference trainer. Names are imported when they are used: only what needs gradients
-imports torch.
+`Consumer` takes each step's batch from the replay buffer, publishes weights to the workers, and records the trainer's
+progress; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and
+`rollq.consumer.trainer.trainer` the reference trainer. Names are imported on use, so torch is imported only for
+gradients.
 """
 
 from typing import TYPE_CHECKING

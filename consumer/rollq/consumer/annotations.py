@@ -22,9 +22,9 @@ from rollq.consumer.batches.batch import Batch
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 4
-"""Steps whose annotations may wait to be written; annotations of further steps are dropped."""
+"""How many steps' annotations may wait to be written; more are dropped."""
 ROWS_PER_READ = 64
-"""Sequences that are read to get one of them: a whole file may not fit into memory."""
+"""Sequences that are read at a time, since a whole file may not fit into memory."""
 
 
 class _Annotation(NamedTuple):
@@ -44,14 +44,15 @@ class Annotator:
         self._run, self._incarnation, self._epoch, self._rank = run, incarnation, epoch, rank
         self._folder = f"{run}+annotations/{incarnation}"
         self._is_marked = False
-        self._calls = (0, 0)  # the step that was annotated last, and how often it was
+        self._calls = (0, 0)  # the last annotated step, and its number of calls
         self._waiting: Queue[_Annotation | None] = Queue(MOST_WAITING)
-        # a daemon: an archive that hangs keeps no process alive
+        # a daemon thread: a hanging archive does not keep the process alive
         self._thread = threading.Thread(target=self._write_all, name="annotations", daemon=True)
         self._thread.start()
 
     def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> bool:
-        """Write values of loss tokens, [n] each, of the sequences with these indices [n]; False when it has no room.
+        """Write values of loss tokens, [n] each, of the sequences with these indices [n]. Returns False if the queue is
+        full.
 
         See `Consumer.annotate`.
         """

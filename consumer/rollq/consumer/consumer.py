@@ -121,17 +121,15 @@ class Consumer(Iterator[Batch]):
         """Take over a run as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
 
         `place` is the URL of the server or cluster, and `run` the name of the run on it. A `Connection` instead of both
-        also has a password, the place of payloads, and the archive for `annotate`.
-        `weights` are the weights of that step, in any form that `publish` takes; workers get them at once.
-        `probe` is their probe, as in `publish`.
-        `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
-        since, and steps that a rewind has undone, are noticed.
-        `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
-        even during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
-        over; of their `weights` only the shards of a model that FSDP has sharded are used.
+        also has a password, the place of payloads, and the archive for `annotate`. `weights` are the weights of that
+        step, in any form that `publish` takes; workers get them at once. `probe` is their probe, as in `publish`.
+        `lineage` is `Consumer.lineage` from the time of the checkpoint. It reveals a store that was emptied since, and
+        steps that a rewind has undone. `batch` maps tasks to groups in a batch; by default each task's rules decide.
+        Setting `stop` ends the iteration, even during a server outage; leaving the consumer sets it. Ranks other than 0
+        wait here until rank 0 has taken over; of their `weights`, only the shards of a model sharded by FSDP are used.
 
-        A trainer that was killed on this machine is replaced at once. One that may still live elsewhere is waited for
-        until its lease of 30 s expires. Leaving the consumer ends its lease.
+        A trainer that was killed on this machine is replaced at once. A trainer that may still live elsewhere keeps the
+        run until its lease of 30 s expires. Leaving the consumer ends its lease.
 
         Raises `TrainerHeld` while another trainer is alive and `takeover` is not set,
         `HistoryGone` if the run cannot be taken back to `resume_from`, `StoreLost`,
@@ -168,7 +166,7 @@ class Consumer(Iterator[Batch]):
     ) -> None:
         self._events.__exit__(kind, error, trace)
         self._activity.end(error, stopped=self._stop.is_set())
-        self._stop.set()  # ends what waits for the server
+        self._stop.set()  # ends waits for the server
         self._prefetch.close()
         if self._annotator:
             self._annotator.close()
@@ -182,7 +180,7 @@ class Consumer(Iterator[Batch]):
 
     @property
     def lineage(self) -> str:
-        """The store and the epoch that this trainer's weights belong to: save it with every checkpoint."""
+        """The store and the epoch of this trainer's weights. Save it with every checkpoint."""
         return self._lease.buffer.lineage_of(self._lease.epoch)
 
     @property
@@ -204,8 +202,8 @@ class Consumer(Iterator[Batch]):
         """Wait for the batch of the current step. Its micro-batches hold this rank's share.
 
         A step that was neither committed nor released gives the same batch again, with one warning. A batch with an
-        unreadable group is replaced by another one, and the group is quarantined. The iteration ends
-        when `stop` is set, and when a task's own hook has ended production and no further batch can fill.
+        unreadable group is replaced, and the group is quarantined. The iteration ends when `stop` is set, and when a
+        task's own hook has ended production and no further batch can fill.
 
         Raises `SyncFirst` if the live weights are too old for the step and newer ones are not published yet,
         `ProductionStalled` or `ProductionStopped` if no batch can ever fill, `ClaimTimeout` with the reason for the
@@ -222,14 +220,14 @@ class Consumer(Iterator[Batch]):
         """The micro-batches of the current step while its batch fills: see `BatchStream`.
 
         A synchronous trainer trains on the groups that are finished while the others are made. Groups come in the order
-        in which they are finished, as far as the whole batch would surely have them. `max_tokens`, `padded` and
-        `arrays` are as in `Batch.micro_batches`. After the loop, `finish` turns the gradients into the gradients of the
-        whole batch under `loss`; then update, `publish`, and `commit(stream.batch)`.
+        in which they finish, restricted to groups that the whole batch will certainly contain. `max_tokens`, `padded`
+        and `arrays` are as in `Batch.micro_batches`. After the loop, `finish` turns the gradients into the gradients of
+        the whole batch under `loss`; then update, `publish`, and `commit(stream.batch)`.
 
         Iterating raises what `next` raises, where `timeout_s` bounds each wait, and `NotClaimed` for a batch that was
         released in between. After an unreadable group the step gets another batch: if a part was trained already, the
-        iteration raises `CorruptGroup`; drop the gradients, and call `stream` again. Raises `ConfigError` for what only
-        a whole batch has: advantages with baseline or scale `batch`, a `loss` with sft or distillation, colocated
+        iteration raises `CorruptGroup`; drop the gradients, and call `stream` again. Raises `ConfigError` for settings
+        that need a whole batch: advantages with baseline or scale `batch`, a `loss` with sft or distillation, colocated
         engines.
         """
         loss = loss or LossSettings()
@@ -244,24 +242,24 @@ class Consumer(Iterator[Batch]):
         )
 
     def publish(self, weights: Weights, *, step: int, probe: Probe | None = None) -> int:
-        """Publish the weights that step `step` has trained, as version `step`; returns the bytes stored for them.
+        """Publish the weights after step `step` as version `step`. Returns the bytes stored for them.
 
         Groups that are now too old expire.
 
         `weights` is a `transformers.PreTrainedModel`, published under the names and shapes that `save_pretrained`
         writes; a state dict (name -> torch tensor), published as it is: convert one of a model with
         `to_checkpoint_format`; or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes
-        are kept, unless `publish_dtype` is set: models and state dicts are then rounded to it. A model that FSDP has
-        sharded is gathered on rank 0, tensor by tensor, while all ranks are in this call; no rank holds it whole,
-        except with transport `nccl`.
+        are kept, unless `publish_dtype` is set: models and state dicts are then rounded to it. A model sharded by FSDP
+        is gathered on rank 0, tensor by tensor, while all ranks are in this call. No rank holds it whole, except with
+        transport `nccl`.
 
-        `probe` holds the trainer's logprobs of a few prompts under these weights: workers compare their engines' with
-        them before they lease a group. A model's is computed here; for other weights see `probe_of`.
+        `probe` holds the trainer's logprobs of a few prompts under these weights: workers compare them with their
+        engines' before they lease a group. A model's probe is computed here; for other weights see `probe_of`.
 
         With transport `nccl` the call returns when the workers have the weights; workers that failed get them later.
         Raises `WeightsError`, including for a state dict whose names or shapes differ from the weights given to
-        `connect`, such as one with fused experts, and for one that is sharded; `ConfigError` for a step whose batch
-        was not taken yet; `VersionFalls` for one before the live version; `FencedError`; and `ReplayMismatch` with
+        `connect`, such as one with fused experts, and for a sharded state dict; `ConfigError` for a step whose batch
+        was not taken yet; `VersionFalls` for a step before the live version; `FencedError`; and `ReplayMismatch` with
         `on_replay_mismatch = "fail"`.
         """
         if step > (last_step := self._batches.last_step):
@@ -283,12 +281,12 @@ class Consumer(Iterator[Batch]):
         return self._publisher.stored_bytes - before
 
     def prioritize(self, groups: Sequence[tuple[str, int]], priorities: npt.ArrayLike) -> int:
-        """Give groups other priorities, for the draws of later steps; returns how many of them may still be trained.
+        """Change groups' priorities for the draws of later steps. Returns how many of the groups may still be trained.
 
         `groups` are tasks and ids, as `Batch.group_ids` has them, and `priorities` float [n], one for each. A group is
         drawn in proportion to its priority, which is 1 at first and falls by the task's `priority_decay` with each use.
-        Call it before `commit` for the groups of a batch: what may be trained again then takes its priority along.
-        Groups of tasks with another order are left out. Raises `ConfigError` if no task has order `priority`, and for a
+        Call it before `commit` for the groups of a batch: a group that may be trained again keeps its priority. Groups
+        of tasks with another order are ignored. Raises `ConfigError` if no task has order `priority`, and for a
         priority that is not a finite number above 0; and `FencedError`.
         """
         drawn = {task for task, rules in self._sizes.rules.items() if rules.order == "priority"}
@@ -304,8 +302,8 @@ class Consumer(Iterator[Batch]):
         return sum(buffer.prioritize(epoch, task, of_task) for task, of_task in by_task.items())
 
     def commit(self, batch: Batch) -> None:
-        """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`, and `NotClaimed`
-        when the server knows another batch of the step, as after a failover that lost its last moments."""
+        """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`, and `NotClaimed` if
+        the server has another batch for the step, as after a failover that lost recent writes."""
         if self._settings.rank == 0:
             trained: dict[str, list[int]] = {}
             for task, group_id in batch.group_ids:
@@ -318,7 +316,7 @@ class Consumer(Iterator[Batch]):
         self._activity.commit(batch.step, batch.task_rewards, lengths)
 
     def _has_room(self) -> bool:
-        """Whether groups that may be trained again are kept for it: not while memory is full."""
+        """Whether groups are kept for another use: not while memory is full."""
         reuses = any(rules.max_uses > 1 for rules in self._sizes.rules.values())
         return not reuses or not self._lease.buffer.fullness().is_full
 
@@ -332,10 +330,9 @@ class Consumer(Iterator[Batch]):
             self._lease.buffer.checkpoint(self._lease.epoch, step)
 
     def release(self, batch: Batch, mode: ReleaseMode) -> None:
-        """Give up a batch: `return` it, `drop` it, or `quarantine` it for audit. The step then gets a new one.
+        """Give up a batch: `return` it, `drop` it, or `quarantine` it for audit. The step then gets a new batch.
 
-        On all other ranks, the next batch is the one that rank 0 gets after its release, without a barrier.
-        Raises `FencedError`.
+        All other ranks next get the batch that rank 0 gets after its release, without a barrier. Raises `FencedError`.
         """
         if self._settings.rank == 0:
             self._lease.buffer.release(self._lease.epoch, batch.step, mode, claim_round=batch.claim_round)
@@ -361,11 +358,12 @@ class Consumer(Iterator[Batch]):
             self._lease.buffer.report_trainer(self._lease.epoch, facts)
 
     def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> None:
-        """Add values of the loss tokens of this rank to the archive, in a file beside it; does nothing without one.
+        """Add values of the loss tokens of this rank to the archive, in a file beside it; has no effect without an
+        archive.
 
         `values` maps names to arrays [n], such as `logprob`, `ratio` and `clipped`; `sequences` [n] are indices into
-        `batch.sequences`, as `micro.sequence_index[micro.loss_mask]` has them. The tokens of a sequence are in order.
-        A thread writes it. Errors are logged, and never stop training. Call it before `commit`, once or for each
+        `batch.sequences`, as `micro.sequence_index[micro.loss_mask]` has them. The tokens of a sequence are in order. A
+        thread writes the file. Errors are logged and never stop training. Call it before `commit`, once or per
         micro-batch: each call makes a file.
         """
         if self._annotator:
@@ -382,13 +380,12 @@ class Consumer(Iterator[Batch]):
         """Run evaluations (default: all) with the live weights, and return their metrics as `eval/<name>/...`.
 
         Producers schedule every prompt of an evaluation, workers generate them before the training groups of the next
-        step, and none of it is ever trained. Do not publish weights during an evaluation: every token must be of the
-        live version.
-        After `timeout_s` the metrics cover what is finished. Only rank 0 evaluates; other ranks get {}, and rank 0 too
-        when the trainer is stopped before. `rollq.buffer.calls.evaluation_metrics` defines the
-        metrics, and `function` adds others. Rewards are kept by train step, as
-        of the last one that was committed. Raises `ConfigError` for an unknown evaluation, and `FencedError` if
-        another trainer has taken over, since the live weights are then no longer this trainer's.
+        step, and their groups are never trained. Do not publish weights during an evaluation: every token must be of
+        the live version. After `timeout_s` the metrics cover the finished groups. Only rank 0 evaluates. Other ranks
+        get {}, and so does rank 0 if the trainer is stopped before the end. `rollq.buffer.calls.evaluation_metrics`
+        defines the metrics, and `function` adds others. Rewards are kept by train step, under the last committed step.
+        Raises `ConfigError` for an unknown evaluation, and `FencedError` if another trainer has taken over, since the
+        live weights are then no longer this trainer's.
         """
         if self._settings.rank != 0:
             return {}

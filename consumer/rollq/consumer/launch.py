@@ -1,8 +1,8 @@
 """One rank of `rollq train`: `torchrun --nproc-per-node 8 -m rollq.consumer.launch rollq.toml`.
 
-It takes the arguments of `rollq train`, and ends with its launcher, however that ends. `rollq train --ranks` names its
-process in the environment variable `LAUNCHER`, in case it ends before this one has started. torchrun does not: ranks
-that start without it find no store to meet in, and fail.
+It takes the arguments of `rollq train`, and ends with its launcher, even if the launcher is killed. `rollq train
+--ranks` passes its process id in the environment variable `LAUNCHER`, in case it ends before this process has started.
+torchrun does not: ranks that start without torchrun find no store and fail.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Describes what a task has produced between two train steps."""
+"""Describes a task's production between two train steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from rollq.buffer.rules.shards import add_up
 
 
 def describe_production(production: Production) -> dict[str, Any]:
-    """Describe what a task has produced since the last step, as plain numbers.
+    """Describe a task's production since the last step, as plain numbers.
 
-    `groups` counts groups by the status they were filed under; `tokens_per_s` are new tokens; `reward` is the mean of
-    judged samples before any filter, None without any; `group_generate_time_s` describes the last 1000 groups, see
+    `groups` counts groups by the status they were filed under; `tokens_per_s` are new tokens; `reward` is the mean over
+    judged samples before filters, None if there are none; `group_generate_time_s` describes the last 1000 groups, see
     `summarise_times`.
     """
     sums = dict(production.sums)
@@ -25,7 +25,7 @@ def describe_production(production: Production) -> dict[str, Any]:
 
 
 def together(shards: Sequence[Production]) -> Production:
-    """The production of the shards of a task together."""
+    """The total production of a task's shards."""
     return Production(
         seconds=max(shard.seconds for shard in shards),
         sums=add_up(shard.sums for shard in shards),

@@ -34,7 +34,7 @@ class NcclSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """An adapter that is trained in place of the model's weights."""
+    """An adapter to train instead of the model's weights."""
 
     rank: int = Field(default=16, gt=0, description="rank of the adapter's matrices")
     alpha: int = Field(default=32, gt=0, description="scales the adapter's output by alpha / rank")
@@ -44,7 +44,7 @@ class LoraSettings(Settings):
 
 
 class ClientSettings(Settings):
-    """How a trainer holds its run, takes batches and sends weights: the reference trainer like any other."""
+    """How any trainer, including the reference trainer, holds its run, takes batches and sends weights."""
 
     trainer_id: str = Field(
         default="trainer", description="name of the trainer in the errors of others that try to take the run"
@@ -117,7 +117,7 @@ class ClientSettings(Settings):
 
 
 class ConsumerSettings(ClientSettings):
-    """Settings of a `Consumer`. All ranks of a launch pass the same, except for `rank`."""
+    """Settings of a `Consumer`. All ranks of a launch pass equal settings, except `rank`."""
 
     launch_id: str | None = Field(
         default=None, description="id of this launch, the same on all its ranks; default: a random one"
@@ -295,7 +295,7 @@ class TrainerSettings(ClientSettings):
         """Settings of the consumer of a rank. Weights for transport `path` go to a folder inside `output`."""
         shared = {name: getattr(self, name) for name in ClientSettings.model_fields}
         if self.dtype != "float32" and self.lora is None:
-            shared["publish_dtype"] = self.publish_dtype or self.dtype  # what passes compute with
+            shared["publish_dtype"] = self.publish_dtype or self.dtype  # the dtype of passes
         return ConsumerSettings(
             weights_dir=self.output / "weights",
             rank=rank,

@@ -1,4 +1,4 @@
-"""The batch of one train step: identical on every rank; each rank trains its share of it."""
+"""The batch of one train step. It is identical on every rank, and each rank trains its share."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,27 +39,26 @@ class Batch:
     float32 [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32
     [S]. `sequences` are the segments of the valid samples, n over all ranks: `lengths` int64 [n], their tokens, and
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select the sequences of `rank`.
-    `group_ids` are the task, or the shard of a task, and the id of each group. `claim_round` names this batch when it
-    is released.
+    `group_ids` are the task or shard and the id of each group. `claim_round` identifies this batch for a release.
 
     `numbers` are the numbers of the samples of each group, see `rollq.buffer.values.sample_numbers`. `uses` int64 [G]
-    says how often each group was trained before, and `probabilities` float64 [G] how probable its draw was, NaN in an
+    is how often each group was trained before, and `probabilities` float64 [G] the probability of its draw, NaN in an
     order without draws. Advantages are weighted by them as `AdvantageSettings.draw_correction` says, see
     `draw_weights`; the ages of the tokens are `MicroBatch.staleness`.
 
-    `group_counts` are the counts of each group, and `part` the indices of the groups that are trained: all of them,
-    except in what `split` returns. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
+    `group_counts` are the counts of each group, and `part` the indices of the groups to train: all groups, except in
+    batches from `split`. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
 
     `reduction` is how the ranks combine their gradients, see `loss_scale`.
 
-    A rank has read its share. Other items of `groups`, `samples` and `sequences` are read on access. This raises
-    `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.
-    `prefetched` is the part of the share's groups that were read before the batch was claimed. `unreadable` are groups
-    of the share that could not be read: their sequences are masked.
+    A rank has read its share. Other items of `groups`, `samples` and `sequences` are read on access, which raises
+    `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step. `prefetched` is the
+    fraction of the share's groups that were read before the claim. `unreadable` are groups of the share that could not
+    be read; their sequences are masked.
 
-    A batch that was trained while it filled has several parts, whose groups end before the indices `ends`: each is
-    shared out among the ranks by itself. `expected_counts`, in such a part, are what its micro-batches have in place of
-    the counts of the batch, which nobody knew yet: see `BatchStream.finish`.
+    A batch that was trained while it filled has several parts, whose groups end before the indices `ends`. Each part is
+    divided among the ranks separately. `expected_counts` replace the batch's counts in the micro-batches of such a
+    part, since the counts are not known yet; see `BatchStream.finish`.
     """
 
     step: int
@@ -101,12 +100,12 @@ class Batch:
         ends: Sequence[int] = (),
         before: BatchContent | None = None,
     ) -> Self:
-        """Build the batch of `step` from groups in memory, or from claimed ones, which `reader` reads when needed.
+        """Build the batch of `step` from groups in memory, or from claimed groups, which `reader` reads on access.
 
-        `staleness` says of each group how old its tokens are, and which are masked out of the loss (default: no token
-        is of a dead epoch, and none is masked). `ends`, of a batch that is trained while it fills, are the numbers of
-        groups up to the end of each part, and `before` the content of its first groups. Raises `InvalidGroup` for a
-        segment of a group in memory that `check_group` would refuse, and what `reader` raises.
+        `staleness` gives each group's token ages and masks (default: no token is of a dead epoch, and none is masked).
+        For a batch that is trained while it fills, `ends` are the numbers of groups up to the end of each part, and
+        `before` is the content of its first groups. Raises `InvalidGroup` for a segment of a group in memory that
+        `check_group` would refuse, and the exceptions of `reader`.
         """
         source = reader or HeldGroups(cast("Sequence[Group]", groups))
         rows = source.rows()
@@ -144,7 +143,7 @@ class Batch:
 
     @property
     def mean_reward(self) -> float:
-        """The mean reward of the valid samples; NaN if there is none. In `rewards`, those that failed have 0."""
+        """The mean reward of the valid samples; NaN if there are none. In `rewards`, failed samples have 0."""
         return float(self.rewards[self.valid].mean()) if self.valid.any() else float("nan")
 
     @property
@@ -174,12 +173,12 @@ class Batch:
 
     @property
     def counts(self) -> BatchCounts:
-        """The counts of what is trained, over all ranks."""
+        """The counts of the trained groups, over all ranks."""
         return sum([self.group_counts[index] for index in self.part], BatchCounts())
 
     @property
     def task_counts(self) -> dict[str, BatchCounts]:
-        """The counts by task, in the order of their names: the denominators where tasks have different losses."""
+        """The counts by task, in the order of their names: the denominators if tasks have different losses."""
         counts: dict[str, BatchCounts] = {}
         for index in self.part:
             task = task_of(self.group_ids[index][0])
@@ -203,8 +202,8 @@ class Batch:
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss that makes the gradients of all ranks, combined by `reduction`, the gradients of the
-        whole batch: 1 where they are summed, `world_size` where they are averaged."""
+        """The factor of the loss: 1 if the ranks' gradients are summed, `world_size` if they are averaged. Combined by
+        `reduction`, they are then the gradients of the whole batch."""
         return float(self.world_size) if self.reduction == "mean" else 1.0
 
     @property
@@ -219,7 +218,7 @@ class Batch:
 
     @property
     def share_groups(self) -> tuple[int, ...]:
-        """Indices into `groups` of those that this rank reads: what is trained, or its share of that."""
+        """Indices into `groups` of the groups that this rank reads: the trained groups, or its share of them."""
         if self.world_size == 1:
             return self.part
         return tuple(np.unique(self.sequence_groups[list(self.share)]).tolist())
@@ -241,8 +240,8 @@ class Batch:
         """Divide the batch for several optimizer steps: `parts` batches that train a part of the groups each.
 
         Part k trains the groups k, k + parts, ..., with the counts of these groups and the advantages of the whole
-        batch. A rank has the same groups as before. All are the batch of this step: compute the old logprobs of all
-        parts before the first update, publish and commit once, after the last. Indices refer to the whole batch.
+        batch. A rank keeps its groups. All parts belong to this step: compute the old logprobs of all parts before the
+        first update, and publish and commit once, after the last. Indices refer to the whole batch.
 
         Raises `ConfigError` for fewer groups than parts.
         """
@@ -255,8 +254,8 @@ class Batch:
     def with_token_advantages(self, advantages: Mapping[int, npt.ArrayLike]) -> "Batch":
         """A copy in which each token of these sequences has an advantage; others keep the advantage of their sample.
 
-        `advantages` maps an index into `sequences` to one advantage per token of the sequence, prompt included,
-        float32 [L]. Raises `ValueError` for another shape, and for one that is not finite.
+        `advantages` maps an index into `sequences` to one advantage per token of the sequence, prompt included, float32
+        [L]. Raises `ValueError` for another shape or a value that is not finite.
         """
         added = {index: np.asarray(values, dtype=np.float32) for index, values in advantages.items()}
         for index, values in added.items():
@@ -268,9 +267,9 @@ class Batch:
         return replace(self, token_advantages={**self.token_advantages, **added})
 
     def with_credit(self, kind: StepKind = "turns", *, discount: float = 1.0, without: Collection[str] = ()) -> "Batch":
-        """A copy in which tokens have the advantages that follow from the named array `token_rewards`.
+        """A copy whose tokens have advantages from the named array `token_rewards`.
 
-        `kind` says what has a return, and `discount` what the next one counts: see
+        `kind` is the unit that has a return, and `discount` the weight of the next return; see
         `rollq.consumer.token_advantages`, which compares the samples of each group. Groups of the tasks in `without`
         keep the advantages of their samples. Only sequences of groups in this rank's share are changed.
 
@@ -287,7 +286,7 @@ class Batch:
         return self.with_token_advantages(by_sequence)
 
     def with_rewards(self, rewards: npt.ArrayLike) -> "Batch":
-        """A copy with other `rewards` [S] and the advantages that follow from them, the same for all tokens."""
+        """A copy with these `rewards` [S] and the resulting advantages, equal for all tokens of a sample."""
         changed = np.asarray(rewards, dtype=np.float32)
         return replace(
             self,
@@ -312,13 +311,13 @@ class Batch:
         arrays: Sequence[str] = (),
         whole_samples: bool = False,
     ) -> "list[MicroBatch]":
-        """Split this rank's share into micro-batches of at most `max_tokens` tokens, equally many on every rank.
+        """Split this rank's share into micro-batches of at most `max_tokens` tokens. Every rank gets the same number.
 
         With `count`, there are exactly `count`, for trainers that accumulate gradients a fixed number of times.
 
         Packed, all sequences of a micro-batch share one row; with `padded`, each has a row, and the number of rows
         times the longest sequence is at most `max_tokens`. `arrays` names the named arrays that hold one value per
-        token, see `MicroBatch.arrays`; references among them are loaded. A rank that runs out of sequences gets
+        token, see `MicroBatch.arrays`; references among them are loaded. A rank without further sequences gets
         micro-batches of a single masked token.
 
         The segments of a sample are in one micro-batch if they fit. Ratios of whole samples need that: `whole_samples`

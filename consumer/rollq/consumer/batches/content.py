@@ -1,6 +1,6 @@
 """The groups of a batch and their sequences, read from the store on first access.
 
-A rank has the groups of its share at once. Anything else, such as a sequence of another rank, is read on access.
+A rank has the groups of its share from the start. Other data, such as a sequence of another rank, is read on access.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ class HeldGroups:
 
 
 class OnDemand(Sequence[T]):
-    """A sequence of `count` items, which `get` makes, by index, when they are asked for."""
+    """A sequence of `count` items. `get` makes an item by index on access."""
 
     def __init__(self, count: int, get: Callable[[Sequence[int]], list[T]]) -> None:
         self._count = count
@@ -81,7 +81,7 @@ class BatchContent:
         before: "BatchContent | None" = None,
     ) -> None:
         """`rows` and `staleness` have an item for each group; `valid` bool [S]: flat samples that are trained; `read`
-        reads groups by index. `before`: the content of the first of these groups, which is taken over."""
+        reads groups by index. `before`: the content of the first of these groups, which is reused."""
         self._read = read
         self._valid = valid
         self._staleness = staleness
@@ -101,11 +101,11 @@ class BatchContent:
         self.sequences = OnDemand(sum(sequences), self._sequences_at)
 
     def keep(self, indices: Iterable[int], groups: Iterable[Group]) -> None:
-        """Take these groups, by index, as read."""
+        """Store these groups, by index, as read."""
         self._groups.update(zip(indices, groups, strict=True))
 
     def make_sequences(self, indices: Sequence[int]) -> None:
-        """Read these groups, by index, and make the sequences of all groups that are here, in one go."""
+        """Read these groups, by index, and make the sequences of all groups in memory at once."""
         self._groups_at(indices)
         new = sorted(self._groups.keys() - self._sequences.keys())
         if not new:
@@ -140,5 +140,5 @@ class BatchContent:
 
 
 def _starts(counts: Sequence[int]) -> list[int]:
-    """Where each run of items starts, and where the last one ends."""
+    """The start of each run of items, and the end of the last."""
     return [0, *np.cumsum(counts, dtype=np.int64).tolist()]

@@ -1,4 +1,4 @@
-"""Columns of a batch that follow from the rows of its groups, without their samples: rewards, lengths, counts. Pure."""
+"""Columns of a batch from the rows of its groups, without samples: rewards, lengths, counts. Pure."""
 
 from collections.abc import Sequence
 
@@ -13,18 +13,18 @@ from rollq.consumer.batches.sequences import BatchCounts, TokenStaleness
 
 
 def task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:
-    """A number for each group's task, the same for all of its shards."""
+    """A number for each group's task. All shards of a task have the same number."""
     return np.unique([task_of(name) for name, _ in group_ids], return_inverse=True)[1].astype(np.int64)
 
 
 def trained_rewards(groups: Sequence[Group | ClaimedGroup], rows: Sequence[SampleRows]) -> Float32Array:
-    """The rewards of all samples, float32 [n], 0 without one."""
+    """The rewards of all samples, float32 [n], 0 for a sample without a reward."""
     pairs = zip(groups, rows, strict=True)
     return np.array([reward or 0.0 for group, row in pairs for reward in _rewards(group, row)], dtype=np.float32)
 
 
 def probability_of(group: Group | ClaimedGroup) -> float:
-    """How probable the draw of a group was; NaN in an order without draws."""
+    """The probability of a group's draw; NaN in an order without draws."""
     drawn = group.probability if isinstance(group, ClaimedGroup) else None
     return np.nan if drawn is None else drawn
 
@@ -46,7 +46,7 @@ def counts_of(rows: SampleRows, staleness: TokenStaleness) -> BatchCounts:
 
 
 def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:
-    """Tokens of a group that the loss counts: those that are young enough, or belong to a sample with labels."""
+    """The number of a group's tokens in the loss: tokens that are young enough, or belong to a sample with labels."""
     young = staleness.mask([VersionSpan(*weights, 1) for weights in rows.loss_tokens])
     return sum(
         n
@@ -59,7 +59,8 @@ def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:
 def pipeline_advantages(
     computed: Float32Array, groups: Sequence[Group | ClaimedGroup], owners: npt.NDArray[np.int64], valid: BoolArray
 ) -> Float32Array:
-    """The `computed` advantages [S] of samples of the groups `owners` [S], replaced where a pipeline has set them."""
+    """The `computed` advantages [S] of samples of the groups `owners` [S], replaced by a pipeline's advantages where
+    set."""
     chosen = computed.copy()
     for index, group in enumerate(groups):
         if group.shaped and group.shaped.advantages is not None:

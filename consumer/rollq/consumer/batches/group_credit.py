@@ -1,6 +1,6 @@
 """The advantages of a group's tokens from the named array `token_rewards`, for `Batch.with_credit`.
 
-Invariant: a group is compared with itself alone, so each sequence gets the same advantages on whichever rank it is.
+Invariant: samples are compared only within their group, so a sequence gets the same advantages on any rank.
 """
 
 import numpy as np

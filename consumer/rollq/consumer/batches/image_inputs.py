@@ -1,4 +1,4 @@
-"""The images of a micro-batch, as the inputs that its model reads. Needs transformers, torch and Pillow."""
+"""The images of a micro-batch as model inputs. Needs transformers, torch and Pillow."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -11,7 +11,7 @@ from rollq.consumer.batches.micro_batch import MicroBatch
 from rollq.consumer.batches.sequences import TokenSequence
 
 KEPT = 32
-"""Image files that are kept in memory."""
+"""How many image files are kept in memory."""
 
 
 class ImageInputs:
@@ -22,11 +22,11 @@ class ImageInputs:
         self._read = lru_cache(KEPT)(read_image)
 
     def add(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
-        """The micro-batch of `batch` with the inputs for its images; as it is if it has none.
+        """The micro-batch of `batch` with the inputs for its images; unchanged if it has none.
 
-        Raises `ConfigError` for packed rows, and where the workers processed the images by another class, `ImageError`
-        for a file that cannot be read, or is not the one that the engine read, `InvalidGroup` for tokens of images in a
-        sequence without any.
+        Raises `ConfigError` for packed rows, and if the workers processed the images by another class; `ImageError` for
+        a file that cannot be read, or differs from the engine's; `InvalidGroup` for tokens of images in a sequence
+        without any.
         """
         chosen = [batch.sequences[index] for index in micro.sequences]
         rows = [sequence for sequence in chosen if self._processor.image_token_id in sequence.ids]

@@ -39,9 +39,8 @@ class MicroBatch:
     inputs             any      any     further inputs of the model, by name: the pixels of images
 
     `sequences` are the indices into `Batch.sequences` in order. `task_counts` are the counts of each task of the whole
-    batch over all ranks, and `counts` their total over all tasks.
-    `loss_scale` multiplies the loss, see `Batch.loss_scale`.
-    `lacks_images`: some have images, which `rollq.consumer.ImageInputs` adds.
+    batch over all ranks, and `counts` their total over all tasks. `loss_scale` multiplies the loss, see
+    `Batch.loss_scale`. `lacks_images`: some sequences have images that `rollq.consumer.ImageInputs` must still add.
     """
 
     input_ids: torch.Tensor
@@ -92,9 +91,9 @@ def assemble(
     arrays: Sequence[str],
     loss_scale: float,
 ) -> MicroBatch:
-    """Lay out the `chosen` ones of a batch's `sequences` as tensors; a single masked token if none is chosen.
+    """Lay out the `chosen` indices of a batch's `sequences` as tensors; a single masked token if none are chosen.
 
-    `advantages` has the tokens' advantages for each of them, float32 [L]. Raises `InvalidGroup` for a missing or
+    `advantages` has the token advantages of each chosen sequence, float32 [L]. Raises `InvalidGroup` for a missing or
     misshapen named array, `ArrayError` for a reference that cannot be loaded.
     """
     rows = [sequences[index] for index in chosen] or [_BLANK]
@@ -125,7 +124,7 @@ def assemble(
 
 
 class _Layout:
-    """Where each token goes: into one row, or with `padded` into one row per sequence."""
+    """The place of each token: in one row or, with `padded`, in one row per sequence."""
 
     def __init__(self, sequences: Sequence[TokenSequence], padded: bool) -> None:
         lengths = np.array([len(sequence.ids) for sequence in sequences])
@@ -195,7 +194,7 @@ def _named_array(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
 
 
 def _aligned(sequence: TokenSequence, name: str) -> npt.NDArray[Any]:
-    """A named array with one entry per token of the sequence; one that covers only the response is padded with 0."""
+    """A named array with one entry per token of the sequence. An array of only the response is padded with 0."""
     where = f"task {sequence.task!r}, group {sequence.group_id}, sample {sequence.sample} of the batch"
     if name not in sequence.arrays:
         raise InvalidGroup(f"{where} has no array {name!r}; it has {sorted(sequence.arrays)!r}")

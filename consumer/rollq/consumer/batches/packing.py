@@ -1,8 +1,8 @@
 """Assigns sequences to ranks and micro-batches: pure decisions over their lengths.
 
 Invariant: every rank computes the same plan from the same lengths, each sequence is in exactly one micro-batch, with
-the others of its sample if they fit, and every rank has the same number of micro-batches (some may be empty), so that
-collective operations line up.
+the other sequences of its sample if they fit, and every rank has the same number of micro-batches (some may be empty),
+so collective operations match.
 """
 
 import heapq
@@ -15,7 +15,7 @@ MOST_IMBALANCE = 1.03
 
 
 def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
-    """Split sequences over `bins` so that their token counts are close: longest first, each to the lightest bin.
+    """Split sequences over `bins` with similar token counts: longest first, each to the lightest bin.
 
     This is greedy longest-processing-time scheduling: the heaviest bin is at most 4/3 of the optimum (Graham 1969).
     """
@@ -32,8 +32,8 @@ def share_out(lengths: Sequence[int], samples: Sequence[int], groups: Sequence[i
     """The sequences of each rank, where sequence i has `lengths[i]` tokens and belongs to sample `samples[i]`, a number
     within the batch, of group `groups[i]`.
 
-    A rank gets whole groups, so that it reads no others, unless that makes the heaviest share too heavy (see
-    `MOST_IMBALANCE`), as with fewer groups than ranks. Then it gets whole samples.
+    A rank gets whole groups, and reads only these. If that makes the heaviest share too heavy (see `MOST_IMBALANCE`),
+    as with fewer groups than ranks, it gets whole samples.
     """
     shares = _share_units(lengths, groups, ranks)
     heaviest = _heaviest(shares, lengths)
@@ -47,7 +47,7 @@ def share_out(lengths: Sequence[int], samples: Sequence[int], groups: Sequence[i
 def share_out_parts(
     lengths: Sequence[int], samples: Sequence[int], groups: Sequence[int], ends: Sequence[int], ranks: int
 ) -> list[list[int]]:
-    """As `share_out`, part by part: `ends` are the groups, by number, before which each part ends."""
+    """Like `share_out`, part by part. `ends` are the group numbers before which each part ends."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     first = 0
     for end in ends:
@@ -158,7 +158,7 @@ def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int
 
 
 def _tokens(sequences: Sequence[int], lengths: Sequence[int], padded: bool) -> int:
-    """The tokens that the sequences take of a micro-batch."""
+    """The tokens of a micro-batch that the sequences take."""
     taken = [lengths[sequence] for sequence in sequences]
     return len(taken) * max(taken) if padded else sum(taken)
 
@@ -175,7 +175,7 @@ def _fill(units: list[list[int]], lengths: Sequence[int], max_tokens: int, padde
 
 
 def _fill_packed(order: Sequence[int], sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Fill bins greedily, largest first; the lightest bin takes the next one, which keeps bins even."""
+    """Fill bins greedily, largest first; the lightest bin takes the next unit, which keeps bins even."""
     bins: list[list[int]] = []
     heap: list[tuple[int, int]] = []
     for unit in order:
@@ -203,7 +203,7 @@ def _fill_padded(order: Sequence[int], widths: Sequence[int], rows: Sequence[int
 
 
 def _split_to(bins: list[list[list[int]]], count: int) -> list[list[list[int]]]:
-    """Spread the bins over exactly `count`: bins with the most units are halved, then empty ones are added."""
+    """Spread the bins over exactly `count`: the bins with the most units are halved, then empty bins are added."""
     bins = list(bins)
     while len(bins) < count:
         fullest = max(range(len(bins)), key=lambda index: len(bins[index]), default=None)

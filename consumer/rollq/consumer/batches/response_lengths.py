@@ -1,4 +1,4 @@
-"""The lengths of the responses of a batch, and how many were cut, for metrics and monitors."""
+"""The response lengths of a batch, and how many responses were cut, for metrics and monitors."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from rollq.consumer.batches.batch import Batch
 from rollq.consumer.batches.worker_shares import trained_samples
 
 Lengths = Sequence[tuple[int, bool]]
-"""Of each sample its response tokens, over all its turns, and whether it was cut at the length limit."""
+"""For each sample, its response tokens over all turns, and whether it was cut at the length limit."""
 
 
 def response_lengths(batch: Batch) -> Lengths:

@@ -1,8 +1,8 @@
 """Samples as token sequences: one per segment, with the loss mask and the staleness of every token.
 
-Alignment, everywhere in this package: entry t of a per-token array belongs to token t of the sequence, so
-`logprobs[t]` is the logprob of `ids[t]` given `ids[:t]` (predicted by the model's output at t - 1). `loss_mask` is
-False on prompts, on tokens that the environment wrote, and on the first token of a sequence, which nothing predicts.
+Alignment, everywhere in this package: entry t of a per-token array belongs to token t of the sequence, so `logprobs[t]`
+is the logprob of `ids[t]` given `ids[:t]` (predicted by the model's output at t - 1). `loss_mask` is False on prompts,
+on the environment's tokens, and on the first token of a sequence, which has no prediction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ class TokenSequence:
 
 
 Reduction = Literal["sum", "mean"]
-"""How the ranks of a trainer put their gradients together."""
+"""How the ranks of a trainer combine their gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class BatchCounts:
     groups: int = 0
 
     def __add__(self, other: "BatchCounts") -> "BatchCounts":
-        """The counts of two parts of a batch together."""
+        """The sum of the counts of two parts of a batch."""
         return BatchCounts(
             self.loss_tokens + other.loss_tokens, self.samples + other.samples, self.groups + other.groups
         )
@@ -96,7 +96,7 @@ class TokenStaleness:
 
     def version(self, span: VersionSpan) -> int:
         """The version that a span counts as: after a rewind, versions of a dead epoch mean at most its floor. Tokens
-        that no weights of the run have made are never stale, and count as on policy."""
+        from outside the run's weights are never stale, and count as on policy."""
         if span.version == NO_VERSION:
             return self.step - 1
         return self.floors.counted(span.epoch, span.version)
@@ -117,7 +117,7 @@ class TokenStaleness:
 def token_sequences(
     groups: Sequence[Group], valid: BoolArray, staleness: Sequence[TokenStaleness], starts: Sequence[int]
 ) -> tuple[TokenSequence, ...]:
-    """The sequences of the `valid` ones, bool [S], of the groups' samples: one per segment that has tokens.
+    """The sequences of the groups' samples with `valid`, bool [S]: one per segment with tokens.
 
     `staleness` has an item for each group; `starts` is the number of each group's first sample in its batch. Raises
     `InvalidGroup` for a segment that `check_group` would refuse.
@@ -132,7 +132,7 @@ def token_sequences(
 
 
 class _Flat:
-    """The arrays of all sequences, one after the other, and what is said once for each."""
+    """The concatenated arrays of all sequences, and the fields per sequence."""
 
     def __init__(self) -> None:
         self._facts: list[dict[str, Any]] = []
@@ -183,7 +183,7 @@ class _Flat:
         logprobs[is_response] = np.concatenate(self._logprobs)
         loss_mask = is_response.copy()
         loss_mask[is_response] = np.concatenate(self._masks)
-        loss_mask[starts] = False  # nothing predicts the first token of a sequence
+        loss_mask[starts] = False  # the first token of a sequence has no prediction
         spans = np.array(self._spans, np.int64).reshape(-1, 4)
         per_token = np.repeat(spans[:, 1:].astype(np.int32), spans[:, 0], axis=0).T.copy()
         flat = {
@@ -208,6 +208,6 @@ class _Flat:
 
 
 def _mask(segment: Segment, staleness: TokenStaleness | None) -> BoolArray:
-    """True where the loss counts, bool [R]: on the model's own tokens, unless `staleness` masks them."""
+    """True where the loss counts, bool [R]: on the model's tokens, unless `staleness` masks them."""
     mask = np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask
     return mask if staleness is None else mask & staleness.mask(segment.versions)

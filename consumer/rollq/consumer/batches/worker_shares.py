@@ -1,6 +1,6 @@
-"""Which worker made how many samples of a batch, for metrics and monitors.
+"""How many samples of a batch each worker made, for metrics and monitors.
 
-Each sample names its worker in `extra`, which training has read already, for the mismatch by worker.
+Each sample names its worker in `extra`, which training has already read for the mismatch by worker.
 """
 
 from collections import Counter
@@ -11,9 +11,9 @@ from rollq.buffer.values.rollouts import Sample
 from rollq.consumer.batches.batch import Batch
 
 MOST_NAMED = 20
-"""At most this number of workers are named, those with the most samples; the others are counted together."""
+"""At most this many workers are named, by most samples. The others are counted together."""
 INSERTED = ""
-"""In place of a worker's name: samples that no worker made."""
+"""Replaces a worker's name for samples that no worker made."""
 
 
 def samples_by_worker(batch: Batch) -> Counter[str]:

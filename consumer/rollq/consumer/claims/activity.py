@@ -1,4 +1,4 @@
-"""The trainer's work at the moment, for monitors: its phase, since when, and what a wait lacks."""
+"""The trainer's current activity, for monitors: its phase, the start of the phase, and the missing groups of a wait."""
 
 import time
 from collections import deque
@@ -11,7 +11,7 @@ from rollq.buffer.calls.replies.claims import Shortfall
 from rollq.buffer.values.trainer_state import TrainerPhase
 
 AVERAGED_STEPS = 10
-"""Steps whose times make the averages."""
+"""How many steps the averages cover."""
 
 
 class Activity:
@@ -22,7 +22,7 @@ class Activity:
         self._now = now
         self._phase, self._step, self._since_s = TrainerPhase.STARTING, step, now()
         self._shortfall = Shortfall(step, {}, {})
-        self._batch_s: float | None = None  # when the last batch, or part of one, came
+        self._batch_s: float | None = None  # when the last batch or part arrived
         self._busy_with = self._waited_for = 0  # the steps of the last times below; parts of one batch add up
         self._busy_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
         self._waited_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
@@ -32,7 +32,7 @@ class Activity:
         self._error = ""
 
     def wait(self, step: int) -> None:
-        """The trainer asks for the batch of `step`."""
+        """Note that the trainer asks for the batch of `step`."""
         if self._batch_s is not None:
             _add(self._busy_s, self._now() - self._batch_s, is_new=self._busy_with != self._waited_for)
             self._busy_with, self._batch_s = self._waited_for, None
@@ -40,24 +40,24 @@ class Activity:
         self._become(TrainerPhase.WAITING, step)
 
     def lack(self, shortfall: Shortfall) -> None:
-        """The batch lacks groups."""
+        """Note that the batch lacks groups."""
         self._shortfall = shortfall
 
     def train(self, step: int) -> None:
-        """The trainer has the batch of `step`, or a part of it."""
+        """Note that the trainer has the batch of `step` or a part of it."""
         _add(self._waited_s, self._now() - self._since_s, is_new=self._waited_for != step)
         self._waited_for = step
         self._become(TrainerPhase.TRAINING, step)
         self._batch_s = self._since_s
 
     def commit(self, step: int, rewards: Mapping[str, float], response_tokens: Mapping[str, float]) -> None:
-        """The trainer has trained `step`, with these means of the samples of each task."""
+        """Note that the trainer has trained `step`, with these means over each task's samples."""
         self._rewards, self._response_tokens = rewards, response_tokens
         self._become(TrainerPhase.COMMITTED, step)
         self._committed_s = self._since_s
 
     def end(self, error: BaseException | None, *, stopped: bool) -> None:
-        """The trainer ends: with an error, because it was asked to, or by itself."""
+        """Note the trainer's end: by an error, by a request to stop, or at its last step."""
         if isinstance(error, KeyboardInterrupt | SystemExit) or (stopped and error is None):
             self._become(TrainerPhase.STOPPED, self._step)
         elif error is None:
@@ -68,7 +68,7 @@ class Activity:
 
     @contextmanager
     def during(self, phase: TrainerPhase) -> Iterator[None]:
-        """A phase within another one, which continues afterwards."""
+        """Enter a phase within another phase, which continues afterwards."""
         before, since_s = self._phase, self._since_s
         self._become(phase, self._step)
         try:

@@ -1,4 +1,4 @@
-"""Builds a batch from the groups that were claimed: reads this rank's share of it, all at once or part by part."""
+"""Builds a batch from claimed groups: reads this rank's share, at once or part by part."""
 
 from dataclasses import replace
 
@@ -19,13 +19,13 @@ class BatchBuilder:
         self._lease = lease
         self._settings = settings
         self._reader = GroupReader((), lease.buffer, prefetch)
-        self._read = 0  # groups that the reader has
+        self._read = 0  # number of groups in the reader
         self._content: BatchContent | None = None
 
     def build(self, claimed: Claimed, first: int = 0, end: int | None = None) -> Batch:
         """The batch up to group `end` (default: all of it). Its groups from `first` on are trained.
 
-        This rank's share of these is read. Raises `CorruptGroup` only for what every rank finds.
+        Reads this rank's share of these. Raises `CorruptGroup` only for groups that every rank finds unreadable.
         """
         settings, reader = self._settings, self._reader
         groups = claimed.groups[:end]
@@ -47,7 +47,7 @@ class BatchBuilder:
         batch = replace(whole, part=tuple(range(first, len(groups))))
         share = batch.share_groups
         batch.content.keep(share, reader.read(share) if settings.world_size == 1 else reader.read_share(share))
-        if reader.unreadable:  # another trainer's checkpoint may have dropped them: then there is nothing to train
+        if reader.unreadable:  # another trainer's checkpoint may have dropped them, so there is nothing to train
             self._lease.buffer.check_epoch(self._lease.epoch)
         self._content = batch.content
         return replace(batch, prefetched=reader.prefetched, unreadable=tuple(reader.unreadable))

@@ -1,4 +1,4 @@
-"""Takes the batch of a step, whole or part by part while it fills, and replaces one that cannot be read."""
+"""Takes the batch of a step, whole or part by part while it fills. Replaces an unreadable batch."""
 
 import logging
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchTaker:
-    """Takes batches for the trainer that holds `lease`. Engines that share its GPUs sleep once a batch is there."""
+    """Takes batches for the trainer that holds `lease`. Engines that share its GPUs sleep once a batch has arrived."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class BatchTaker:
         self._prefetch = prefetch
         self._activity = activity
         self._settings = settings
-        self._committed = 0  # the last step that this trainer has committed
+        self._committed = 0  # the last step that this trainer committed
         self._returned: tuple[int, int] | None = None  # the step and claim round of the last batch
         self._log_once = LogOnce(log)
 
@@ -66,7 +66,7 @@ class BatchTaker:
         return None
 
     def parts(self, step: int, least_tokens: int) -> Iterator[tuple[Batch | None, Batch | None]]:
-        """The parts of the batch of `step`. The whole batch comes with the last one, or after it."""
+        """The parts of the batch of `step`. The whole batch comes with or after the last part."""
         self._prefetch.pause()
         builder = self._builder()
         claimed, done, expected = None, 0, None
@@ -105,20 +105,20 @@ class BatchTaker:
         self._claimer.give_up(step)
 
     def note_committed(self, step: int) -> None:
-        """Note that this trainer has committed `step`: the server must know it from now on."""
+        """Note that this trainer has committed `step`. From now on, the server must have the commit."""
         self._committed = step
 
     def _builder(self) -> BatchBuilder:
         return BatchBuilder(self._lease, self._prefetch, self._settings)
 
     def _note_whole(self, batch: Batch) -> None:
-        """Note that a whole batch is returned, and begin to read the next one."""
+        """Note that a whole batch is returned, and begin to read the next."""
         self.last_step = batch.step
         self._warn_of_repeat(batch)
         self._prefetch.begin(batch.step + 1)
 
     def _warn_of_repeat(self, batch: Batch) -> None:
-        """Warn once of a loop that gets the batch of a step again because it did nothing with the last one."""
+        """Warn once if a loop gets the same batch again because it neither committed nor released it."""
         if self._returned == (batch.step, batch.claim_round):
             self._log_once.warning(
                 "repeat",
@@ -129,7 +129,7 @@ class BatchTaker:
         self._returned = batch.step, batch.claim_round
 
     def _check_committed(self, claimed: Claimed) -> None:
-        """Raise `NotClaimed` when the server has lost a commit: the batch may hold groups that were just trained."""
+        """Raise `NotClaimed` if the server has lost a commit: the batch may hold groups that were just trained."""
         for task in {group.task for group in claimed.groups} if self._committed else ():
             if (server_step := self._lease.buffer.clock(task).committed) < self._committed:
                 raise NotClaimed(
@@ -146,4 +146,4 @@ class BatchTaker:
                 bad={error.task: [error.group_id]},
             )  # fmt: skip
             self._engines.wake()
-        self._claimer.give_up(claimed.step)  # only now: a release that the server did not answer is asked for again
+        self._claimer.give_up(claimed.step)  # after the release, so an unanswered release is asked for again

@@ -1,4 +1,4 @@
-"""Claims the batch of a step: waits while it is short, and gives up when it can never fill."""
+"""Claims the batch of a step. Waits while it is short, and gives up if it can never fill."""
 
 import logging
 import threading
@@ -28,11 +28,11 @@ from rollq.consumer.claims.trainer_lease import TrainerLease
 log = logging.getLogger(__name__)
 
 RELEASE_S = 300.0
-"""How long the other ranks wait for a release by rank 0."""
+"""How long other ranks wait for a release by rank 0."""
 
 
 class BatchSizes:
-    """Groups per task in a batch: `fixed`, or else what each task's rules say for the step.
+    """Groups per task in a batch: `fixed`, otherwise by each task's rules for the step.
 
     `rules` are the tasks' rules as last read, see `refresh`.
     """
@@ -43,7 +43,7 @@ class BatchSizes:
 
     @classmethod
     def from_run(cls, buffer: TrainerBuffer, fixed: Mapping[str, int] | None) -> Self:
-        """Read the rules of the run's tasks. Of a task with shards, `fixed` has the groups of all of them together.
+        """Read the rules of the run's tasks. For a task with shards, `fixed` has the total over all shards.
 
         Raises `ConfigError` for a run without tasks or without some of a task's shards, for an unknown task in `fixed`,
         and for more groups than are produced for a step.
@@ -70,7 +70,7 @@ class BatchSizes:
         return cls(rules, sizes)
 
     def refresh(self, buffer: TrainerBuffer) -> None:
-        """Read the rules again: they may have changed, and tasks may have been added, as soon as all shards exist."""
+        """Read the rules again: they may have changed. Added tasks count as soon as all their shards exist."""
         tasks = buffer.train_tasks()
         for name, clock in buffer.clocks(tasks).items():
             task, _, count = shard_of(name)
@@ -95,7 +95,7 @@ def _check_all_shards(rules: Mapping[str, TaskRules]) -> None:
 
 
 def _fewest_groups(shards: Sequence[TaskRules], next_step: int) -> int:
-    """The fewest groups of all shards of a task together that are produced for a step from `next_step` on."""
+    """The smallest total over a task's shards of the groups produced for a step, from `next_step` on."""
     changes = {step for rules in shards for step, _ in rules.schedule if step > next_step}
     return min(
         sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards) for step in {next_step, *changes}
@@ -107,8 +107,8 @@ def _round(claimed: Claimed) -> tuple[int, int]:
 
 
 class BatchClaimer:
-    """Claims batches for the trainer that holds `lease`. After every claim that is short, `short` and then `meanwhile`
-    are called."""
+    """Claims batches for the trainer that holds `lease`. After every short claim, it calls `short` and then
+    `meanwhile`."""
 
     def __init__(
         self,
@@ -149,10 +149,10 @@ class BatchClaimer:
         return self._wait_for(step, lambda: self._try_claim(step))
 
     def claim_part(self, step: int, before: Claimed | None, done: int, least_tokens: int) -> Claimed | None:
-        """Wait for another part of the batch of `step`, after its first `done` groups; None as `claim` returns it.
+        """Wait for another part of the batch of `step`, after its first `done` groups. Returns None when `claim` does.
 
-        `before` is what the last such call has returned. Without the rest of the batch, a part has at least
-        `least_tokens` tokens. All ranks get the same parts. A batch that is whole may have no further part.
+        `before` is the result of the last such call. A part has at least `least_tokens` tokens, unless it is the rest
+        of the batch. All ranks get the same parts. A whole batch may have no further part.
 
         Raises what `Consumer.__next__` documents, and `NotClaimed` when the batch was released since `before`.
         """
@@ -173,7 +173,7 @@ class BatchClaimer:
             self._events, stop=self._stop, timeout_s=self._timeout_s, explain=lambda: self._explain(shortfall)
         )
         deadline_s = time.monotonic() + RELEASE_S
-        # An event or a timer ends each pause; only the claim itself says whether the batch is there.
+        # An event or a timer ends each pause. Only the claim itself shows whether the batch is ready.
         for _ in waiter:
             outcome = ask()
             if isinstance(outcome, Claimed):
@@ -181,8 +181,8 @@ class BatchClaimer:
             shortfall = outcome
             self._short(shortfall)
             if self._is_planned_otherwise(shortfall):
-                continue  # with other sizes now: what lacks by the old ones says nothing
-            # nothing is wanted of a rank that has given the batch up: it waits until rank 0 releases it, too
+                continue  # the sizes have changed: the shortfall by the old sizes is meaningless
+            # a rank that has given the batch up waits until rank 0 releases it
             if not shortfall.wanted and time.monotonic() > deadline_s:
                 raise ClaimTimeout(
                     f"this rank released the batch of step {step}, but rank 0 has not done so within {RELEASE_S:g} s: "
@@ -245,7 +245,7 @@ class BatchClaimer:
         return outlook(shortfall, counts, buffer.fullness())
 
     def _give_up(self, expected: Outlook, shortfall: Shortfall) -> None:
-        """Raise why the batch cannot fill; return if production has ended because a task's hook ended it."""
+        """Raise the reason why the batch cannot fill. Return if a task's hook has ended production."""
         match expected:
             case Outlook.SYNC_FIRST:
                 raise SyncFirst(

@@ -8,7 +8,7 @@ from rollq.consumer.claims.trainer_lease import TrainerLease
 
 
 class ColocatedEngines:
-    """Puts all engines of a run to sleep and wakes them; does nothing unless `colocated`."""
+    """Puts all engines of a run to sleep and wakes them. Has no effect unless `colocated`."""
 
     def __init__(self, lease: TrainerLease, events: WakeUps, stop: threading.Event, *, colocated: bool) -> None:
         self._lease = lease
@@ -17,7 +17,7 @@ class ColocatedEngines:
         self._colocated = colocated
 
     def sleep(self, step: int) -> bool:
-        """Ask every engine to free its memory for the training of `step`; False if stopped before all have."""
+        """Ask every engine to free its memory for the training of `step`; Returns False if stopped before all have."""
         if not self._colocated:
             return True
         # the time distinguishes this sleep from an earlier one for the same step
@@ -30,7 +30,7 @@ class ColocatedEngines:
         return any(not self._awake(reason) for _ in Waiter(self._events, stop=self._stop, explain=explain))
 
     def wake(self) -> None:
-        """Let the engines continue. A task that was paused or had ended before is in that state again."""
+        """Wake the engines. A task that was paused or had ended before returns to that state."""
         if self._colocated:
             self._lease.buffer.sleep(self._lease.epoch, "")
 

@@ -1,4 +1,4 @@
-"""Where a run is: its servers, its payloads and its archive."""
+"""The location of a run: its servers, payloads and archive."""
 
 import threading
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ from rollq.buffer.store.connection import Patience
 class Connection:
     """A run on the server or cluster at `url`. Its repr holds no password.
 
-    `payloads`: where large frames of groups are, if not on the servers; the same for every role. `archive`: the url of
-    the run's archive, for annotations.
+    `payloads`: the place of large frames outside the servers, the same for every role. `archive`: the url of the run's
+    archive, for annotations.
     """
 
     url: str = field(repr=False)
@@ -26,7 +26,8 @@ class Connection:
 
     @classmethod
     def to(cls, place: "str | Connection", run: str | None) -> Self:
-        """A connection, or that to `run` at a URL. Raises `ConfigError` for a URL without a run, or the reverse."""
+        """`place` if it is a connection, otherwise the connection to `run` at that URL. Raises `ConfigError` for a URL
+        without a run, or a connection with one."""
         if isinstance(place, cls):
             if run is not None:
                 raise ConfigError(f"run = {run!r}: the connection names the run {place.run!r} already; leave it out")

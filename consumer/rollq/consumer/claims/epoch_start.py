@@ -1,4 +1,5 @@
-"""Starts the epoch of a trainer's launch: rank 0 begins it once no other trainer holds the run, other ranks join it."""
+"""Starts the epoch of a trainer's launch: rank 0 begins it once no other trainer holds the run, and other ranks join
+it."""
 
 import logging
 import secrets
@@ -58,11 +59,11 @@ def begin_epoch(
 
 
 def wait_for_holder(buffer: TrainerBuffer, settings: ConsumerSettings, stop: threading.Event) -> None:
-    """Wait until no trainer holds the run; return at once where `begin_epoch` can decide.
+    """Wait until no trainer holds the run. Return at once if `begin_epoch` can decide.
 
     A process on another machine, or in another container, cannot be looked up: if it was killed, its lease expires
-    within `TRAINER_LEASE_S`. Raises `TrainerHeld` for a trainer whose process lives, for one that still renews its
-    lease, and when `stop` is set.
+    within `TRAINER_LEASE_S`. Raises `TrainerHeld` if the trainer's process lives, if it still renews its lease, and
+    when `stop` is set.
     """
     first = buffer.holder()
     if first is None or settings.takeover or first.has_ended:

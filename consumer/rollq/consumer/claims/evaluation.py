@@ -1,4 +1,4 @@
-"""Evaluation by a trainer: it opens evaluations, producers and workers carry them out, and it reads the results."""
+"""Evaluation by a trainer. It opens evaluations, producers and workers run them, and it reads the results."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ from rollq.consumer.claims.trainer_lease import TrainerLease
 log = logging.getLogger(__name__)
 
 MOST_FAILED = 0.1
-"""The share of prompts that have failed from which on an evaluation warns."""
+"""An evaluation warns from this fraction of failed prompts on."""
 
 
 def evaluate(

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupReader:
-    """Reads groups of one batch, from those that were read ahead where it can.
+    """Reads groups of one batch, if possible from the groups that were read ahead.
 
     `unreadable` are the groups that `read_share` has masked.
     """
@@ -26,17 +26,17 @@ class GroupReader:
         self._buffer = buffer
         self._prefetch = prefetch
         self._rows: list[SampleRows] = []
-        self._present = 0  # of the groups, how many were found to be there
+        self._present = 0  # how many of the groups were found to exist
         self._asked = self._hits = 0
         self.unreadable: list[tuple[str, int]] = []
 
     @property
     def prefetched(self) -> float:
-        """The part of the groups read so far that had been read ahead."""
+        """The fraction of the groups read so far that had been read ahead."""
         return self._hits / self._asked if self._asked else 0.0
 
     def add(self, groups: Sequence[ClaimedGroup]) -> None:
-        """Add groups of the batch, after those that it has."""
+        """Append groups of the batch."""
         self._groups += groups
 
     def rows(self) -> list[SampleRows]:
@@ -54,8 +54,8 @@ class GroupReader:
     def read_share(self, indices: Sequence[int]) -> list[Group]:
         """The groups at these indices, one rank's share. Raises `CorruptGroup` when any group of the batch is gone.
 
-        A group that only its rank finds to be unreadable cannot be replaced: the others train the batch already. It
-        gets masked sequences of the lengths in its rows, so all counts stay those that the other ranks have.
+        A group that only one rank finds unreadable cannot be replaced: the other ranks already train the batch. It gets
+        masked sequences of the lengths in its rows, so counts are equal on all ranks.
         """
         self._check_present()
         try:

@@ -1,4 +1,4 @@
-"""Spans of groups that are trained: how long each waited for its claim and was trained, and its whole life.
+"""Spans of trained groups: the wait for the claim, the training, and the whole life.
 
 Times are the server's.
 """
@@ -40,12 +40,12 @@ class GroupTraces:
             self._end(self._tracer, step, lives, committed_ms)
 
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans, for a limited time."""
         if self._tracer is not None:
             self._tracer.close()
 
     def _asked(self, step: int, ask: Callable[[], Answer]) -> Answer | None:
-        """The answer of the server; None after an error, which a commit raises too while it lasts."""
+        """The server's answer; None after an error, which the commit raises too if it persists."""
         try:
             return ask()
         except RollqError as error:

@@ -13,7 +13,7 @@ from rollq.buffer.values.rollouts import Status
 
 
 class Outlook(StrEnum):
-    """Whether the batch of a step that is short can still fill."""
+    """Whether a short batch can still fill."""
 
     WAIT = "wait"  # it may fill
     SYNC_FIRST = "sync first"  # the live weights are too old for it: newer ones were trained, but not published
@@ -29,21 +29,21 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) 
 
     The weights are too old if none of the groups that they generate may be trained at the step: then no pending or
     running group can help. A trainer that has trained the step before has newer ones, since a version is a trained
-    step. A full server frees no memory while its trainer waits.
+    step. A full server's memory stays full while its trainer waits.
     """
     short = [each for each in counts if each.task in shortfall.wanted]
     if any(_weights_too_old(shortfall.step, each) for each in short):
         return Outlook.SYNC_FIRST
     # a task with enough ready groups only waits for stragglers
     lacking = [each for each in short if shortfall.ready[each.task] < shortfall.wanted[each.task]]
-    room = Fullness() if shortfall.unarchived else fullness  # what reaches the archive makes room
+    room = Fullness() if shortfall.unarchived else fullness  # archived groups make room
     outlooks = (_task_outlook(each, room) for each in lacking)
     return next((final for final in outlooks if final is not Outlook.WAIT), Outlook.WAIT)
 
 
 def _weights_too_old(step: int, counts: Counts) -> bool:
     if counts.clock.rules.offline:
-        return False  # no weights make its groups
+        return False  # its groups are not made by weights
     return step - counts.clock.version - 1 >= counts.clock.rules.stale_threshold
 
 
@@ -93,7 +93,7 @@ def _describe(shortfall: Shortfall, counts: Counts, workers: int, fullness: Full
 
 
 def _failures(counts: Counts) -> str:
-    """Which groups fail, and the last error of the task. The reason of a stopped task quotes it already."""
+    """Which groups fail, and the task's last error, unless the reason of a stopped task already quotes it."""
     if counts.last_error is None or counts.clock.control is Control.STOPPED:
         return ""
     failed = counts.failed_in_a_row
@@ -101,7 +101,7 @@ def _failures(counts: Counts) -> str:
 
 
 def _why_not_produced(clock: Clock) -> str:
-    """The order that holds production back."""
+    """The operator's order that holds production back."""
     if clock.control is Control.PAUSE:
         return "production is set to pause (`rollq resume`)"
     remedy = "; fix the cause, then let production continue (`rollq resume`)"

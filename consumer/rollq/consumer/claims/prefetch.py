@@ -1,6 +1,6 @@
-"""Reads groups of the next batch while the present one is trained.
+"""Reads groups of the next batch during the training of the current batch.
 
-A claim is not changed by it: it takes what it would have taken. Groups that were guessed wrongly are read again.
+It never changes a claim. Wrong guesses are dropped.
 """
 
 import logging
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 LEAST_OFTEN_S = 10.0
-"""A look costs the server up to some milliseconds, so looks that find nothing new become rarer."""
+"""A look costs the server up to some milliseconds, so looks become rarer while they find nothing new."""
 GROUPS_PER_READ = 8
-"""A claim waits for one read at most."""
+"""A claim waits for at most one read of this size."""
 
 _Key = tuple[str, int, str]
 """Task, group id, and the nonce of the lease that made its samples: they never change."""
@@ -53,7 +53,8 @@ class Prefetch:
         world_size: int,
         seed: int = 0,
     ) -> None:
-        """`buffer` returns the buffer, or raises why it is gone; `sizes` returns the groups per task of a step."""
+        """`buffer` returns the buffer, or raises the error that ended it. `sizes` returns the groups per task of a
+        step."""
         self._buffer = buffer
         self._sizes = sizes
         self._limit_bytes = limit_bytes
@@ -62,7 +63,7 @@ class Prefetch:
         self._seed = seed
         self._kept: dict[_Key, _Kept] = {}
         self._corrupt: set[tuple[str, int]] = set()
-        self._in_flight: set[_Key] = set()  # what the thread reads now
+        self._in_flight: set[_Key] = set()  # groups that the thread is reading
         self._step: int | None = None
         self._closed = False
         self._changed = threading.Condition()  # guards all of these
@@ -93,10 +94,10 @@ class Prefetch:
             self._thread.join(timeout=5)
 
     def read(self, groups: Sequence[ClaimedGroup]) -> tuple[list[Group], int]:
-        """The groups, in order, and how many of them were here already. Raises CorruptGroup."""
+        """The groups, in order, and how many of them were read ahead. Raises `CorruptGroup`."""
         keys = [_key(group) for group in groups]
         with self._changed:
-            self._changed.wait_for(lambda: self._in_flight.isdisjoint(keys))  # rather than read it twice
+            self._changed.wait_for(lambda: self._in_flight.isdisjoint(keys))  # waits rather than reading a group twice
             read_ahead = [self._kept.pop(key, None) for key in keys]
         missing = [group for group, at_hand in zip(groups, read_ahead, strict=True) if at_hand is None]
         late = iter(_fetch(self._buffer(), missing))
@@ -125,7 +126,7 @@ class Prefetch:
             self._changed.wait_for(lambda: self._closed or self._step != step, wait_s)
 
     def _look(self, step: int) -> bool:
-        """Read what a claim of `step` would take, and drop what it would not. Returns whether anything was read."""
+        """Read the groups that a claim of `step` would take, and drop others. Returns whether anything was read."""
         try:
             wanted = {key: group for group in self._likely(step) if (key := _key(group))[:2] not in self._corrupt}
             with self._changed:
@@ -157,7 +158,7 @@ class Prefetch:
         return start > 0
 
     def _choose(self, step: int, missing: Sequence[_Wanted]) -> list[_Wanted]:
-        """The first ones of these groups that fit; they are in flight from now on."""
+        """The first of these groups that fit. They are in flight from now on."""
         with self._changed:
             if self._step != step:
                 return []
@@ -191,7 +192,7 @@ class Prefetch:
         if self._world_size == 1:
             return groups
         if len(groups) < sum(sizes.values()):
-            return []  # the shares would be others
+            return []  # the shares would differ
         lengths = [rows.lengths for rows in map(decode_rows, groups)]
         return [groups[index] for index in packing.groups_of_share(lengths, self._rank, self._world_size)]
 
@@ -226,7 +227,7 @@ def tokens_of(group: ClaimedGroup) -> int:
 
 
 def _as_claimed(group: Group, claimed: ClaimedGroup) -> Group:
-    """The group, with what the claim says of it."""
+    """The group with the claim's values."""
     return replace(
         group,
         oldest_version=claimed.oldest_version,

@@ -1,4 +1,4 @@
-"""Batches that are replayed after a restart: whether they are still of the weights that they were recorded with."""
+"""Checks after a restart that batches are replayed with the weights that they were recorded with."""
 
 import logging
 
@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 
 
 def first_mode(buffer: TrainerBuffer, settings: ConsumerSettings, from_step: int, digest: str) -> ResumeMode:
-    """The mode in which to resume with weights `digest`: the one that is set, unless the weights are not the recorded.
+    """The mode in which to resume with weights `digest`: the mode in the settings, unless the weights differ from the
+    recorded weights.
 
     Raises `ReplayMismatch`.
     """
@@ -23,7 +24,7 @@ def first_mode(buffer: TrainerBuffer, settings: ConsumerSettings, from_step: int
 
 
 class Replay:
-    """Compares the weights that are published along a replay with those that were recorded."""
+    """Compares the weights published during a replay with the recorded weights."""
 
     def __init__(self, lease: TrainerLease, on_mismatch: OnReplayMismatch) -> None:
         self._lease = lease
@@ -38,18 +39,18 @@ class Replay:
 
     def check(self, version: int, digest: str) -> None:
         """Compare weights that are about to be published. Raises `ReplayMismatch`."""
-        if version >= self._last:  # the next batch is a new one
+        if version >= self._last:  # the next batch is new
             return
         recorded = self._lease.buffer.recorded_digest(version)
         if recorded in (None, digest):
             return
         if not _judge(self._on_mismatch, version, f"the recorded batches of steps {version + 1} to {self._last}"):
             self._lease.buffer.regenerate_replays(self._lease.epoch, version)
-        self._last = version  # said once
+        self._last = version  # reported once
 
 
 def _judge(on_mismatch: OnReplayMismatch, version: int, batches: str) -> bool:
-    """Whether to replay `batches` although the weights of `version` differ from the recorded ones."""
+    """Whether to replay `batches` although the weights of `version` differ from the recorded weights."""
     problem = (
         f"the weights of version {version} differ from those published earlier as version {version} (changing "
         "publish_dtype or max_file_bytes is enough)"

@@ -1,8 +1,8 @@
 """`BatchStream`: the micro-batches of a step while its batch fills.
 
-Invariant: every rank, and every trainer that takes over, gets the same parts of the batch in the same order, and so the
-same number of micro-batches. The loss divides by the counts of the whole batch, which are unknown before its end:
-micro-batches have expected counts, and `finish` corrects the gradients.
+Invariant: every rank, and every trainer that takes over, gets the same parts of the batch in the same order, and thus
+the same number of micro-batches. The loss divides by the counts of the whole batch. These are unknown before its end,
+so micro-batches have expected counts, and `finish` corrects the gradients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class BatchStream(Iterator["MicroBatch"]):
-    """Iterate over it for this rank's micro-batches; each waits until there is enough for one on every rank.
+    """Iterate over it for this rank's micro-batches. Each step waits until every rank has enough for a micro-batch.
 
-    `part` is the part of the batch that the last micro-batch is from: the groups that came since the one before, with
-    the whole batch's indices. `batch` is the whole batch, once all its micro-batches were taken; until then None. It
-    stays None when the iteration ends because the consumer was stopped, or because production has ended: then there is
-    nothing to train, and the gradients are to be dropped.
+    `part` is the part of the last micro-batch: the groups that arrived since the previous part, with the whole batch's
+    indices. `batch` is the whole batch, None until all its micro-batches were taken. It stays None if the iteration
+    ends because the consumer was stopped or production has ended: then there is nothing to train, and the caller must
+    drop the gradients.
 
     Leaving the loop early keeps the step's groups: a trainer that asks for the step again, even after a crash, gets the
     same parts from the first one on. `Consumer.release` of `part` gives them up.
@@ -38,7 +38,7 @@ class BatchStream(Iterator["MicroBatch"]):
         aggregation: Aggregation,
         micro_batches: "Callable[[Batch], Sequence[MicroBatch]]",
     ) -> None:
-        """Use `Consumer.stream`. `parts` are parts of a batch; the whole batch comes with the last one, or after it."""
+        """Use `Consumer.stream`. `parts` are parts of a batch; the whole batch comes with or after the last part."""
         self._source = parts
         self._aggregation = aggregation
         self._micro_batches = micro_batches
@@ -55,9 +55,9 @@ class BatchStream(Iterator["MicroBatch"]):
             yield from self._micro_batches(part)
 
     def parts(self) -> Iterator[Batch]:
-        """The parts instead of their micro-batches, for loops that make these themselves: `part.micro_batches(...)`.
+        """The parts instead of micro-batches, for loops that make their micro-batches: `part.micro_batches(...)`.
 
-        Each part is a batch whose `micro_batches` have its groups alone.
+        The `micro_batches` of a part contain only its groups.
         """
         for part, whole in self._source:
             if part is not None:
@@ -78,8 +78,8 @@ class BatchStream(Iterator["MicroBatch"]):
     def finish(self, parameters: Iterable[Any]) -> float:
         """Turn the accumulated gradients of these torch parameters into the whole batch's gradients, in place.
 
-        Call it once, after the last micro-batch, and before the gradients are clipped. Returns the factor, by which a
-        sum of losses is multiplied too. Raises `ConfigError` before the end of the stream.
+        Call it once, after the last micro-batch, and before the gradients are clipped. Returns the factor, for scaling
+        a sum of losses too. Raises `ConfigError` before the end of the stream.
         """
         scale = self.gradient_scale
         for parameter in parameters:
@@ -89,7 +89,7 @@ class BatchStream(Iterator["MicroBatch"]):
 
 
 def why_whole(settings: ConsumerSettings, loss: LossSettings) -> str | None:
-    """Why batches cannot be trained while they fill, as a sentence; None if they can. Pure."""
+    """The reason why batches cannot be trained while they fill, as a sentence; None if they can. Pure."""
     if "batch" in (settings.advantages.baseline, settings.advantages.scale):
         return (
             'advantages with baseline or scale = "batch" need the whole batch, which a stream does not have: take '
@@ -108,7 +108,8 @@ def why_whole(settings: ConsumerSettings, loss: LossSettings) -> str | None:
 def expected_counts(
     first: Mapping[str, BatchCounts], groups: int, planned: Mapping[str, int]
 ) -> dict[str, BatchCounts]:
-    """Estimated counts of a batch of `planned` groups per task, if all are like its `first` part of that many `groups`.
+    """Estimated counts of a batch of `planned` groups per task, if all groups are like the `first` part, which has
+    `groups` groups.
 
     Pure: the same on every rank, and exact for a part that is the whole batch.
     """
@@ -125,7 +126,7 @@ def expected_counts(
 def gradient_scale(
     expected: Mapping[str, BatchCounts], counted: Mapping[str, BatchCounts], aggregation: Aggregation
 ) -> float:
-    """The factor from a loss that was divided by the `expected` counts to one divided by those that were `counted`."""
+    """The factor that converts a loss divided by the `expected` counts to a loss divided by the `counted` counts."""
     return _denominator(expected, aggregation) / _denominator(counted, aggregation)
 
 

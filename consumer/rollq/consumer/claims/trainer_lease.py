@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 RENEW_S = TRAINER_LEASE_S / 3
 HEARTBEAT_S = 1.0
-"""How often the trainer says what it is doing; each time renews the lease too."""
+"""How often the trainer reports its activity, which also renews the lease."""
 
 
 class TrainerLease:
@@ -45,7 +45,7 @@ class TrainerLease:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop renewing, say how the trainer ends, let other trainers take the run, and close the buffer."""
+        """Stop renewing, report how the trainer ended, release the run to other trainers, and close the buffer."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -85,7 +85,7 @@ class TrainerLease:
                 return
 
     def _check_server(self) -> None:
-        """Warn of a server that evicts keys by now: what it drops is missing later, with no other sign of it."""
+        """Warn if the server has started to evict keys: dropped keys would otherwise be missing unnoticed."""
         try:
             self._buffer.memory()
         except ServerRefused as error:

@@ -1,7 +1,7 @@
-"""How the terms of tokens become the loss of a batch: the weight of each token. Pure functions of tensors.
+"""The weight of each token in the loss of a batch. Pure functions of tensors.
 
-Invariant: the weight of a token depends on counts of the whole batch, so that losses of micro-batches and ranks add up.
-Tokens that a correction or a mask leaves out are counted.
+Invariant: the weight of a token depends only on counts of the whole batch, so the losses of micro-batches and ranks add
+up. Tokens that a correction or a mask leaves out are counted.
 """
 
 import torch
@@ -29,5 +29,5 @@ def token_weights(
 
 
 def averaged_over(counts: BatchCounts, aggregation: Aggregation) -> int:
-    """How many tokens or samples the loss of a batch, or of a part of it, is the mean over."""
+    """The number of tokens or samples over which the loss of a batch, or of a part, is a mean."""
     return counts.loss_tokens if aggregation == "token" else counts.samples

@@ -42,5 +42,5 @@ def distillation_top_k(new: torch.Tensor, teacher: torch.Tensor, *, tail: bool =
 
 
 def _rest(logprobs: torch.Tensor) -> torch.Tensor:
-    """The probability of what is not among the k, at least the rounding of the dtype."""
+    """The probability of all tokens outside the k, at least the rounding of the dtype."""
     return (1 - logprobs.exp().sum(-1)).clamp(min=torch.finfo(logprobs.dtype).eps)

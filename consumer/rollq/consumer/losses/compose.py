@@ -1,4 +1,4 @@
-"""A loss as its settings compose it: surrogate, importance weights, mask and KL. Pure functions of tensors."""
+"""Composes a loss from its settings: surrogate, importance weights, mask and KL. Pure functions of tensors."""
 
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ from rollq.consumer.losses.trust_regions import dppo_kl, dppo_tv, ipo
 
 
 class PolicyTerms(NamedTuple):
-    """The terms of n loss tokens under a loss, and how they came about, each [n].
+    """The terms of n loss tokens under a loss, and their origin, each [n].
 
     `terms` to minimise; the loss is the sum of weight * term, with weights as of `token_weights`. Without gradients:
-    the `ratio` that the surrogate used; whether the token `was_clipped`, or `was_masked`, which means that a mask or a
-    weight of 0 leaves it out, bool; and its `importance` weight, 1 without a correction.
+    the `ratio` that the surrogate used; whether the token `was_clipped`, or `was_masked` (left out by a mask or a
+    weight of 0), bool; and its `importance` weight, 1 without a correction.
     """
 
     terms: torch.Tensor

@@ -1,8 +1,8 @@
-"""Weights that correct for old logprobs that differ from the sampling engine's. Pure functions of tensors.
+"""Importance weights for old logprobs that differ from the sampling engine's. Pure functions of tensors.
 
 w = exp(old - behaviour), of a token or of its sample; bounds hold for w itself, not for 1 / w. A weight multiplies the
-token's term, and has no gradient. A weight of 0 leaves the token out; the denominator of the loss stays, so that the
-others do not gain. All tensors are [n].
+token's term, and has no gradient. A weight of 0 leaves the token out; the denominator of the loss stays, so other
+tokens do not gain weight. All tensors are [n].
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A loss of the user's: a function that gives the term of each token, named by `loss = "module.function"`.
+"""A user-written loss: a function that returns the term of each token, named by `loss = "module.function"`.
 
 It is called with tensors of the n loss tokens of a micro-batch, float32 [n] on the trainer's device: `new`, the
 logprobs that are trained, with a gradient; `old` and `behaviour`, without, see `rollq.consumer.losses.surrogates`;
@@ -21,7 +21,7 @@ from rollq.consumer.losses.surrogates import Surrogate
 
 @cache
 def load_loss(path: str) -> Callable[..., Any]:
-    """The function that `path` leads to. Raises `ConfigError` for one that cannot be called as a loss is."""
+    """The function at `path`. Raises `ConfigError` if it cannot be called as a loss."""
     function: Callable[..., Any] = load_plugin(LOSS.setting, path, {})
     check_function(function, LOSS, path)
     return function

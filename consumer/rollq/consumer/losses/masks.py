@@ -1,6 +1,6 @@
-"""Which tokens a loss keeps, bool [n]. Pure functions of tensors.
+"""Masks of the tokens that a loss keeps, bool [n]. Pure functions of tensors.
 
-A token that is not kept adds 0 to the loss; the denominator stays. Logprobs are in nats, [n].
+A dropped token adds 0 to the loss; the denominator stays. Logprobs are in nats, [n].
 """
 
 from typing import Literal

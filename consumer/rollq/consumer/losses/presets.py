@@ -1,4 +1,4 @@
-"""Losses by name: what each sets, on top of the defaults of `LossSettings`. Pure values.
+"""Losses by name: the settings that differ from the defaults of `LossSettings`. Pure values.
 
 Values come from the paper or from its authors' code; docs/guide/losses.md names the source of each.
 """

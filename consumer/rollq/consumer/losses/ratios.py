@@ -1,4 +1,4 @@
-"""Ratios of the policy that is trained to an older one: per token, or per sample. Pure functions of tensors.
+"""Ratios of the trained policy to an older policy, per token or per sample. Pure functions of tensors.
 
 Logprobs are in nats, [n]; ratios are [n]. No ratio exceeds exp(`MOST_NATS`), and one that would has no gradient: it is
 finite in float32 for any finite logprobs.

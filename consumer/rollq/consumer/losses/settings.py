@@ -1,6 +1,6 @@
-"""Settings of the loss: a preset by name, and what differs from it.
+"""Settings of the loss: a preset by name, and deviations from it.
 
-Invariant: a setting that was given is used by the loss. One that the loss does not use is refused.
+Invariant: the loss uses every setting that the user wrote. Unused settings are refused.
 """
 
 from collections.abc import Mapping
@@ -57,12 +57,12 @@ _NEEDS: Mapping[str, str] = {
 
 
 class LossSettings(Settings):
-    """The loss: `loss = "dapo"` in `[trainer]`, or a table with `preset = "dapo"` and what differs from it.
+    """The loss: `loss = "dapo"` in `[trainer]`, or a table with `preset = "dapo"` and deviations.
 
     Tokens are compared with `old_logprobs`: with `behaviour`, the engine's reported logprobs; with `recomputed`, the
-    logprobs under the trainer's weights before the first update on the batch. The `correction` is for the difference
-    between the two. A setting that the loss does not use is refused. A preset `module.function` is a function of the
-    user's, see `rollq.consumer.losses.custom`.
+    logprobs under the trainer's weights before the first update on the batch. The `correction` accounts for the
+    difference between the two. Unused settings are refused. A preset `module.function` is a user-written function, see
+    `rollq.consumer.losses.custom`.
     """
 
     preset: str = Field(
@@ -192,12 +192,12 @@ class LossSettings(Settings):
 
     @property
     def need_no_logprobs(self) -> frozenset[str]:
-        """The tasks whose loss does not compare with the logprobs of the engine."""
+        """The tasks whose loss ignores the engine's logprobs."""
         return frozenset(self.sft if self.distilled_tokens == "sampled" else self.components)
 
     @property
     def takes_old_logprobs(self) -> bool:
-        """Whether the surrogate has an old policy beside the one that sampled."""
+        """Whether the surrogate has an old policy beside the sampling policy."""
         return "old_logprobs" in _OF_SURROGATE[self.surrogate]
 
     @property

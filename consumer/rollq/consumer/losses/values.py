@@ -1,7 +1,7 @@
 """A critic's advantages and its loss. Pure functions of tensors.
 
-Tensors are of loss tokens alone, [n], in the order of the text: what is masked, such as tokens of the environment, is
-skipped, as if the next loss token followed at once.
+Tensors cover only loss tokens, [n], in the order of the text. Masked tokens, such as the environment's, are skipped, as
+if the next loss token followed at once.
 """
 
 import torch
@@ -19,7 +19,7 @@ def generalised_advantages(
     numbers, index = torch.unique(samples, return_inverse=True)
     next_value, following = values.new_zeros(len(numbers)), values.new_zeros(len(numbers))
     advantages = torch.zeros_like(values)
-    for step in reversed(_by_place(index)):  # the tokens at one place of all samples
+    for step in reversed(_by_place(index)):  # the tokens at one position in all samples
         sample = index[step]
         delta = rewards[step] + gamma * next_value[sample] - values[step]
         advantages[step] = delta + gamma * lam * following[sample]
@@ -42,7 +42,7 @@ def value_loss(
 
 
 def _by_place(index: torch.Tensor) -> list[torch.Tensor]:
-    """The tokens that are the first of their samples, then the second ones, and more."""
+    """The first token of each sample, then the second of each, and so on."""
     order = index.argsort(stable=True)
     counts = torch.bincount(index)
     starts = counts.cumsum(0) - counts

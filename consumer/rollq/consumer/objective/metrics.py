@@ -1,4 +1,5 @@
-"""Metrics of a step's loss, summed over its micro-batches: how far off policy it was, and how much was clipped."""
+"""Metrics of a step's loss, summed over its micro-batches: how far off policy it was, and how many tokens were
+clipped."""
 
 import math
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ from rollq.buffer.values.rollouts import NO_VERSION
 from rollq.consumer.objective.mismatch import MismatchGauge
 
 _INSERTED = -1
-"""In place of the staleness of tokens that no weights of the run have made."""
+"""Replaces the staleness of tokens that the run's weights did not make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class LossMetrics:
     ) -> None:
         """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
         `sequences` are indices into `Batch.sequences`; `importance` are the weights of a correction, if the loss has
-        one; `kl` estimates the divergence from the reference, if there is one. The mismatch of inserted tokens is that
-        to no engine: it is in no sum."""
+        one; `kl` estimates the divergence from the reference, if there is one. Inserted tokens have no engine, so no
+        sum includes their mismatch."""
         self.loss += float(loss)
         self._has_entropy = entropy is not None
         self._has_kl = kl is not None
@@ -156,17 +157,17 @@ class LossMetrics:
 
     @property
     def on_policy_error(self) -> float:
-        """Largest |new - behaviour| logprob of a token of staleness 0, in nats; only rounding should make it differ."""
+        """The largest |new - behaviour| of a token with staleness 0, in nats. Without faults it is only rounding."""
         return self._on_policy_error
 
     def result(self) -> dict[str, Any]:
         """Plain numbers: means over the loss tokens; tokens and effective sample size by staleness too.
 
-        There is no `entropy` where it was not measured, no `kl` without a reference, no `importance`, the weights of a
-        correction, where the loss has none, and no `staleness`, a mean, where all tokens were inserted.
-        `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among `tokens`, but not
-        in `mismatch_kl`, nor by staleness; there is no such number where none were inserted. `without_logprobs` are
-        tokens by task that were left out because they have no logprobs; no other number includes them.
+        `entropy` is present only if measured, `kl` only with a reference, `importance` only with a correction, and
+        `staleness`, a mean, only if some tokens were not inserted. `masked_fraction` is the fraction of tokens that a
+        correction or a mask left out. `inserted_tokens`, present if any were inserted, count in `tokens`, but not in
+        `mismatch_kl` or by staleness. `without_logprobs` counts, by task, tokens that were left out because they have
+        no logprobs; no other number includes them.
         """
         by_staleness = sorted((age, sums) for age, sums in self._by_staleness.items() if age != _INSERTED)
         sampled = sum((sums for _, sums in by_staleness), TokenSums())

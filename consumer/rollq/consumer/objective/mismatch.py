@@ -1,7 +1,7 @@
-"""How far the trainer's logprobs of a batch are from the engine's: by task, worker and version of the weights.
+"""The distance of the trainer's logprobs of a batch from the engine's, by task, worker and version of the weights.
 
-Without faults only rounding, and the updates since a token's version, set them apart. If a worker serves weights other
-than it reports, its tokens are much further apart.
+Without faults, only rounding and the updates since a token's version cause a difference. If a worker serves weights
+other than it reports, its tokens differ much more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class MismatchGauge:
         self._versions.append(versions.cpu().numpy())
 
     def labelled(self, batch: Batch) -> "LabelledMismatch":
-        """The differences with the task, the worker and the version of each token of the batch that was gauged."""
+        """The differences of the gauged tokens, each with its task, worker and version."""
         differences = np.concatenate([*self._differences, np.zeros(0, np.float32)])
         sequences = np.concatenate([*self._sequences, np.zeros(0, np.int64)])
         versions = np.concatenate([*self._versions, np.zeros(0, np.int64)])
@@ -93,7 +93,7 @@ class LabelledMismatch:
 
     @classmethod
     def together(cls, parts: Sequence[Self]) -> Self:
-        """The mismatches of several ranks as one."""
+        """The combined mismatch of several ranks."""
         return cls(
             np.concatenate([part.differences for part in parts]),
             {kind: np.concatenate([part.labels[kind] for part in parts]) for kind in parts[0].labels},

@@ -1,8 +1,8 @@
 """The policy loss of a micro-batch. Needs torch.
 
 Invariant: each token's weight depends on the counts of the whole batch, so the gradient does not depend on how the
-batch was split into micro-batches and among ranks. Ranks combine theirs as `ConsumerSettings.reduction` says: they sum
-them (`sum_gradients`), or average them, as DDP and FSDP do.
+batch was split into micro-batches and among ranks. Ranks combine gradients as `ConsumerSettings.reduction` says: by sum
+(`sum_gradients`), or by average, as DDP and FSDP do.
 """
 
 from collections import Counter
@@ -32,10 +32,10 @@ from rollq.consumer.objective.token_logprobs import token_logprobs
 
 @dataclass(frozen=True, slots=True)
 class OtherLogprobs:
-    """Logprobs of the n loss tokens of a micro-batch under other weights than those that are trained, in nats.
+    """Logprobs of the n loss tokens of a micro-batch under weights other than the trained weights, in nats.
 
     `old` float32 [n]: with `old_logprobs = "recomputed"`, of the weights before the first update on the batch (default:
-    the current ones, which is right for one update per batch). `reference` float32 [n]: of the reference model,
+    the current weights, which is correct for one update per batch). `reference` float32 [n]: of the reference model,
     required with `kl_coefficient` > 0. `teacher` float32 [n]: of `rollq.consumer.teacher_logprobs`, for tokens of the
     tasks in `distillation`; with `distilled_tokens = "top_k"` they need `teacher_top` instead, of
     `rollq.consumer.teacher_top_logprobs`. All are ordered as in `token_logprobs`.
@@ -68,9 +68,9 @@ def policy_loss(
     others stay in the denominators. It is ordered as in `token_logprobs`, which explains `chunk`. `metrics` is updated,
     if given.
 
-    Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if segments of a sample are in
-    other micro-batches and the loss needs all (`Batch.micro_batches(whole_samples=True)` keeps them together), and
-    `InvalidGroup` if inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
+    Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if the loss needs whole samples
+    and segments of a sample are in other micro-batches (`Batch.micro_batches(whole_samples=True)` keeps them together),
+    and `InvalidGroup` if inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
     """
     settings, others = settings or LossSettings(), others or OtherLogprobs()
     mask = micro.loss_mask
@@ -136,10 +136,10 @@ def _imitated_or_distilled(
 def leave_out_absent(
     batch: Batch, micro_batches: Sequence[MicroBatch], settings: LossSettings
 ) -> list[tuple[MicroBatch, Counter[str]]]:
-    """Mask the samples that were inserted without logprobs which the loss needs; they stay in the denominators.
+    """Mask inserted samples that lack the logprobs that the loss needs. They stay in the denominators.
 
-    `micro_batches` hold this rank's share of `batch`. A sample is left out as a whole, even where only one of its
-    segments lacks logprobs. Returns each micro-batch without them, and how many loss tokens it lost, by task.
+    `micro_batches` hold this rank's share of `batch`. A sample is left out as a whole, even if only one of its segments
+    lacks logprobs. Returns each micro-batch without these samples, and the number of loss tokens it lost, by task.
     """
     share = [batch.sequences[index] for index in batch.share]
     absent = {sequence.sample for sequence in share if _lacks(sequence, settings)}
@@ -170,7 +170,7 @@ ABSENT_REMEDY = (
 
 
 def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSettings) -> torch.Tensor:
-    """The behaviour logprobs of the loss tokens, float32 [n]; where they are absent, the detached `new` ones."""
+    """The behaviour logprobs of the loss tokens, float32 [n]; where absent, the detached `new` logprobs."""
     behaviour = micro.behaviour_logprobs[micro.loss_mask]
     absent = behaviour.isnan()
     if settings.absent_logprobs == "refuse":
@@ -221,7 +221,7 @@ def _taught(teacher: torch.Tensor | None, is_distilled: torch.Tensor) -> torch.T
 
 
 def _distilled_top_k(new: torch.Tensor | None, teacher: TopLogprobs | None, is_distilled: torch.Tensor) -> torch.Tensor:
-    """The terms of the tokens that are distilled, float32 [m]."""
+    """The terms of the distilled tokens, float32 [m]."""
     if new is None or teacher is None:
         raise ConfigError(
             'distilled_tokens = "top_k" needs '

@@ -1,7 +1,7 @@
 """Passes of a model in a different dtype from its parameters, for updates at a small learning rate.
 
 AdamW moves each number by about the learning rate. Numbers around 0.02 are 1e-4 apart in bfloat16, so updates of 1e-6
-are rounded away: the parameters that are trained are float32, and passes run on rounded copies of them. Needs torch.
+are rounded away. Trained parameters are therefore float32, and passes run on rounded copies. Needs torch.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from rollq.consumer.weights.checkpoint_format import kept_precise
 def computing_in(model: Any, dtype: torch.dtype | None) -> Iterator[None]:
     """Run a model of transformers with its parameters rounded to `dtype`, in forward and backward passes.
 
-    Gradients arrive at the parameters themselves, in their own dtype, and add up there. Parameters that transformers
-    keeps in float32 are not rounded. None: the parameters as they are.
+    Gradients accumulate in the parameters, in the parameters' dtype. Parameters that transformers keeps in float32 are
+    not rounded. If `dtype` is None, no parameter is rounded.
     """
     if dtype is None:
         yield

@@ -21,13 +21,13 @@ TEACHER_TOP_IDS: Final = "teacher_top_ids"
 TEACHER_TOP_LOGPROBS: Final = "teacher_top_logprobs"
 """Names of the arrays that the pool writes as well, if it has `top_k`."""
 ABSENT: Final = -1e9
-"""The logprob in place of a token, where a position has fewer than others."""
+"""The logprob that fills positions with fewer tokens than others."""
 
 
 class TopLogprobs(NamedTuple):
     """The teacher's likeliest k tokens at each loss token: `ids` int64 [n, k], `logprobs` float32 [n, k] in nats.
 
-    Where a position has fewer, the rest are token 0 with the logprob `ABSENT`.
+    If a position has fewer, the rest are token 0 with the logprob `ABSENT`.
     """
 
     ids: torch.Tensor
@@ -77,7 +77,7 @@ def teacher_top_logprobs(
 
 
 def _trained(batch: Batch, micro: MicroBatch) -> Iterator[TokenSequence]:
-    """The sequences of a micro-batch, without those that were left out of the loss."""
+    """The sequences of a micro-batch that are in the loss."""
     trained = set(micro.sequence_index[micro.loss_mask].tolist())
     return (batch.sequences[index] for index in micro.sequences if index in trained)
 

@@ -9,7 +9,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.consumer.batches.micro_batch import MicroBatch
 
 PROBE = 16
-"""Tokens on which `check_chunks` compares."""
+"""The number of tokens on which `check_chunks` compares."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -34,15 +34,14 @@ def token_logprobs(
     logprobs of these tokens at the position of each loss token.
 
     With `chunk`, the logits of at most `chunk` loss tokens are in memory at a time. They are computed again in the
-    backward pass: the same values for less memory and more time. It needs a model of transformers that passes
-    `check_chunks`.
-    Raises `ConfigError` for images that were not added.
+    backward pass, which saves memory, costs time, and gives the same values. It needs a transformers model that passes
+    `check_chunks`. Raises `ConfigError` for images that were not added.
     """
     if micro.lacks_images:
         raise ConfigError("the prompts have images: add them with rollq.consumer.ImageInputs before the forward pass")
     inputs = {
         "input_ids": micro.input_ids,
-        "position_ids": None if micro.inputs else micro.position_ids,  # with images, some models count otherwise
+        "position_ids": None if micro.inputs else micro.position_ids,  # images change the count
         "attention_mask": micro.attention_mask,
         "use_cache": False,
         **micro.inputs,
@@ -67,7 +66,7 @@ def token_logprobs(
 
 
 def check_chunks(model: Any) -> None:
-    """Raise `ConfigError` unless the logits of `model` are those that its head makes of the last hidden states.
+    """Raise `ConfigError` unless the logits of `model` are the output of its head for the last hidden states.
 
     Runs the model on a few tokens. On a sharded model, all ranks call it.
     """
@@ -86,7 +85,7 @@ def check_chunks(model: Any) -> None:
 
 
 class _Wanted(NamedTuple):
-    """The tokens whose logprobs are wanted: `ids` [n], `others` [n, k]; and the temperature of each position [n]."""
+    """The tokens to compute logprobs for: `ids` [n], `others` [n, k]; and the temperature of each position [n]."""
 
     ids: torch.Tensor
     temperatures: torch.Tensor
@@ -120,7 +119,7 @@ def _of_hidden(
 
 
 def _last_hidden(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    """The hidden states that the head of `model` is given, [B, T, H]. The head itself runs on one token."""
+    """The input of the head of `model`, [B, T, H]. The head itself runs on one token."""
     caught: list[torch.Tensor] = []
 
     def catch(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

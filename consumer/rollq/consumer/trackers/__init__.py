@@ -1,1 +1,1 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. Nothing that they do stops or slows a training run."""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. They never stop or slow a training run."""

@@ -1,4 +1,4 @@
-"""Keeps a tracker away from the trainer: a thread, a bounded queue, and counts of what went wrong."""
+"""Isolates a tracker from the trainer by a thread and a bounded queue, and counts losses."""
 
 import logging
 import threading
@@ -11,13 +11,13 @@ from rollq.consumer.trackers.tracker import Entry, Tracker
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-"""Entries that wait for a tracker; further ones are dropped."""
+"""How many entries may wait for a tracker; more are dropped."""
 
 
 class TrackerHost:
     """Makes a tracker and calls it, all in one thread. Its methods return at once and never wait for the tracker.
 
-    `dropped` counts entries that found the queue full, `failed` those that the tracker did not take. Each kind of
+    `dropped` counts entries that found the queue full, `failed` entries that the tracker did not accept. Each kind of
     failure is logged once.
     """
 
@@ -42,14 +42,14 @@ class TrackerHost:
         )
 
     def end(self) -> None:
-        """Ask the tracker to write what waits, and to close."""
+        """Ask the tracker to write waiting entries and close."""
         self._queue.put(None)
 
     def join(self, within_s: float) -> None:
         """Wait for the end, at most `within_s` seconds; a tracker that takes longer is left behind."""
         self._thread.join(within_s)
         if self._thread.is_alive():
-            waiting = self._queue.qsize() - 1  # the last one is the request to end
+            waiting = self._queue.qsize() - 1  # the last entry is the request to end
             log.warning("tracker %s does not stop; %d waiting entries are lost", self.name, max(0, waiting))
 
     def _run(self) -> None:

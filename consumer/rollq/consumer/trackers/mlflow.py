@@ -10,11 +10,11 @@ from rollq.consumer.tracker_settings import MlflowSettings
 from rollq.consumer.trackers.tracker import Entry
 
 MOST_METRICS = 1000
-"""Metrics that MLflow takes at a time."""
+"""The most metrics per call of MLflow."""
 
 
 class Mlflow:
-    """A run of MLflow. Each start of the trainer makes one."""
+    """A run of MLflow. Each start of the trainer makes a new run."""
 
     def __init__(self, settings: MlflowSettings, run: str) -> None:
         self._client = MlflowClient(settings.tracking_uri)

@@ -12,13 +12,13 @@ from rollq.consumer.batches.batch import Batch
 from rollq.consumer.trackers.tracker import Rollout
 
 MOST_CHARACTERS = 20_000
-"""Of a prompt or of an answer; a table is not an archive."""
+"""The most characters of a prompt or an answer: a table is not an archive."""
 
 
 def sampled_rollouts(batch: Batch, count: int, seed: int) -> list[Rollout]:
-    """At most `count` of the samples that this rank trains, in the order of the batch.
+    """At most `count` of this rank's samples, in the order of the batch.
 
-    Drawn at random from `seed` and the step: the same batch always gives the same ones.
+    Drawn at random by `seed` and step: the same batch always gives the same samples.
     """
     ages: dict[int, int] = {}
     for index in batch.share:
@@ -50,7 +50,7 @@ def _rollout(batch: Batch, index: int, staleness: int) -> Rollout:
 
 
 def _text(prompt: Prompt) -> str:
-    """A prompt as one text; of a conversation, each message after its role."""
+    """A prompt as one text. In a conversation, each message follows its role."""
     if isinstance(prompt.content, str):
         return prompt.content
     return "\n".join(f"{message.get('role', '')}: {_content(message)}" for message in prompt.content)

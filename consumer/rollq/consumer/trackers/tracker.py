@@ -1,4 +1,4 @@
-"""The interface of a tracker, and what is logged: the numbers of a step, and some of its rollouts."""
+"""The interface of a tracker, and its entries: the numbers of a step and some of its rollouts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 UNTRACKED = {"step", "time_s", "workers", "by_worker", "by_version"}
-"""Keys of a line of metrics that are left out: with them, each worker and each step would make new series."""
+"""Keys of a line of metrics that are left out, since they would make new series for each worker or step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sample that was trained: row of a table.
+    """One trained sample: a row of a table.
 
     `group` and `sample` are the id of its group and its index there. `parts` are the named terms of `reward`.
     `staleness`: of its oldest token, in train steps. Long texts are cut.
@@ -40,13 +40,13 @@ class Entry:
 
 
 class Tracker(Protocol):
-    """Writes entries somewhere. It is made, called and closed in one thread, and may raise anything, or hang."""
+    """Writes entries somewhere. One thread makes, calls and closes it. It may raise any exception or hang."""
 
     def log(self, entry: Entry) -> None:
-        """Write an entry. Steps grow, apart from an evaluation after its step."""
+        """Write an entry. Steps increase, except that an evaluation follows its step."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining entries."""
 
 
 def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

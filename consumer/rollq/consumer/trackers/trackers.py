@@ -19,7 +19,7 @@ from rollq.consumer.trackers.tracker import Entry, Rollout, Tracker, scalars
 log = logging.getLogger(__name__)
 
 CLOSE_WITHIN_S = 20.0
-"""How long all trackers together may take to write what is left."""
+"""How long all trackers together may take to write their remaining entries."""
 
 
 class Trackers:
@@ -44,7 +44,7 @@ class Trackers:
 
     @property
     def lost(self) -> Mapping[str, Mapping[str, int]]:
-        """Per tracker that has lost entries: how many were dropped, and how many failed."""
+        """Tracker -> how many entries were dropped and how many failed, for trackers with losses."""
         return {
             host.name: {"dropped": host.dropped, "failed": host.failed}
             for host in self._hosts

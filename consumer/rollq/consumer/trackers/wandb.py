@@ -14,7 +14,8 @@ COLUMNS: list[str | int] = [field.name for field in fields(Rollout)]
 
 
 class Wandb:
-    """A run of W&B with files in `folder`. Each start of the trainer makes one; they are grouped by `run`."""
+    """A run of W&B with files in `folder`. Each start of the trainer makes a new W&B run; these are grouped by
+    `run`."""
 
     def __init__(self, settings: WandbSettings, folder: Path, run: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,7 @@ class Wandb:
         self._run.log(logged)
 
     def close(self) -> None:
-        """Wait until everything is sent, or written."""
+        """Wait until everything is sent or written."""
         self._run.finish()
 
 

@@ -1,4 +1,4 @@
-"""The warnings of a trainer about its batches, once for each kind."""
+"""A trainer's warnings about its batches, once per kind."""
 
 import logging
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ class BatchWarnings(Observer):
     """Logs faults of batches that do not stop the trainer."""
 
     def __init__(self, settings: TrainerSettings, *, on: bool = True) -> None:
-        """Without `on`, only the samples of the rank's own share are looked at."""
+        """Without `on`, only samples of this rank's share are checked."""
         self._on = on
         self._settings = settings
         self._log_once = LogOnce(log)
 
     def on_batch(self, batch: Batch) -> None:
-        """Warn about samples that teach nothing, or something wrong."""
+        """Warn about samples without a learning signal or with a wrong one."""
         if truncation := find_truncation(batch):
             self._log_once.warning("truncation", "%s", truncation)
         idle = find_idle_tasks(batch) if self._settings.credit == "sample" else []
@@ -48,7 +48,7 @@ class BatchWarnings(Observer):
             self._changed(step, update.changed, learning_rate=update.learning_rate, gradient_norm=update.norms[0])
 
     def _changed(self, step: int, share: float, *, learning_rate: float, gradient_norm: float) -> None:
-        """Warn about a step that has changed fewer than `LEAST_SHARE` of the numbers that are trained."""
+        """Warn about a step that changed less than `LEAST_SHARE` of the trained numbers."""
         if share >= LEAST_SHARE:
             return
         cause = (
@@ -93,7 +93,7 @@ def find_truncation(batch: Batch) -> str | None:
 
 def find_idle_tasks(batch: Batch) -> list[str]:
     """Tasks whose inserted groups in the share all lack an advantage: a loss that multiplies by advantages learns
-    nothing from them."""
+    nothing."""
     largest: dict[str, float] = {}
     for index in batch.share_groups:
         group = batch.groups[index]

@@ -1,4 +1,4 @@
-"""How many of a model's numbers a step has changed: few, where updates are rounded away. Needs torch."""
+"""Measures how many of a model's numbers a step changes: few if updates are rounded away. Needs torch."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,23 +9,23 @@ from torch.distributed.tensor import DTensor
 from rollq.consumer.trainer.ranks import Ranks
 
 LEAST_SHARE = 0.05
-"""Of the numbers that are trained. AdamW moves all that have a gradient; some, such as an embedding's rows of tokens
-that did not occur, may have none."""
+"""A fraction of the trained numbers. AdamW moves all numbers with a gradient; some have none, such as an embedding's
+rows of tokens that did not occur."""
 LOOKED_AT = 1 << 16
-"""Numbers of one tensor that are compared, spread evenly over it."""
+"""How many numbers of a tensor are compared, spread evenly over it."""
 
 
 class ChangedNumbers:
-    """Remembers numbers of the parameters that are trained, to compare them after the updates of a step."""
+    """Remembers numbers of the trained parameters to compare them after a step's updates."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._before = [numbers.clone() for numbers, _ in self._looked_at()]
 
     def share(self, ranks: Ranks) -> float:
-        """The share of the numbers that have changed since, in [0, 1], of all ranks together, which all call it.
+        """The share of the numbers that have changed since, in [0, 1], over all ranks. All ranks call it.
 
-        In tensors of more than `LOOKED_AT` numbers it covers a part of them.
+        It covers only a part of tensors with more than `LOOKED_AT` numbers.
         """
         changed = total = 0.0
         for before, (after, size) in zip(self._before, self._looked_at(), strict=True):
@@ -36,11 +36,11 @@ class ChangedNumbers:
         return share
 
     def _looked_at(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """Numbers of each tensor, or of this rank's part of it, and how many that has."""
+        """The compared numbers of each tensor, or of this rank's part of it, and its size."""
         for parameter in self._model.parameters():
             local = _local(parameter.detach())
             if parameter.requires_grad and local.numel():
-                stride = -(-local.numel() // LOOKED_AT) | 1  # odd, so as not to look at the same columns of all rows
+                stride = -(-local.numel() // LOOKED_AT) | 1  # odd, so different rows give different columns
                 yield local.reshape(-1)[::stride], local.numel()
 
 

@@ -1,8 +1,8 @@
 """Checkpoints of the reference trainer: folders that `from_pretrained` loads, with the optimizer's state.
 
 Invariant: a checkpoint contains its step, and appears complete or not at all, so weights and step cannot disagree. The
-buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if it has the name of the
-step that it contains; others, such as copies under other names, are neither resumed from nor removed.
+buffer's guarantee that no batch is trained twice depends on it. A folder is a checkpoint if it has the name of the step
+that it contains. Other folders, such as renamed copies, are never resumed from or removed.
 """
 
 import re
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STATE_FILE = "trainer.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 EXPORTS = "exports"
-"""The folder in a trainer's output with the weights that stay."""
+"""The folder in a trainer's output for exported weights."""
 
 _STEP = re.compile(r"step-\d+")
 
@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 
 
 def newest_checkpoint(output: Path) -> Checkpoint | None:
-    """Find the checkpoint of the highest step in a trainer's output folder; None without any.
+    """The checkpoint of the highest step in a trainer's output folder; None if there is none.
 
     Raises `ConfigError` if its `STATE_FILE` does not give a step.
     """
@@ -72,12 +72,12 @@ def save_checkpoint(
     rank: int = 0,
 ) -> Checkpoint:
     """Write the checkpoint of `step`, with the configuration files of `config_from`. Only the last `kept` checkpoints
-    up to this step stay. Without its state, a trainer that resumes from it has a new optimizer.
+    up to this step stay. Without the optimizer's state, a trainer that resumes from it starts with a new optimizer.
 
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """
     made = Checkpoint(step, _folders(output) / step_name(step), lineage, initial)
-    reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer cannot use
+    reshard(model)  # a publication's probe leaves some parameters gathered, and the optimizer cannot use them
     moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)) if with_optimizer else {})
     with moments, _weights_of(model) as weights:  # which ends first
         if rank != 0:
@@ -104,7 +104,7 @@ def export_weights(
     max_file_bytes: int = MAX_FILE_BYTES,
     rank: int = 0,
 ) -> Path:
-    """Write the weights of `step` to a folder that `from_pretrained` loads, and that stays; returns the folder.
+    """Write the weights of `step` to a permanent folder that `from_pretrained` loads. Returns the folder.
 
     All ranks of a sharded model call it, and rank 0 writes.
     """
@@ -118,7 +118,7 @@ def export_weights(
 
 
 def _weights_of(model: "PreTrainedModel") -> TensorStream:
-    """The weights that are trained: an adapter's alone, if the model has one."""
+    """The trained weights: only the adapter's if the model has an adapter."""
     return adapter_stream(model) if has_adapter(model) else model_stream(model)
 
 
@@ -176,8 +176,8 @@ def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the optimizer's state for each parameter of `model`, or this rank's part of it.
 
-    Raises `WeightsError` if the checkpoint has no such state, or has parameters that the model lacks or with different
-    shapes.
+    Raises `WeightsError` if the checkpoint has no such state, or if its parameters do not match the model's in names
+    and shapes.
     """
     parameters = dict(model.named_parameters())
     path = folder / OPTIMIZER_FILE

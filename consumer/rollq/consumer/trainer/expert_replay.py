@@ -1,8 +1,8 @@
 """Replays the routing of the engine in the trainer's forward pass of a mixture of experts. Needs torch.
 
-Where the engine and the trainer choose other experts for a token, they compute its logprob by different functions,
-however close the weights are. Under `replay_experts` the trainer's routers take the engine's choice, and weigh the
-experts by their own logits, so that gradients reach the routers ("Rollout Routing Replay", Ma et al. 2025,
+If the engine and the trainer choose different experts for a token, they compute its logprob by different functions,
+even with nearly equal weights. Under `replay_experts`, the trainer's routers take the engine's choice, but weigh the
+experts by the routers' logits, so gradients reach the routers ("Rollout Routing Replay", Ma et al. 2025,
 arXiv:2510.11370).
 """
 
@@ -22,11 +22,11 @@ from rollq.consumer.batches.micro_batch import MicroBatch
 
 @contextmanager
 def replay_experts(model: Any, micro: MicroBatch) -> Iterator[None]:
-    """Have the routers of `model`, a model of transformers, choose the experts in array `routed_experts` of `micro`.
+    """Make the routers of `model`, a transformers model, choose the experts in the array `routed_experts` of `micro`.
 
-    The model itself routes tokens and layers that it leaves out. Compute the loss and its gradient inside:
-    with gradient checkpointing the backward pass routes again. Raises `ConfigError` for a model without known routers,
-    `InvalidGroup` when the array is not of this model.
+    The model itself routes tokens and layers that the array omits. Compute the loss and its gradient inside the block:
+    with gradient checkpointing, the backward pass routes again. Raises `ConfigError` for a model without known routers,
+    `InvalidGroup` if the array is not of this model.
     """
     routers = routers_of(model)
     recorded = micro.arrays.get(ROUTED_EXPERTS)
@@ -45,7 +45,7 @@ def replay_experts(model: Any, micro: MicroBatch) -> Iterator[None]:
 
 
 def routers_of(model: Any) -> Mapping[int, Any]:
-    """The routers of `model` by the number of their layer. Raises `ConfigError` if it has none whose form is known."""
+    """The routers of `model` by layer number. Raises `ConfigError` if it has no routers of a known form."""
     routers = find_routers(model)
     if not routers:
         raise ConfigError(
@@ -68,7 +68,7 @@ def check_recorded(batch: Batch) -> None:
 
 
 def _route(forward: Any, recorded: torch.Tensor, *inputs: torch.Tensor, **options: Any) -> Any:
-    """Call a router's `forward`, with the experts in `recorded` int64 [T, top_k] in place of those that it chooses."""
+    """Call a router's `forward` with the experts in `recorded` int64 [T, top_k] in place of its choice."""
     with _ChosenExperts(recorded) as chosen:
         output = forward(*inputs, **options)
     if chosen.calls != 1:
@@ -80,8 +80,8 @@ def _route(forward: Any, recorded: torch.Tensor, *inputs: torch.Tensor, **option
 
 
 class _ChosenExperts(TorchFunctionMode):
-    """Lets `torch.topk` over experts return recorded ones, with their own values. All else is unchanged, so a router
-    turns these values into weights as it does for experts that it chose."""
+    """Makes `torch.topk` over experts return the recorded experts with their values. A router turns these values into
+    weights as for its own choice."""
 
     def __init__(self, recorded: torch.Tensor) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _ChosenExperts(TorchFunctionMode):
 
 
 def _check(experts: torch.Tensor, routers: Mapping[int, Any]) -> None:
-    """Raise `InvalidGroup` unless experts int64 [T, layers, top_k], from 1, are some that these routers can choose."""
+    """Raise `InvalidGroup` unless these routers can choose the experts int64 [T, layers, top_k], numbered from 1."""
     top_k, most = (max(getattr(router, name) for router in routers.values()) for name in ("top_k", "num_experts"))
     if experts.dim() != 3 or experts.shape[1] <= max(routers) or experts.shape[2] != top_k or experts.max() > most:
         raise InvalidGroup(

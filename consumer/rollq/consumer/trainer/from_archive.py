@@ -19,11 +19,11 @@ from rollq.consumer.trainer.trainer import Trainer
 def train_from_archive(
     archive: Archive, settings: TrainerSettings, *, seed: int = 0, stop: threading.Event | None = None
 ) -> int:
-    """Like `rollq.consumer.trainer.trainer.train`, on the batches of a recorded run, until its last one at most.
+    """Like `rollq.consumer.trainer.trainer.train`, on the batches of a recorded run, at most until its last batch.
 
     Raises `ArchiveError` for an archive that lacks groups, and for an output folder with checkpoints of another run;
-    `ConfigError` for `draw_correction`, since an archive does not have the probabilities of draws, and if
-    `settings.output` cannot be created or another trainer uses it.
+    `ConfigError` for `draw_correction`, since an archive lacks the probabilities of draws, and if `settings.output`
+    cannot be created or another trainer uses it.
     """
     check_packages(settings)
     if settings.advantages.draw_correction:

@@ -1,6 +1,6 @@
-"""Which model a training began with: the base of its adapter, and the reference of its KL.
+"""The model that training began with: the base of the adapter and the reference of the KL term.
 
-A checkpoint has the digest of that model's weights, so that a resumed training cannot use another one unnoticed.
+A checkpoint has the digest of that model's weights, so resumed training cannot use another model unnoticed.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def initial_digest(folder: Path, ranks: Ranks) -> str | None:
     """The digest of the weights in `folder`, None if they are in no safetensors files. All ranks call it.
 
-    One rank of each machine reads them. Raises `ConfigError` where a machine's weights differ from rank 0's.
+    One rank of each machine reads them. Raises `ConfigError` if a machine's weights differ from rank 0's.
     """
     own = None
     if ranks.local_rank == 0:
@@ -44,8 +44,8 @@ def check_kind(checkpoint: Checkpoint, settings: TrainerSettings) -> None:
 
 
 def check_initial(checkpoint: Checkpoint, found: str | None, settings: TrainerSettings, ranks: Ranks) -> None:
-    """Raise `ConfigError` if a checkpoint needs the model that its training began with, and this one, `found`, is
-    another; warn if it does not. One that does not know its own is left alone.
+    """If `found` differs from the digest in a checkpoint, raise `ConfigError` if the checkpoint needs its initial
+    model, and warn otherwise. A checkpoint without a digest passes.
     """
     if checkpoint.initial is None or found == checkpoint.initial:
         return

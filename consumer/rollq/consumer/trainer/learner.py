@@ -39,7 +39,7 @@ OldLogprobs = Sequence[torch.Tensor]
 
 
 class Learner:
-    """The model and its optimizer: computes gradients of batches and applies them. All ranks call the same."""
+    """The model and its optimizer: computes gradients of batches and applies them. All ranks make the same calls."""
 
     def __init__(
         self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks, *, initial: str | None = None
@@ -53,7 +53,7 @@ class Learner:
         compute = settings.compute_in
         self._compute_dtype = None if compute == "float32" or ranks.are_several else getattr(torch, compute)
         if settings.replay_experts:
-            routers_of(self.model)  # raises if it has none
+            routers_of(self.model)  # raises if the model has none
         if settings.logprob_chunk:
             check_chunks(self.model)
             reshard(self.model)
@@ -71,13 +71,13 @@ class Learner:
         self._reference = _load(settings.model, settings, ranks, is_trained=False) if needs_other else None
 
     def start_weights(self, checkpoint: Checkpoint | None) -> Weights:
-        """The weights that training starts from: a folder, or the model where it is rounded. All ranks call it."""
+        """The initial weights of training: a folder, or the model if it is rounded. All ranks call it."""
         if self._settings.lora or self._settings.consumer().publish_dtype:
             return self.weights(0 if checkpoint is None else checkpoint.step)
         return self._settings.model if checkpoint is None else checkpoint.folder
 
     def weights(self, step: int) -> Weights:
-        """The weights that are published after `step`: the model, or the folder of its adapter.
+        """The weights to publish after `step`: the model, or the folder of its adapter.
 
         All ranks call it. Folders of adapters that are old enough are removed.
         """
@@ -88,7 +88,7 @@ class Learner:
         folder = adapters / step_name(step)
         save_adapter(folder, self.model, rank=self._ranks.rank, dtype=self._settings.dtype)
         if self._ranks.is_first:
-            folders = sorted(adapters.glob("step-" + "[0-9]" * 8))  # not copies under other names
+            folders = sorted(adapters.glob("step-" + "[0-9]" * 8))  # without renamed copies
             # of steps after the checkpoint that training resumed from
             undone = [path for path in folders if path > folder]
             for old in undone + [path for path in folders if path <= folder][: -self._settings.keep_versions - 1]:
@@ -98,8 +98,8 @@ class Learner:
     def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
         """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
 
-        These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates, and what
-        `Batch.with_credit` raises, with `credit` in the settings.
+        The logprobs are None if the current ones are the same. Raises `ConfigError` for fewer groups than updates, and,
+        with `credit` in the settings, the exceptions of `Batch.with_credit`.
         """
         self._check_images(batch)
         settings = self._settings
@@ -117,9 +117,9 @@ class Learner:
     def gradients(
         self, batch: Batch, metrics: LossMetrics, old_logprobs: OldLogprobs | None, stop: threading.Event
     ) -> bool:
-        """Add the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
+        """Add the gradients of all micro-batches. Returns False if `stop` was set on a rank before the last one.
 
-        Inserted samples without logprobs that the loss needs are left out of it, and counted. Raises `InvalidGroup` for
+        Inserted samples that lack logprobs that the loss needs are left out and counted. Raises `InvalidGroup` for
         samples without the teacher's logprobs that it needs; `ConfigError` for images on several ranks.
         """
         self._check_images(batch)
@@ -145,7 +145,7 @@ class Learner:
         return True
 
     def update(self, step: int) -> float | None:
-        """Apply the clipped gradient with the learning rate of `step`; returns its norm before clipping.
+        """Apply the clipped gradient with the learning rate of `step`. Returns its norm before clipping.
 
         Returns None, without an update, if the norm is not finite.
         """
@@ -169,7 +169,8 @@ class Learner:
         )
 
     def _micro_batches(self, batch: Batch) -> list[tuple[MicroBatch, Counter[str]]]:
-        """The micro-batches, without samples that lack logprobs, and how many tokens of these each had, by task."""
+        """The micro-batches without samples that lack logprobs, and how many tokens of these samples each had, by
+        task."""
         arrays = [ROUTED_EXPERTS] if self._settings.replay_experts else []
         if arrays:
             check_recorded(batch)
@@ -187,7 +188,8 @@ class Learner:
     def _check_images(self, batch: Batch) -> None:
         """Raise `ConfigError` on all ranks if a part of the batch has images and there are several.
 
-        A rank without any would not run the layers that read them, and the others would wait for their gradients.
+        A rank without images would skip the layers that read images, and the other ranks would wait for their
+        gradients.
         """
         if self._ranks.are_several and self._ranks.any(_has_images(batch)):
             raise ConfigError(
@@ -212,7 +214,7 @@ class Learner:
         return logprobs
 
     def _taught(self, batch: Batch, micro: MicroBatch) -> dict[str, Any]:
-        """The logprobs of a teacher that the loss needs, by field of `OtherLogprobs`."""
+        """A teacher's logprobs that the loss needs, by field of `OtherLogprobs`."""
         loss = self._settings.loss
         if not loss.distillation:
             return {}
@@ -222,7 +224,7 @@ class Learner:
         return {"teacher": teacher_logprobs(batch, micro, loss.distillation)}
 
     def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
-        """The logprobs of the initial model, which an adapter has left as it was; None if the loss needs none."""
+        """The logprobs of the initial model, which an adapter leaves unchanged; None if the loss needs none."""
         if self._settings.loss.kl_coefficient == 0:
             return None
         if self._reference is not None:
@@ -240,8 +242,8 @@ class Learner:
 def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[Checkpoint | None, Learner]:
     """The newest checkpoint, and a learner that starts from it, or from the model.
 
-    Raises `ConfigError` where ranks find different checkpoints, and for a model other than that which the checkpoint
-    needs; `WeightsError` for a checkpoint of another model.
+    Raises `ConfigError` if ranks find different checkpoints, or if the checkpoint needs another model; `WeightsError`
+    for a checkpoint of another model.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -269,8 +271,8 @@ def _has_images(batch: Batch) -> bool:
 def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, is_trained: bool) -> Any:
     """The model of a folder in `eval` mode: without dropout, its forward pass equals the engines'.
 
-    If it is trained, its parameters are float32; with `lora` in the settings, its new adapter's are. With several ranks
-    it is sharded, layer by layer on its way to the device. The ranks of one machine load it one after the other.
+    Parameters to train are float32: the model's or, with `lora` in the settings, the new adapter's. With several ranks,
+    it is sharded layer by layer on its way to the device. The ranks of one machine load it one after another.
     """
     if not ranks.are_several:
         return _moved(_read(folder, settings, is_trained=is_trained), settings)
@@ -297,5 +299,5 @@ def _read(folder: Path, settings: TrainerSettings, *, is_trained: bool) -> Any:
 def _moved(model: Any, settings: TrainerSettings) -> Any:
     try:
         return model.to(settings.device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
+    except (RuntimeError, AssertionError) as error:  # raised by torch without CUDA
         raise ConfigError(f"trainer.device = {settings.device!r}: the model cannot be moved there: {error}") from error

@@ -9,8 +9,8 @@ Schedule = Literal["constant", "linear", "cosine"]
 def learning_rate(step: int, *, largest: float, schedule: Schedule, warmup_steps: int, steps: int) -> float:
     """The learning rate of `step`, which counts from 1 to `steps`.
 
-    It rises linearly to `largest` in the first `warmup_steps`. Then it is constant, or falls: linearly, or as half a
-    period of a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983), so that it would be 0 in the step after the last.
+    It rises linearly to `largest` in the first `warmup_steps`. Then it is constant or falls to 0 in the step after the
+    last: linearly, or as half a period of a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983).
     """
     if step <= warmup_steps:
         return largest * step / warmup_steps

@@ -1,4 +1,4 @@
-"""LoRA by PEFT (Hu et al. 2021, arXiv:2106.09685): the model stays as it is, and an adapter is trained and published.
+"""LoRA by PEFT (Hu et al. 2021, arXiv:2106.09685): the model is frozen, and an adapter is trained and published.
 
 An adapter's file has the form that PEFT and vLLM read. Needs torch and peft.
 """
@@ -21,14 +21,14 @@ from rollq.consumer.weights.safetensors import write_tensors
 from rollq.consumer.weights.tensor_stream import TensorStream, tensor_stream
 
 _NAME = ".default."
-"""PEFT's part of the name of a tensor in memory, which files lack: the name of the adapter."""
+"""The adapter's name, which PEFT inserts into the names of tensors in memory, but not in files."""
 
 
 def add_adapter(model: Any, settings: LoraSettings) -> None:
-    """Add an adapter to a model of transformers in place: only the adapter is trained, and at first it changes nothing.
+    """Add an adapter to a transformers model in place. Only the adapter is trained. Initially it has no effect.
 
-    Its parameters are float32 at any dtype of the model: updates at a small learning rate would be rounded away.
-    Raises `ConfigError` where `targets` match no module, and without the package peft.
+    Its parameters are float32 at any dtype of the model: updates at a small learning rate would be rounded away. Raises
+    `ConfigError` if `targets` match no module, and without the package peft.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -40,7 +40,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"[trainer.lora] targets = {settings.targets!r}: {error}") from error
-    # The names of all modules that match, in one order: as a set, their file would differ in each process.
+    # Sorted: from a set, the file would differ between processes.
     config.target_modules = sorted(config.target_modules or ())
     model.rollq_adapter = config
     for parameter in _adapter(model).values():
@@ -68,7 +68,7 @@ def has_adapter(model: Any) -> bool:
 
 
 def save_adapter(folder: Path, model: Any, *, rank: int = 0, dtype: str = "float32") -> None:
-    """Write the adapter of `model`, rounded to `dtype`, as a folder, which replaces an older one.
+    """Write the adapter of `model`, rounded to `dtype`, as a folder that replaces an older folder.
 
     All ranks call it, and rank 0 writes.
     """
@@ -92,7 +92,7 @@ def adapter_stream(model: Any, *, dtype: str = "float32") -> TensorStream:
 def load_adapter(folder: Path, model: Any) -> None:
     """Load the tensors of an adapter into the adapter of `model`, or this rank's parts of them.
 
-    Raises `WeightsError` for a folder without an adapter, and for an adapter of other modules, rank or alpha.
+    Raises `WeightsError` for a folder without an adapter, and for an adapter with different modules, rank or alpha.
     """
     path = folder / ADAPTER_FILE
     if not path.exists():

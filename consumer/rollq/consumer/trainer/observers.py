@@ -1,4 +1,4 @@
-"""The events of a trainer, and its observers, such as those that warn, record and report."""
+"""The events of a trainer, and its observers, which warn, record and report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The weights have learned from a batch. Neither is published or committed yet.
+    """The weights were updated by a batch. Neither is published or committed yet.
 
     `own`: metrics of this rank's share, `metrics` of all ranks. `norms`: of the gradient, for each optimizer step.
     `changed`: the share of the trained numbers that differ from before.
@@ -29,19 +29,19 @@ class Update:
 
 
 class Observer:
-    """Hears what a trainer does. A method that is not overridden does nothing; what one raises stops training.
+    """Receives a trainer's events. Methods have no effect unless overridden. An exception from a method stops training.
 
-    All ranks call the first three, at the same places of a step. The others are called on rank 0.
+    All ranks call the first three methods, at the same points of a step. Only rank 0 calls the others.
     """
 
     def on_batch(self, batch: Batch) -> None:
-        """A batch has come, and is trained next."""
+        """A batch has arrived and is trained next."""
 
     def on_update(self, update: Update) -> None:
-        """The weights have learned from a batch."""
+        """The weights were updated by a batch."""
 
     def on_publish(self, epoch: int, version: int, model: "PreTrainedModel") -> None:
-        """The weights of `model` are live as `version`; called for the initial weights too."""
+        """The weights of `model` are live as `version`. Also called for the initial weights."""
 
     def on_step(self, line: Mapping[str, Any], batch: Batch) -> None:
         """A step is committed. `line`: its metrics."""

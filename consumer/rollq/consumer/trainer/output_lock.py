@@ -1,6 +1,6 @@
-"""A lock on a trainer's output folder, so that two trainers never write checkpoints, weights and metrics into one.
+"""A lock on a trainer's output folder: only one trainer at a time writes checkpoints, weights and metrics into it.
 
-The operating system holds it for the process, and lets go when the process ends, however it ends.
+The operating system holds it for the process, and releases it when the process ends or is killed.
 """
 
 import fcntl
@@ -22,8 +22,8 @@ LOCK_FILE = "trainer.lock"
 def locked(output: Path) -> Iterator[None]:
     """Create the folder if needed, and hold its lock inside the `with` block.
 
-    A file system that knows no locks is warned about. Raises `ConfigError` for a folder that cannot be written, and for
-    one that another process has locked.
+    Logs a warning if the file system has no locks. Raises `ConfigError` for a folder that cannot be written, or that
+    another process has locked.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)

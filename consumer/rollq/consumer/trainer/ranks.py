@@ -1,7 +1,7 @@
 """The ranks of a trainer: the processes of one launch, each with a GPU, that train as one.
 
-Rank 0 leads: it waits for batches, talks to the server, and decides what all ranks do next. torch is imported only for
-more than one rank.
+Rank 0 leads: it waits for batches, calls the server, and decides the next action of all ranks. torch is imported only
+for more than one rank.
 """
 
 import os
@@ -19,7 +19,7 @@ from rollq.buffer.errors import ConfigError
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=365)
-"""How long ranks wait for rank 0: batches may take days. A rank that dies ends the launch, and so the wait."""
+"""How long ranks wait for rank 0: batches may take days. If a rank dies, the launch ends, and so does the wait."""
 
 
 class Ranks:
@@ -67,7 +67,7 @@ class Ranks:
         return [orjson.loads(data) for data in self.gather_bytes(orjson.dumps(value))]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Return what all ranks pass, in their order. All ranks call it."""
+        """Return the bytes of all ranks, in their order. All ranks call it."""
         if not self.are_several:
             return [data]
         import torch
@@ -83,8 +83,7 @@ class Ranks:
         return [bytes(buffer[: int(size)].numpy()) for buffer, size in zip(gathered, sizes, strict=True)]
 
     def take_turns(self) -> Iterator[bool]:
-        """Yield whether it is this rank's turn, once for each rank of a machine, so that they use memory one at a
-        time."""
+        """Yield once per rank of a machine whether it is this rank's turn, so ranks use memory one at a time."""
         turns = max(self.gather(self.local_rank)) + 1
         for turn in range(turns):
             yield turn == self.local_rank

@@ -54,7 +54,7 @@ class BatchSource(Iterator[Batch], Protocol):
 
 
 class RecordedRun(BatchSource):
-    """The batches of a run's archive, in the order in which they were trained, as the trainer got them then.
+    """The batches of a run's archive, in the order and the form in which they were trained.
 
     Nothing is published, evaluated or reported. The batch of a step has its tasks in the order of their names.
     """
@@ -71,7 +71,7 @@ class RecordedRun(BatchSource):
         settings: ConsumerSettings | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """`resume_from`: the last trained step; 0 begins with the first one that the archive has.
+        """`resume_from`: the last trained step; 0 begins with the archive's first step.
 
         Raises `ArchiveError` for an archive of several runs.
         """
@@ -82,7 +82,7 @@ class RecordedRun(BatchSource):
         self._files = archive.steps()
         self._step = resume_from + 1 if resume_from else self._first_step()
         self._epochs: dict[int, int] = {}  # step -> epoch of the trainer that trained it
-        # the batch before the first one says which trainer this one must follow, see `_check_history`
+        # the batch before the first shows which trainer this one must follow, see `_check_history`
         if trained := self._batch(resume_from):
             self._epochs[resume_from] = trained[0].trainer_epoch
         if not resume_from and self._step > 1:
@@ -99,15 +99,15 @@ class RecordedRun(BatchSource):
         return self._step
 
     def __next__(self) -> Batch:
-        """The batch of the next step. Ends after the last one of the archive, and when `stop` is set.
+        """The batch of the next step. Ends after the archive's last batch, and when `stop` is set.
 
-        Raises `ArchiveError` when groups of the batch, or the whole of it, are not in the archive, and for a batch that
-        a trainer had before its successor went back to an earlier step.
+        Raises `ArchiveError` if the archive lacks the batch or some of its groups, and for a batch of a trainer whose
+        successor went back to an earlier step.
         """
         if self._stop.is_set():
             raise StopIteration
         groups = self._batch(self._step)
-        if not groups:  # a hole in the archive is an error, its end is not
+        if not groups:  # a gap in the archive is an error, its end is not
             if later := next((step for step in self._files if step > self._step and self._batch(step)), None):
                 raise ArchiveError(
                     f"{self._archive.url}: step {self._step} is not in the archive, but step {later} is: the trainer "
@@ -126,7 +126,7 @@ class RecordedRun(BatchSource):
         )
 
     def _check_history(self, epoch: int) -> None:
-        """Raise `ArchiveError` for a batch that a trainer had before its successor went back to an earlier step."""
+        """Raise `ArchiveError` for a batch of a trainer whose successor went back to an earlier step."""
         before = self._epochs.get(self._step - 1, 0)
         if epoch < before:
             raise ArchiveError(
@@ -143,7 +143,7 @@ class RecordedRun(BatchSource):
         return self._archive.batch(step, self._files.get(step, []))
 
     def publish(self, weights: Any, *, step: int, probe: Probe | None = None) -> int:
-        """Nobody needs the weights: 0 bytes are stored."""
+        """Store nothing, and return 0 bytes: no worker needs the weights."""
         return 0
 
     def commit(self, batch: Batch) -> None:
@@ -151,25 +151,25 @@ class RecordedRun(BatchSource):
         self._step = batch.step + 1
 
     def saving(self) -> AbstractContextManager[None]:
-        """Nobody watches."""
+        """Do nothing: nobody watches."""
         return nullcontext()
 
     def checkpoint(self, step: int) -> None:
-        """The archive stays as it is."""
+        """Do nothing: the archive is never changed."""
 
     def release(self, batch: Batch, mode: ReleaseMode) -> None:
-        """Raises `InvalidGroup`: the step has no other batch."""
+        """Raise `InvalidGroup`: the step has no other batch."""
         raise InvalidGroup(f"step {batch.step}: its batch cannot be trained, and a recorded run has no replacement")
 
     def take_production(self) -> dict[str, Production]:
-        """Nothing is produced."""
+        """Return nothing: a recorded run has no production."""
         return {}
 
     def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> None:
-        """The archive stays as it is."""
+        """Do nothing: the archive is never changed."""
 
     def report(self, facts: Mapping[str, Any]) -> None:
-        """Nobody watches."""
+        """Do nothing: nobody watches."""
 
     def evaluate(
         self,
@@ -179,7 +179,7 @@ class RecordedRun(BatchSource):
         detailed: bool = False,
         function: MetricFunction | None = None,
     ) -> dict[str, float]:
-        """No worker could sample the prompts."""
+        """Return no metrics: no worker can sample the prompts."""
         return {}
 
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(model: Any, *, world_size: int, device: str, compute_dtype: torch.dtype | None) -> None:
-    """Shard a transformers model in place: each decoder layer is gathered when it runs, and the rest at once.
+    """Shard a transformers model in place. Each decoder layer is gathered when it runs, all other parameters together.
 
     With `compute_dtype`, parameters have that dtype in forward and backward passes; gradients are still reduced in
     float32, and the optimizer keeps the dtype of the parameters.
@@ -24,22 +24,21 @@ def shard(model: Any, *, world_size: int, device: str, compute_dtype: torch.dtyp
 
 
 def reshard(model: Any) -> None:
-    """Free the parameters outside the decoder layers, which a pass without gradients leaves gathered. Until then
-    `model.parameters()` returns the gathered ones, which must not reach an optimizer.
+    """Free the parameters outside the decoder layers, which a pass without gradients leaves gathered. Until then,
+    `model.parameters()` returns gathered parameters, which must not reach an optimizer.
     """
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def decoder_layers(model: Any) -> Iterator[torch.nn.Module]:
-    """The layers that transformers says are not to be divided, such as `Qwen3DecoderLayer`."""
+    """The layers that transformers declares indivisible, such as `Qwen3DecoderLayer`."""
     names = set(model._no_split_modules or ())
     return (module for module in model.modules() if type(module).__name__ in names)
 
 
 def like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, moved to where `parameter` is: to its device, and reduced to this rank's shard if it is
-    sharded."""
+    """A whole tensor on the device of `parameter`, reduced to this rank's shard if `parameter` is sharded."""
     if isinstance(parameter, DTensor):
         return distribute_tensor(
             tensor.to(parameter.to_local().device), parameter.device_mesh, parameter.placements, src_data_rank=None

@@ -1,4 +1,4 @@
-"""Describes what a step has trained, over all ranks together, for its line of metrics."""
+"""Describes a trained step over all ranks, for its line of metrics."""
 
 import time
 from collections import Counter
@@ -17,7 +17,7 @@ from rollq.consumer.objective.mismatch import LabelledMismatch
 from rollq.consumer.trainer.ranks import Ranks
 
 SMALL_ERROR = 0.05
-"""In nats. Engines serve the live weights if no token of these is further from the trainer's logprob."""
+"""In nats. Engines serve the live weights if no token of these weights is further from the trainer's logprob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StepMetrics:
 
     @classmethod
     def gather(cls, batch: Batch, mine: LossMetrics, ranks: Ranks) -> Self:
-        """Put together what the ranks have measured on their shares. All ranks call it."""
+        """Combine the measurements of all ranks. All ranks call it."""
         loss, everywhere, lengths = LossMetrics(), Counter[str](), list[Lengths]()
         for sums, counted, of_rank in ranks.gather([mine.sums(), samples_by_worker(batch), response_lengths(batch)]):
             loss.add_sums(sums)
@@ -45,7 +45,7 @@ class StepMetrics:
         return cls(loss, mismatch, everywhere, lengths)
 
     def result(self) -> dict[str, Any]:
-        """Plain numbers. `mismatch` is how far the trainer's logprobs are from the engines'; see `Mismatch`."""
+        """Plain numbers. `mismatch` is the distance of the trainer's logprobs from the engines'; see `Mismatch`."""
         total = self.mismatch.total()
         by = {
             f"by_{kind}": {name: asdict(mismatch) for name, mismatch in values.items()}
@@ -60,7 +60,7 @@ class StepMetrics:
 
 
 def likely_causes(on_policy_error: float) -> str:
-    """Why the trainer's logprobs are far from the engines', the likelier cause first.
+    """The likely reasons why the trainer's logprobs are far from the engines', likeliest first.
 
     `on_policy_error`: the largest difference of a token of the live weights, in nats; 0 without one.
     """
@@ -90,7 +90,7 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
 
 
 def _equal_groups(batch: Batch) -> dict[str, float]:
-    """The share of groups whose samples have the same reward; empty where every sample has failed."""
+    """The share of groups whose samples have equal rewards; empty if every sample failed."""
     rewards: dict[int, list[float]] = {}
     groups = batch.sample_groups[batch.valid].tolist()
     for group, reward in zip(groups, batch.rewards[batch.valid].tolist(), strict=True):

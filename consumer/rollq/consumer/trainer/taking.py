@@ -1,6 +1,6 @@
-"""How the reference trainer takes the batch of a step: whole, or part by part while it fills.
+"""Takes the batch of a step for the reference trainer: whole, or part by part while it fills.
 
-All ranks call the same. Rank 0 leads: it waits, and says what all do.
+All ranks make the same calls. Rank 0 leads: it waits, and decides for all.
 """
 
 import logging
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 STEPS_LOOKED_AT = 5
 LEAST_SHARE = 0.1
-"""Of filling and training together, the least that the shorter of both takes for an overlap to be worth it."""
+"""The least fraction of filling plus training that the shorter of the two takes if overlapping is worthwhile."""
 LEAST_S = 1.0
-"""The least that it takes. A stream costs calls and smaller micro-batches."""
+"""The least time of the shorter one. A stream costs calls and smaller micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The times of a step in seconds: from asking for its batch until that was whole, and training on it.
+    """The times of a step in seconds: from the request for its batch until the batch was whole, and of training.
 
     Both overlap in a step that was streamed.
     """
@@ -41,8 +41,8 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Taken:
-    """A batch that was taken, and how long that took: `wait_s` without any work, `fill_s` until it was whole, `train_s`
-    on its parts. `metrics` cover its `parts`, whose gradients are there; 0 parts: nothing."""
+    """A batch, and how long taking it took: `wait_s` without any work, `fill_s` until it was whole, `train_s` on its
+    parts. `metrics` cover its `parts`, whose gradients are accumulated; 0 parts: none."""
 
     batch: Batch
     metrics: LossMetrics = field(default_factory=LossMetrics)
@@ -53,10 +53,10 @@ class Taken:
 
 
 def is_worth_streaming(times: Sequence[StepTimes]) -> bool:
-    """Whether the next step trains while its batch fills, by the last steps: if both take long. Pure.
+    """Whether the next step trains while its batch fills: if both took long in the last steps. Pure.
 
-    If training is short, there is little to begin early; if the batch is there at once, as with an asynchronous
-    trainer, there is nothing to wait for.
+    If training is short, starting early gains little. If the batch arrives at once, as with an asynchronous trainer,
+    there is no wait.
     """
     last = times[-STEPS_LOOKED_AT:]
     if not last:
@@ -71,7 +71,7 @@ def may_stream(settings: TrainerSettings) -> bool:
 
 
 class BatchTaker:
-    """Takes the batches of a trainer. `ended` says why production has ended, after the word `end`."""
+    """Takes the batches of a trainer. After `end`, `ended` is the reason why production has ended."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class BatchTaker:
         stream: Callable[..., BatchStream] | None,
         has_unsaved: Callable[[], bool],
     ) -> None:
-        """`stream`: a consumer's `stream`, if its batches may be trained while they fill. `has_unsaved` says whether a
-        checkpoint would cover more steps than the last one."""
+        """`stream`: a consumer's `stream`, if its batches may be trained while they fill. `has_unsaved` returns whether
+        a checkpoint would cover more steps than the last one."""
         self._consumer = consumer
         self._learner = learner
         self._settings = settings
@@ -98,14 +98,14 @@ class BatchTaker:
         self.ended: ProductionStopped | None = None
 
     def note(self, taken: Taken, train_s: float) -> None:
-        """Note how long a step took, `train_s` in all for its training."""
+        """Note the duration of a step; `train_s` is its total training time."""
         self._times = [*self._times, StepTimes(taken.fill_s, train_s)][-STEPS_LOOKED_AT:]
 
     def take(self) -> Taken | str:
-        """Wait for the next batch. Where it is trained while it fills, the learner has its gradients afterwards.
+        """Wait for the next batch. If it is trained while it fills, the learner has its gradients afterwards.
 
-        Returns a word if something else is to be done: `publish` or `checkpoint`, which the batch lacks, `end` when
-        production has ended, `stop`, `again` to take the batch once more.
+        Returns a word if another action is due: `publish` or `checkpoint` if the batch waits for it, `end` if
+        production has ended, `stop`, or `again` to take the batch once more.
         """
         if self._stream is not None and self._ranks.lead(self._is_streamed):
             return self._take_parts(self._stream(self._settings.micro_batch_tokens, loss=self._settings.loss))
@@ -120,7 +120,8 @@ class BatchTaker:
         return Taken(batch, wait_s=wait_s, fill_s=wait_s)
 
     def _is_streamed(self) -> bool:
-        """Whether the next batch is trained while it fills. One that is served again is, as far as it was before."""
+        """Whether the next batch is trained while it fills. A replayed batch repeats the parts that were trained
+        before."""
         return self._consumer.step <= self._consumer.replayed_through or is_worth_streaming(self._times)
 
     def _take_parts(self, stream: BatchStream) -> Taken | str:
@@ -133,7 +134,7 @@ class BatchTaker:
             asked_s = time.monotonic()
             word = self._ranks.lead(lambda: self._ask_part(stream, parts))
             if word == "again" and not self._ranks.is_first:
-                with suppress(CorruptGroup):  # this rank gives the batch up too
+                with suppress(CorruptGroup):  # this rank also gives the batch up
                     next(parts)
             if word not in ("train", "whole"):
                 return word
@@ -152,12 +153,12 @@ class BatchTaker:
             train_s += time.monotonic() - came_s
 
     def _ask_part(self, stream: BatchStream, parts: Iterator[Batch]) -> str:
-        """As `_ask`; `whole` when all parts were trained."""
+        """Like `_ask`; `whole` once all parts were trained."""
         word = self._ask(parts)
         return "whole" if word == "stop" and stream.batch is not None else word
 
     def _ask(self, batches: Iterator[Batch]) -> str:
-        """Ask for the next batch, or for the next part of one, on rank 0: what all ranks do now."""
+        """Ask for the next batch or part on rank 0. Returns the next action of all ranks."""
         try:
             self._found = None
             self._found = next(batches)

@@ -1,10 +1,10 @@
-"""The reference GRPO trainer, in one process or in several ranks that share the model. Copy it and change it.
+"""The reference GRPO trainer, in one process or in several ranks that share the model. Copy and adapt it.
 
-A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if it is due. After an interruption, training
+A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if due. After an interruption, training
 resumes from the last checkpoint and repeats the steps after it on the same batches.
 
-All ranks run the same steps, and all call what gathers the model or sums gradients. Rank 0 leads: the others follow the
-answer of `Ranks.lead`, such as that weights are due before a batch can come. A failure of any rank ends its process,
+All ranks run the same steps, and make all calls that gather the model or sum gradients. Rank 0 leads: the others follow
+the result of `Ranks.lead`, such as a request for weights before the next batch. A failure of any rank ends its process,
 and the launcher ends the others.
 """
 
@@ -46,7 +46,7 @@ from rollq.consumer.weights.probe import probe_of
 log = logging.getLogger(__name__)
 
 MAX_BAD_BATCHES = 3
-"""Consecutive batches without a finite loss at which training stops."""
+"""Training stops after this many consecutive batches without a finite loss."""
 
 
 def train(
@@ -59,15 +59,15 @@ def train(
 ) -> int:
     """Train from the newest checkpoint in `settings.output`, or from `settings.model`; returns the last trained step.
 
-    Setting `stop` ends training between two micro-batches, with a checkpoint. `observers` hear what the trainer does,
-    after those that report it. Raises `TrainerHeld` while another trainer holds the run, `FencedError` if one has
-    taken over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` for unusable batches or logprobs,
-    `ConfigError` if `settings.output` cannot be created or another trainer uses it.
+    Setting `stop` ends training between two micro-batches, with a checkpoint. `observers` receive the trainer's events
+    after its reports. Raises `TrainerHeld` while another trainer holds the run, `FencedError` if one has taken over,
+    `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` for unusable batches or logprobs, `ConfigError` if
+    `settings.output` cannot be created or another trainer uses it.
     """
     stop = stop or threading.Event()
     check_packages(settings)
     priorities = load_priorities(settings.priorities)
-    load_metric_function(settings.evaluation_metrics)  # before the model is loaded, which takes long
+    load_metric_function(settings.evaluation_metrics)  # before the slow load of the model
     if settings.loss.surrogate == "custom":
         load_loss(settings.loss.preset)
     with join_ranks(settings.device) as ranks:
@@ -75,7 +75,7 @@ def train(
         with locked(settings.output) if ranks.is_first else nullcontext():
             if ranks.is_first:
                 with connection.buffer() as buffer:
-                    wait_for_holder(buffer, settings.consumer(), stop)  # before the model is loaded, which takes long
+                    wait_for_holder(buffer, settings.consumer(), stop)  # before the slow load of the model
             ranks.gather(None)
             return _train(connection, settings, ranks, seed, stop, observers, priorities)
 
@@ -102,7 +102,7 @@ def _train(
         stop=stop,
     )
     if ranks.is_first:
-        cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the first weights are evaluated again
+        cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the initial weights are evaluated again
     prioritizers = [Prioritizer(priorities, consumer.prioritize)] if priorities else []
     with reporting(consumer, connection.run, settings, ranks, seed) as reports, consumer:
         heard_by = (*reports, *prioritizers, *observers)
@@ -139,7 +139,7 @@ class Trainer:
     def run(self) -> int:
         """Train until the last step or until stopped; returns the last trained step."""
         if self._saved:
-            self._consumer.checkpoint(self._saved)  # a crash may have come between saving it and reporting it
+            self._consumer.checkpoint(self._saved)  # a crash may have happened between saving and reporting it
         self._announce_weights(self._saved)
         if self._trained == 0 and self._settings.evaluate_at_start:
             self._evaluate(0)
@@ -153,9 +153,10 @@ class Trainer:
         return self._trained
 
     def _take(self) -> Taken | None:
-        """The batch of the next step, None if stopped. Parts that were trained while it filled have their gradients.
+        """The batch of the next step, None if stopped. Gradients of parts that were trained while it filled are
+        accumulated.
 
-        Publishes, or saves a checkpoint, if that is what the batch lacks.
+        Publishes or saves a checkpoint if the batch waits for it.
         """
         while True:
             match self._taker.take():
@@ -180,7 +181,7 @@ class Trainer:
     def _publish(self, step: int) -> int:
         """Publish the weights; returns the bytes that were stored for them."""
         weights = self._learner.weights(step)
-        probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # a model's is computed
+        probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # a model's probe is computed
         stored_bytes = self._consumer.publish(weights, step=step, probe=probe)
         self._published = step
         self._announce_weights(step)
@@ -202,7 +203,8 @@ class Trainer:
                 observer.on_evaluation(line)
 
     def _train(self, taken: Taken) -> bool:
-        """Train one step, without its checkpoint. False if stopped: the batch stays claimed and is returned again."""
+        """Train one step, without its checkpoint. Returns False if stopped: the batch stays claimed and is returned
+        again."""
         batch, began_s = taken.batch, time.monotonic()
         for observer in self._observers:
             observer.on_batch(batch)
@@ -233,8 +235,8 @@ class Trainer:
         return True
 
     def _learn(self, taken: Taken) -> list[float] | None:
-        """Update the weights by a batch, and return the norms of the gradients: none if the first is not finite. None
-        if stopped before."""
+        """Update the weights by a batch. Returns the norms of the gradients: empty if the first is not finite, None if
+        stopped before."""
         norms = list[float]()
         if taken.parts:
             self._apply(taken.batch, taken.metrics, norms)
@@ -276,12 +278,12 @@ class Trainer:
     def _update(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
         """Apply the gradients of the batch's parts until one is not finite, and add their norms to `norms`.
 
-        The loss in `metrics` becomes the mean over the updates, each weighted by what it was averaged over. False if
-        stopped before the first update.
+        The loss in `metrics` becomes the mean over the updates, each weighted by what it was averaged over. Returns
+        False if stopped before the first update.
         """
         total, weights = 0.0, 0
         for part, old_logprobs in self._learner.parts(batch):
-            # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
+            # after the first update, the batch is trained to its end: a checkpoint must have all of it or nothing
             stop = threading.Event() if norms else self._stop
             self._learner.begin()
             metrics.loss = 0.0
@@ -295,7 +297,8 @@ class Trainer:
         return True
 
     def _apply(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
-        """Apply the gradients, and add their norm to `norms`; False, without an update, if they are not finite."""
+        """Apply the gradients, and add their norm to `norms`. Returns False, without an update, if they are not
+        finite."""
         is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
         if is_finite and not norms:
             self._check_mismatch(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
@@ -320,7 +323,7 @@ class Trainer:
             )
 
     def _quarantine(self, batch: Batch) -> None:
-        """Replace a batch whose loss or gradient is not finite; its groups are kept as failed, for audit."""
+        """Replace a batch whose loss or gradient is not finite. Its groups are kept as failed, for audit."""
         self._bad_batches += 1
         where = f"step {batch.step}: loss or gradient is not finite"
         if self._bad_batches >= MAX_BAD_BATCHES:
@@ -363,7 +366,7 @@ class Trainer:
                 with_optimizer=settings.save_optimizer,
                 rank=self._ranks.rank,
             )
-        self._ranks.gather(None)  # no rank may end, and be killed with the launch, before the folder is there
+        self._ranks.gather(None)  # no rank must end, and end the launch, before the folder exists
         self._saved = self._trained
         try:
             self._consumer.checkpoint(self._trained)

@@ -1,4 +1,4 @@
-"""Functions of the user's that the trainer calls: priorities of trained groups, and further metrics of evaluations."""
+"""User-written functions that the trainer calls: priorities of trained groups, and further metrics of evaluations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from rollq.consumer.trainer.observers import Observer, Update
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """A function of a batch, and the path that `trainer.priorities` names it by."""
+    """A function of a batch, and its path in `trainer.priorities`."""
 
     function: Callable[[Batch], Any]
     path: str
 
     def of(self, batch: Batch) -> list[float]:
-        """One priority for each group of the batch. Raises `ConfigError` if the function gives others."""
+        """One priority for each group of the batch. Raises `ConfigError` for any other result."""
         priorities = list(self.function(batch))
         if len(priorities) != len(batch.group_ids):
             raise ConfigError(
@@ -33,12 +33,12 @@ class Priorities:
 
 
 def load_priorities(path: str | None) -> Priorities | None:
-    """The function that `path` leads to; None without one. Raises `ConfigError` for one that cannot be called so."""
+    """The function at `path`; None without a path. Raises `ConfigError` if it has another signature."""
     return None if path is None else Priorities(_load(path, PRIORITIES), path)
 
 
 def load_metric_function(path: str | None) -> MetricFunction | None:
-    """The function that `path` leads to; None without one. Raises `ConfigError` for one that cannot be called so."""
+    """The function at `path`; None without a path. Raises `ConfigError` if it has another signature."""
     return None if path is None else _load(path, EVALUATION_METRICS)
 
 
@@ -49,7 +49,7 @@ def _load(path: str, contract: Contract) -> Callable[..., Any]:
 
 
 class Prioritizer(Observer):
-    """Prioritizes the groups of each batch once the weights have learned from it."""
+    """Prioritizes the groups of each batch after its update."""
 
     def __init__(
         self, priorities: Priorities, prioritize: Callable[[Sequence[tuple[str, int]], npt.ArrayLike], int]

@@ -1,7 +1,7 @@
-"""Weights under the names and shapes that they have in files.
+"""Weights under their names and shapes in files.
 
-transformers fuses, renames and transposes tensors as it loads a model: the experts of a layer, one tensor per expert in
-files, are one tensor in memory. Engines expect what is in files, so models are converted before they are published.
+transformers fuses, renames and transposes tensors when it loads a model: the experts of a layer, one tensor each in
+files, are one tensor in memory. Engines expect the form of files, so models are converted before they are published.
 """
 
 import re
@@ -16,33 +16,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Weights: TypeAlias = "Path | Mapping[str, Any] | PreTrainedModel"
-"""A folder, a state dict (name -> torch tensor), or a model of transformers."""
+"""A folder, a state dict (name -> torch tensor), or a transformers model."""
 
 
 def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a state dict of `model` to the names and shapes that `model.save_pretrained` writes.
 
     `state_dict` holds whole tensors under the names of `model.state_dict()`, as gathered from FSDP or DeepSpeed; the
-    parameters of `model` itself are not read. Fused experts are split, and tied tensors kept once, even where they no
+    parameters of `model` itself are not read. Fused experts are split, and tied tensors kept once, even if they no
     longer share memory. Dtypes and devices stay; tensors that are not converted are not copied. A state dict without
-    fused or tied tensors comes back equal. Raises `WeightsError` for tensors that are sharded, and for tied ones that
-    differ.
+    fused or tied tensors comes back equal. Raises `WeightsError` for sharded tensors, and for tied tensors that differ.
     """
     check_whole(state_dict)
     return _converted(model, untied(model, state_dict))
 
 
 def _equal(tensor: Any, other: Any) -> bool:
-    """Whether tensors are equal; ranks that hold parts of them agree on it. All ranks call it."""
+    """Whether tensors are equal. Ranks that hold parts of them agree on the result. All ranks call it."""
     return bool(tensor.equal(other))
 
 
 def untied(
     model: "PreTrainedModel", state_dict: Mapping[str, Any], is_equal: Callable[[Any, Any], bool] = _equal
 ) -> dict[str, Any]:
-    """The tensors of a state dict that files have, tied ones once.
+    """The tensors of a state dict that belong into files, tied tensors once.
 
-    Raises `WeightsError` for tied ones that differ, and where only one is sharded.
+    Raises `WeightsError` for tied tensors that differ, and if only one is sharded.
     """
     tensors = {name: tensor for name, tensor in state_dict.items() if name not in (model._keys_to_ignore_on_save or ())}
     for name, source in model.all_tied_weights_keys.items():
@@ -59,7 +58,7 @@ def untied(
 
 
 class Part(NamedTuple):
-    """Tensors of a model that become tensors of its files without the rest of the model.
+    """Tensors of a model that can be converted to tensors of its files without the rest of the model.
 
     `sources`: their names in memory. `described`: the files' tensors, on torch's meta device, by name.
     """
@@ -67,7 +66,7 @@ class Part(NamedTuple):
     model: "PreTrainedModel"
     sources: tuple[str, ...]
     described: Mapping[str, Any]
-    is_kept: bool  # except for the name, perhaps
+    is_kept: bool  # except perhaps its name
 
     def convert(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """The tensors of the files, from those in memory."""
@@ -77,8 +76,8 @@ class Part(NamedTuple):
 
 
 class ModelParts(NamedTuple):
-    """A model's `tensors` in memory, which may be sharded, the same as they are `rounded` on torch's meta device, and
-    the `parts` that become its files. Tensors go by their names in memory."""
+    """A model's `tensors` in memory, which may be sharded; their `rounded` forms on torch's meta device; and the
+    `parts` that make its files. All names are names in memory."""
 
     tensors: Mapping[str, Any]
     rounded: Mapping[str, Any]
@@ -105,7 +104,7 @@ def _once(model: "PreTrainedModel") -> dict[str, Any]:
 
 
 def kept_precise(model: "PreTrainedModel", dtype: str | None) -> set[str]:
-    """Parts of the names of tensors that transformers loads in float32 although a model is loaded in `dtype`."""
+    """Parts of the names of tensors that transformers loads in float32 even if a model is loaded in `dtype`."""
     strict = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
     return strict | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else strict
 
@@ -113,7 +112,7 @@ def kept_precise(model: "PreTrainedModel", dtype: str | None) -> set[str]:
 def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list[Part]:
     """Divide tensors of `model`, by their names in memory and on torch's meta device, into the smallest parts.
 
-    Most tensors are parts by themselves. Others are converted with the tensors of the same layer, or all together.
+    Most tensors are separate parts. Others are converted with the tensors of the same layer, or all together.
     """
     whole = _converted(model, described)
     names = {id(tensor): name for name, tensor in whole.items()}
@@ -127,9 +126,9 @@ def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list
 def _smallest_parts(
     model: "PreTrainedModel", described: Mapping[str, Any], sources: Sequence[str], expected: Shapes
 ) -> list[Part]:
-    """Convert the sources in the smallest parts that give tensors of the `expected` names and shapes."""
-    # From the smallest parts to the largest: one tensor, a layer's tensors, all. A part that is too small lacks tensors
-    # that transformers fuses: that is an error, or gives other shapes than the conversion of the whole model.
+    """Convert the sources in the smallest parts that give the `expected` names and shapes."""
+    # From the smallest parts to the largest: one tensor, a layer's tensors, all. Too small a part lacks tensors that
+    # transformers fuses: the conversion fails, or gives other shapes than for the whole model.
     for key in (str, _layer):
         try:
             converted = _converted_parts(model, described, sources, key)
@@ -155,7 +154,7 @@ def _converted_part(model: "PreTrainedModel", described: Mapping[str, Any], sour
 
 
 def _layer(name: str) -> str:
-    """The name of the layer that a tensor belongs to: all up to the first number."""
+    """The name of a tensor's layer: the text up to the first number."""
     layer = re.match(r".*?\.\d+(?=\.)", name)
     return layer[0] if layer else name
 

@@ -1,4 +1,4 @@
-"""The trainer's side of vLLM's NCCL weight transfer. No other module of the consumer depends on vLLM (0.32 or later).
+"""The trainer's side of vLLM's NCCL weight transfer, the only module of the consumer that needs vLLM (0.32 or later).
 
 Not tested on GPUs: the tests of the code around it use gloo instead.
 """
@@ -9,7 +9,7 @@ from typing import Any
 from rollq.buffer.errors import ConfigError
 
 BUFFER_BYTES = 1 << 30
-"""Size of the buffers that tensors are packed into, the same on both sides."""
+"""Size of the buffers for packed tensors, the same on both sides."""
 BUFFERS = 2
 """Number of buffers in flight."""
 
@@ -60,7 +60,7 @@ class NcclProcessGroup:
             raise RuntimeError("vLLM found no NCCL library and cannot send weights")
 
     def send(self, tensors: Iterable[tuple[str, Any]]) -> None:
-        """Broadcast all tensors, after the work on other CUDA streams that computes them."""
+        """Broadcast all tensors, after other CUDA streams have computed them."""
         import torch
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 

@@ -1,4 +1,4 @@
-"""Where a trainer stores weights and deltas: in Redis, in a folder that all workers share, or in an object store."""
+"""Places for a trainer's weights and deltas: Redis, a folder that all workers share, or an object store."""
 
 import secrets
 import shutil
@@ -34,25 +34,26 @@ _DIGITS = 16
 
 
 class Place(Protocol):
-    """Stores weights under names that follow from their content. The last `kept` versions stay, and what they need."""
+    """Stores weights under names derived from their content. The last `kept` versions stay, with the files that they
+    need."""
 
     def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
-        """An empty folder to write a model of `size_bytes` into. It is gone in the end."""
+        """An empty folder for writing a model of `size_bytes`. It is removed at the end."""
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """Store the model that was written to `unfinished`; `manifest` is its encoded manifest."""
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
-        """Store the weights of a folder, or announce them where they are."""
+        """Store the weights of a folder, or announce them in place."""
 
     def clear(self) -> None:
-        """Remove what a killed trainer of this run has left unfinished. No other trainer may hold the run."""
+        """Remove unfinished folders of a killed trainer of this run. No other trainer must hold the run."""
 
     def delta_uri(self, sha256: str, size_bytes: int) -> str:
         """The URI that a delta will have."""
 
     def put_delta(self, uri: str, data: memoryview) -> None:
-        """Store a delta, and remove what is no longer needed."""
+        """Store a delta, and remove files that are no longer needed."""
 
 
 def make_place(
@@ -70,7 +71,7 @@ def make_place(
 
 
 class RedisPlace:
-    """Chunks in Redis. Raises `WeightsError` for what is too large for it."""
+    """Chunks in Redis. Raises `WeightsError` for weights that are too large."""
 
     def __init__(self, buffer: TrainerBuffer, kept: int) -> None:
         self._buffer = buffer
@@ -103,7 +104,7 @@ class RedisPlace:
 
 
 class FolderPlace:
-    """A folder that the trainer and all workers share. Folders of weights are announced where they are."""
+    """A folder that the trainer and all workers share. Folders of weights are announced in place."""
 
     def __init__(self, buffer: TrainerBuffer, transport: Transport, folder: Path | None, kept: int) -> None:
         self._buffer = buffer
@@ -119,7 +120,7 @@ class FolderPlace:
         """See `Place`."""
         named = self._named(digest_of(manifest))
         if named.exists():
-            named.touch()  # the newest again
+            named.touch()  # marks it as the newest
         else:
             put_in_place(folder, named)
         self._prune()
@@ -137,7 +138,7 @@ class FolderPlace:
     def delta_uri(self, sha256: str, size_bytes: int) -> str:
         """See `Place`."""
         named = self._named(sha256)
-        return named.with_name(f"{named.name}.delta").absolute().as_uri()  # the name of a run may have dots
+        return named.with_name(f"{named.name}.delta").absolute().as_uri()  # a run's name may contain dots
 
     def put_delta(self, uri: str, data: memoryview) -> None:
         """See `Place`."""
@@ -206,7 +207,7 @@ class BucketPlace:
         return f"{self._buffer.run}/{sha256[:_DIGITS]}"
 
     def _prune(self) -> None:
-        """Remove old objects of this run, all of one folder together."""
+        """Remove old objects of this run, folder by folder."""
         needed = needed_uris(self._buffer, self._kept)
         objects = self._store.names(self._buffer.run)
         folders = list(dict.fromkeys(_folder_of(name) for name in reversed(objects)))  # newest first
@@ -236,15 +237,15 @@ def _clear(parent: Path | None, buffer: TrainerBuffer) -> None:
 
 
 def _unfinished_name(parent: Path | None, buffer: TrainerBuffer) -> str:
-    """How the names of unfinished folders begin. Runs of other stores may have the same name, and share a `TMPDIR`."""
+    """The prefix of unfinished folders. Runs of other stores may have the same name and share a `TMPDIR`."""
     return f".{_PREFIX}{buffer.run}.{f'{buffer.incarnation}.' if parent is None else ''}unfinished-"
 
 
 def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path], doomed: Path) -> None:
-    """Remove what in `parent` matches the patterns, except the `count` last changed and what is needed.
+    """Remove entries of `parent` that match the patterns, except the `count` last changed and the `needed` ones.
 
-    Workers may be reading the live weights until others are published. Folders are renamed first, to a name that begins
-    like `doomed`: one that has its own name is whole, even after a kill.
+    Workers may read the live weights until others are published. A folder is first renamed to a name that begins like
+    `doomed`, so a folder under its original name is complete, even after a kill.
     """
     stored = [path for pattern in patterns for path in parent.glob(pattern)]
     for old in sorted(stored, key=lambda path: path.stat().st_mtime_ns)[:-count]:
@@ -257,7 +258,7 @@ def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set
 
 
 def _folder_of(name: str) -> str:
-    """The part of an object's name that all objects of one version share."""
+    """The part of an object's name that the objects of one version share."""
     return "/".join(name.split("/")[:2])
 
 

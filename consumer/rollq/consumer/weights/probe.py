@@ -1,4 +1,4 @@
-"""The probe that is published with weights: by it, workers notice that their engines serve others."""
+"""The probe that is published with weights. With it, workers detect that their engines serve other weights."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from rollq.buffer.weights.probe import Probe, probe_prompts
 
 @torch.no_grad()
 def probe_of(model: Any) -> Probe:
-    """The probe of a Hugging Face causal LM with its present weights: a forward pass of about a hundred tokens, and the
+    """The probe of a Hugging Face causal LM with its current weights: a forward pass of about a hundred tokens, and the
     sums of its parameters.
 
-    Raises `WeightsError` when its logprobs are not finite.
+    Raises `WeightsError` if its logprobs are not finite.
     """
     parameter = next(model.parameters())
     prompts = probe_prompts(model.config.get_text_config().vocab_size)

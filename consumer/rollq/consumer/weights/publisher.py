@@ -1,4 +1,4 @@
-"""Publishes weights where workers find them: complete, as deltas, or straight into engines."""
+"""Publishes weights to workers: complete, as deltas, or straight into engines."""
 
 import socket
 from pathlib import Path
@@ -28,10 +28,10 @@ def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | N
 class WeightPublisher:
     """Stores weights in Redis, in a folder that the trainer and all workers share, or in an object store.
 
-    `where` is that folder, or the URL of the object store. The last `kept` versions stay. Every `full_every`-th
-    version of a model or a state dict is stored complete, and those between as deltas. With a `sender`, models and
-    state dicts are broadcast straight into engines instead. Models are published in checkpoint format; state dicts
-    must have the format of the weights that training started from. Both are written tensor by tensor, into files of
+    `where` is that folder, or the URL of the object store. The last `kept` versions stay. Every `full_every`-th version
+    of a model or a state dict is stored complete, the versions between as deltas. With a `sender`, models and state
+    dicts are broadcast straight into engines instead. Models are published in checkpoint format; state dicts must have
+    the format of the weights that training started from. Both are written tensor by tensor, into files of
     `max_file_bytes`; for an object store in the folder `scratch`, or else `TMPDIR`, before they are uploaded.
     """
 
@@ -52,12 +52,12 @@ class WeightPublisher:
         self._max_file_bytes = max_file_bytes
         self._versions = VersionStore(buffer, self._place, kept, full_every)
         self._sender = sender
-        self._started_from: Shapes | None = None  # None: from an adapter, or not yet
+        self._started_from: Shapes | None = None  # None: not started, or from an adapter
 
     def start(self, source: Source) -> StoredWeights:
-        """Store the weights that training starts from, like `put`. `announce` compares later ones with them.
+        """Store the initial weights, like `put`. `announce` compares later weights with them.
 
-        No other trainer may hold the run.
+        No other trainer must hold the run.
         """
         self._place.clear()
         self._started_from = source.shapes
@@ -94,7 +94,7 @@ class WeightPublisher:
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes that models and state dicts have taken, in all."""
+        """The total bytes of stored models and state dicts."""
         return self._versions.stored_bytes
 
     def send(self) -> None:
@@ -115,9 +115,9 @@ class WeightPublisher:
 
 
 def _check_shapes(shapes: Shapes, started_from: Shapes) -> None:
-    """Raise `WeightsError` if tensors have other names or shapes than those that training started from.
+    """Raise `WeightsError` if names or shapes of tensors differ from the initial weights'.
 
-    Names may be absent on one side only: a tied head is in some files and not in others.
+    Extra names are permitted on one side: only some files contain a tied head.
     """
     missing, unknown = sorted(started_from.keys() - shapes.keys()), sorted(shapes.keys() - started_from.keys())
     if missing and unknown:

@@ -1,7 +1,7 @@
 """Writes weights as safetensors files, tensor by tensor, and as Hugging Face folders.
 
-Invariant: writing takes the memory of one tensor, for files of any size. The bytes of a file follow from its tensors
-alone.
+Invariant: writing takes the memory of one tensor, for files of any size. The bytes of a file depend only on its
+tensors.
 """
 
 import shutil
@@ -66,7 +66,7 @@ def _shards(described: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
 
 
 def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> None:
-    """Write the headers of all files, and then each tensor to its place, as it comes. Raises what the stream raises."""
+    """Write the headers of all files, then each tensor to its place when it arrives. Raises the stream's exceptions."""
     places: dict[str, tuple[Path, int]] = {}
     for path, described in files.items():
         header, offsets = _layout(described)
@@ -77,7 +77,7 @@ def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> Non
         with path.open("r+b") as file:
             file.seek(offset)
             file.write(bytes_of(tensor))
-        del tensor  # before the next one is gathered
+        del tensor  # before the next tensor is gathered
 
 
 def bytes_of(tensor: Any) -> memoryview:
@@ -89,9 +89,9 @@ def bytes_of(tensor: Any) -> memoryview:
 
 
 def _layout(described: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
-    """The header of a safetensors file, with its length, and where the bytes of each tensor begin after it.
+    """The header of a safetensors file, with its length, and the start of each tensor's bytes after it.
 
-    Wide numbers come first, so that all are aligned.
+    Wide dtypes come first, which aligns all tensors.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offsets, end = {}, 0
@@ -109,7 +109,7 @@ def _layout(described: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
 
 @cache
 def _dtype_name(dtype: Any) -> str:
-    """The name that safetensors has for a dtype of torch, such as `BF16`."""
+    """The name of a torch dtype in safetensors, such as `BF16`."""
     import torch
     from safetensors.torch import save
 

@@ -1,7 +1,7 @@
 """The trainer's side of a weight broadcast: it gathers workers in a process group and sends them every tensor.
 
-Invariant: an attempt ends within `join_s` plus `timeout_s` seconds, whichever process dies in it. The weights stay
-available until newer ones are announced: workers that missed them get them while the trainer waits for a batch.
+Invariant: an attempt ends within `join_s` plus `timeout_s` seconds, even if any process dies during it. The weights
+stay available until newer weights are announced: workers that missed them get them while the trainer waits for a batch.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Rendezvous(Protocol):
 
 
 class Sender:
-    """Broadcasts one version of the weights after the other. Use it from one thread; only `keep` is thread-safe."""
+    """Broadcasts one version of the weights after another. Use it from one thread; only `keep` is thread-safe."""
 
     def __init__(
         self, buffer: TrainerBuffer, rendezvous: Rendezvous, *, address: str, join_s: float, timeout_s: float
@@ -67,7 +67,7 @@ class Sender:
         return self._stored
 
     def send(self) -> None:
-        """Send the announced and published weights to all workers that can take them; keep a copy for late ones.
+        """Send the announced and published weights to all workers that can take them. Keeps a copy for late workers.
 
         The tensors may change once this returns.
         """
@@ -98,7 +98,7 @@ class Sender:
             broadcast_log.keep()
 
     def _receivers(self) -> set[str]:
-        """Workers that could take weights now."""
+        """Workers that can take weights now."""
         return {
             name
             for name, report in self._buffer.workers().items()
@@ -106,7 +106,7 @@ class Sender:
         }
 
     def _attempt(self, broadcast_log: BroadcastLog, expected: set[str]) -> None:
-        """Send the weights to every worker that is ready within `join_s`, or earlier once all `expected` ones are."""
+        """Send the weights to every worker that is ready within `join_s`, or once all `expected` workers are ready."""
         broadcast = broadcast_log.read()
         if broadcast.current.over is not None:
             broadcast_log.append({"opened": True, "attempt": len(broadcast.attempts) + 1})
@@ -136,7 +136,8 @@ class Sender:
         )
 
     def _send_to(self, broadcast_log: BroadcastLog, number: int, ready: Mapping[str, int]) -> str:
-        """Make the `ready` workers (name -> ranks) members of an attempt, and send; returns why it failed, or ""."""
+        """Make the `ready` workers (name -> ranks) members of an attempt, and send. Returns the reason of a failure, or
+        ""."""
         members, world_size = assign_ranks(ready), 1 + sum(ready.values())
         port = free_port("")
         transfer = _Transfer(lambda: self._rendezvous(self._address, port, world_size), self._tensors)
@@ -156,7 +157,7 @@ class Sender:
 
 
 class _Transfer(threading.Thread):
-    """Joins the process group and sends, in a separate thread: a dead peer can make it hang indefinitely."""
+    """Joins the process group and sends in a separate thread, which a dead peer can block indefinitely."""
 
     def __init__(self, connect: Callable[[], ProcessGroup], tensors: Mapping[str, Any]) -> None:
         super().__init__(name="rollq-broadcast", daemon=True)

@@ -1,6 +1,6 @@
-"""Weights as they are published: what a user passes is looked at here, and only here.
+"""Weights to publish. Only this module inspects the user's weights.
 
-All that follows takes a `Folder`, whose files are stored as they are, or a `TensorStream`, which is written.
+Later stages take a `Folder`, whose files are stored unchanged, or a `TensorStream`, which is written.
 """
 
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The files of a model, or of a LoRA adapter, and the probe that was passed with them."""
+    """The files of a model or of a LoRA adapter, and the probe that the user passed with them."""
 
     path: Path
     probe: Probe | None = None
@@ -42,8 +42,8 @@ def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str |
     """The source of weights, with their probe: a model's probe is computed.
 
     With `dtype`, floating-point numbers of models and state dicts are rounded to it, and the probe allows for that; a
-    folder stays as it is. All ranks call it for a model that is sharded over them.
-    Raises `WeightsError` for what is not weights, and for sharded tensors outside of a model whose parameters are.
+    folder stays unchanged. All ranks call it for a model that is sharded over them. Raises `WeightsError` for an object
+    that is not weights, and for sharded tensors outside a sharded model.
     """
     if isinstance(weights, Path):
         return Folder(weights, probe)
@@ -57,15 +57,15 @@ def weights_source(weights: Weights, probe: Probe | None = None, *, dtype: str |
             "is wrapped), a state dict, or the Path of a folder"
         )
     if not _is_shared_out(weights):
-        check_whole(weights.state_dict())  # before the forward pass of a probe, which would wait for other ranks
+        check_whole(weights.state_dict())  # before the probe's forward pass, which would wait for other ranks
     return model_stream(weights, dtype=dtype, probe=_rounded(probe or _probe_of(weights), dtype))
 
 
 @contextmanager
 def gathering(weights: Weights, probe: Probe | None, *, rank: int, dtype: str | None = None) -> Iterator[Source | None]:
-    """Yield the source of weights on rank 0, and None on the others; all ranks enter.
+    """Yield the source of weights on rank 0, and None on other ranks. All ranks enter.
 
-    Those others take part in the gathering of a sharded model before they get None.
+    Other ranks first take part in gathering a sharded model.
     """
     if not _is_shared_out(weights):
         yield weights_source(weights, probe, dtype=dtype) if rank == 0 else None
@@ -79,13 +79,13 @@ def gathering(weights: Weights, probe: Probe | None, *, rank: int, dtype: str | 
 
 
 def _is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
-    """Whether this is a model of transformers."""
+    """Whether this is a transformers model."""
     transformers = sys.modules.get("transformers")  # an object of a module that is not imported does not exist
     return transformers is not None and isinstance(weights, transformers.PreTrainedModel)
 
 
 def _is_shared_out(weights: Weights) -> bool:
-    """Whether these are a model whose parameters are sharded over ranks."""
+    """Whether this is a model whose parameters are sharded over ranks."""
     return _is_model(weights) and any(map(is_sharded, weights.parameters()))
 
 
@@ -96,9 +96,9 @@ def _probe_of(model: Any) -> Probe:
 
 
 def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
-    """The probe of weights that are rounded to `dtype`: engines may be off by as much as with that dtype.
+    """The probe of weights that are rounded to `dtype`: it allows engines as much deviation as with that dtype.
 
-    Sums fit weights that are rounded to bfloat16, so float16 drops them.
+    Sums only fit weights that are rounded to bfloat16, so float16 drops them.
     """
     if probe is None or dtype is None:
         return probe

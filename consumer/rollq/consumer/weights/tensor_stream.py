@@ -1,7 +1,7 @@
-"""The tensors of weights as they are written: whole, one after the other, under the names that they have in files.
+"""The tensors of weights for writing: whole, one after another, under their names in files.
 
 Invariant: a rank of a sharded model holds its own shards, and the parts of one tensor of the files at a time. All ranks
-gather the same tensors in the same order, even where rank 0 fails to convert or write them.
+gather the same tensors in the same order, even if rank 0 fails to convert or write them.
 """
 
 from collections import deque
@@ -17,12 +17,12 @@ from rollq.consumer.weights.tensors import is_sharded, on_meta, shapes_of, share
 
 
 class TensorStream:
-    """Named tensors to write, which exist one after the other.
+    """Named tensors to write. They exist one after another.
 
-    `described` has them all, on torch's meta device: their names, dtypes and shapes. `size_bytes`: of all of them.
-    `tensors` are made of `gathered`, an iterator over what all ranks gather. `probe`: of the weights, if they have one.
-    Iterate once, on rank 0. Where ranks wait for each other, all of them use the stream as a context manager: at its
-    end, what is left is gathered, even after an error, which is raised then.
+    `described` has the names, dtypes and shapes of all tensors, on torch's meta device. `size_bytes` is their total
+    size. `tensors` are made from `gathered`, an iterator over the tensors that all ranks gather. `probe` is the
+    weights' probe, if any. Iterate once, on rank 0. If ranks wait for each other, all of them use the stream as a
+    context manager: at its end, the remaining tensors are gathered, even after an error, which is then raised.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TensorStream:
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Yield each name and its whole tensor.
 
-        Raises `WeightsError` for a tensor that is not as described, and for one that does not come, or comes twice.
+        Raises `WeightsError` for a tensor that differs from its description, is missing, or comes twice.
         """
         awaited = set(self.described)
         for name, tensor in self._tensors:
@@ -65,16 +65,16 @@ class TensorStream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with suppress(Exception) if kind else nullcontext():  # the first error is the one to know
+        with suppress(Exception) if kind else nullcontext():  # the first error is the cause
             self.take_part()
 
     def take_part(self) -> None:
-        """Gather what is left, for the ranks that wait for this one."""
-        deque(self._gathered, maxlen=0)  # no loop, whose variable would keep a tensor while the next one comes
+        """Gather the remaining tensors for the ranks that wait for this rank."""
+        deque(self._gathered, maxlen=0)  # the variable of a loop would keep a tensor during the next gather
 
 
 def tensor_stream(tensors: Mapping[str, Any], *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
-    """The tensors of a state dict, which may be sharded: as they are, and those that share memory once."""
+    """The tensors of a state dict, which may be sharded: unchanged, and tensors that share memory once."""
     once = {name: tensor.detach() for name, tensor in shared_once(tensors).items()}
     described = {name: on_meta(tensor, dtype) for name, tensor in once.items()}
     gathered = gather(once, described, once)
@@ -82,7 +82,7 @@ def tensor_stream(tensors: Mapping[str, Any], *, dtype: str | None = None, probe
 
 
 def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = None) -> TensorStream:
-    """The tensors of a model, which may be sharded, as `save_pretrained` names and divides them.
+    """The tensors of a model, which may be sharded, by the names and the division of `save_pretrained`.
 
     With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
     """
@@ -98,12 +98,15 @@ def model_stream(model: Any, *, dtype: str | None = None, probe: Probe | None = 
 
 
 def gather(tensors: Mapping[str, Any], described: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield each of the named tensors, whole, on all ranks, which all iterate to the end.
+    """Yield each of the named tensors, whole. All ranks iterate to the end.
 
-    They are rounded to the dtypes that are `described`, before they travel between ranks.
+    They are rounded to the `described` dtypes before they travel between ranks.
     """
     for name in names:
-        yield name, _whole(tensors[name].detach().to(described[name].dtype))  # no variable keeps it in this frame
+        yield (
+            name,
+            _whole(tensors[name].detach().to(described[name].dtype)),
+        )  # without a variable that keeps it in this frame
 
 
 def _whole(tensor: Any) -> Any:
@@ -111,7 +114,7 @@ def _whole(tensor: Any) -> Any:
 
 
 def _received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The tensors that were gathered of `tensors`, on rank 0: those that were sharded are on the CPU."""
+    """The gathered tensors of `tensors`, on rank 0. Tensors that were sharded are on the CPU."""
     return ((name, _arrived(name, whole, tensors[name])) for name, whole in gathered)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of torch by their names: which are sharded over ranks, which share memory, and as what files have them."""
+"""Named torch tensors: which are sharded over ranks, which share memory, and their forms in files."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ def is_sharded(tensor: object) -> bool:
 
 
 def check_whole(state_dict: Mapping[str, Any]) -> None:
-    """Raise `WeightsError` for a tensor that is sharded."""
+    """Raise `WeightsError` for a sharded tensor."""
     for name, tensor in state_dict.items():
         if is_sharded(tensor):
             raise WeightsError(
@@ -43,7 +43,7 @@ def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_meta(tensor: Any, dtype: str | None) -> Any:
-    """A tensor on torch's meta device as files have it; with `dtype`, floating-point numbers are rounded to it."""
+    """A tensor's form in files, on torch's meta device. With `dtype`, floating-point numbers are rounded to it."""
     import torch
 
     return torch.empty(tensor.shape, dtype=_dtype_in_file(tensor, dtype), device="meta")

@@ -1,4 +1,4 @@
-"""Versions of a model at the place where workers find them: complete, or as what changed since the version before."""
+"""Versions of a model in the place that workers read: complete, or as a delta to the version before."""
 
 import hashlib
 import logging
@@ -46,11 +46,11 @@ class VersionStore:
         return stored
 
     def forget(self) -> None:
-        """Have the next version published complete."""
+        """Make the next version be published complete."""
         self._chain, self._last = None, ()
 
     def _delta_to(self, files: Sequence[mmap.mmap], digest: str) -> "_Delta | None":
-        """The delta to a version, its safetensors files; None if a complete copy is due, or needed."""
+        """The delta to a version's safetensors files; None if a complete copy is due or needed."""
         if self._chain is None or len(self._chain.deltas) >= self._most:
             return None
         if not can_encode(self._last, files):
@@ -80,7 +80,7 @@ class VersionStore:
         return stored
 
     def _note(self, chain: Chain, files: Sequence[mmap.mmap], stored_bytes: int) -> None:
-        """The version in `files`, to which `chain` leads, took `stored_bytes`. The next delta follows it."""
+        """Note that the version in `files`, at the end of `chain`, took `stored_bytes`. The next delta follows it."""
         self.stored_bytes += stored_bytes
         kind = f"delta {len(chain.deltas)}" if chain.deltas else "complete"
         size_bytes = sum(map(len, files))
@@ -95,7 +95,7 @@ class VersionStore:
 
 
 class _Delta(NamedTuple):
-    """The bytes of a delta, their SHA-256, the chain that it continues, and the digest of the version it leads to."""
+    """The bytes of a delta, their SHA-256, the chain that it continues, and the digest of the resulting version."""
 
     data: mmap.mmap
     sha256: str
@@ -111,7 +111,7 @@ class _Delta(NamedTuple):
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The bytes of a file, which stay readable when it is moved or removed."""
+    """The bytes of a file. They stay readable after the file is moved or removed."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
