@@ -1,4 +1,4 @@
-"""Checks an environment without a model: its rows, then its graders or episodes as its kind does."""
+"""Checks an environment without a model: its rows, then its graders or episodes by the kind's check."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,14 +13,14 @@ from rollq.environments.rows import PATIENCE, REPORT_S, digest_of, made_rows, un
 from rollq.environments.time_limits import TimeLimit, every
 
 MAKING_S: Final = 120.0
-"""The longest time in which rows are made, once for each split and hash seed."""
+"""The time limit for making rows, for each split and hash seed."""
 OTHER_SPLIT: Final = "test"
 MANY: Final = 0.5
-"""Share of rows that repeat others from which on the number of different rows is small."""
+"""If at least this share of rows are repeats, the environment has few different rows."""
 
 
 def check(environment: Environment, rows: int, tell: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:
-    """Yield what is found in the first `rows` rows; `tell` gets a line every `REPORT_S`, from a thread. Raises
+    """Yield the findings about the first `rows` rows. `tell` gets a line every `REPORT_S`, from a thread. Raises
     `ConfigError` for an environment that cannot be opened."""
     source = environment.open()
     if not environment.makes_rows:
@@ -50,7 +50,7 @@ def check(environment: Environment, rows: int, tell: Callable[[str], None] = lam
 
 
 UNSTABLE_ROWS: Final = 50
-"""First rows that are made once more under another hash seed."""
+"""How many of the first rows are made again under another hash seed."""
 
 
 def _form(rows: list[dict[str, object]]) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _form(rows: list[dict[str, object]]) -> Iterator[Finding]:
 
 
 def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> Iterator[Finding]:
-    """Rows that repeat others, and rows that are in the other split."""
+    """Rows that repeat others, and rows that the other split contains."""
     digests = [digest_of(row) for row in rows]
     different = len(set(digests))
     if different < len(rows):
@@ -75,7 +75,7 @@ def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> It
 
 
 def _test_rows(environment: Environment, rows: int) -> list[dict[str, object]]:
-    """The rows of the other split; empty where there is none."""
+    """The rows of the other split; empty if there is none."""
     if environment.split == OTHER_SPLIT:
         return []
     other = replace(environment, split=OTHER_SPLIT)

@@ -1,4 +1,4 @@
-"""Rows that open an episode: their seeds, and the opening that a row promises. Pure."""
+"""Rows that open an episode: their seeds and their expected openings. Pure."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -8,7 +8,7 @@ from rollq.buffer.values.failures import FailureKind, SampleFailed
 from rollq.buffer.values.rollouts import Prompt
 
 ENV: Final = "env"
-"""The column of a row by which an episode is opened again; workers find it in the prompt's metadata."""
+"""The column of a row with the data to reopen its episode. Workers find it in the prompt's metadata."""
 OPENING: Final = "opening"
 """The first observation in it, as text."""
 SEED: Final = "seed"
@@ -16,12 +16,12 @@ SHOWN: Final = 200
 
 
 def row_seed(seed: int, split: str, row: int) -> int:
-    """The seed of one row, 31 bits, which every package takes. Rows of other seeds and splits have other ones."""
+    """The seed of one row, 31 bits, a size that every package takes. It differs for other seeds and splits."""
     return int.from_bytes(blake2b(f"{seed}/{split}/{row}".encode(), digest_size=4).digest()) >> 1
 
 
 def place_of(prompt: Prompt) -> Mapping[str, Any]:
-    """The episode that a row opens. Raises `SampleFailed` for a row that was not exported from an environment."""
+    """The episode that a row opens. Raises `SampleFailed` for a row that no environment exported."""
     place = prompt.metadata.get(ENV)
     if isinstance(place, Mapping) and OPENING in place:
         return place
@@ -29,7 +29,7 @@ def place_of(prompt: Prompt) -> Mapping[str, Any]:
 
 
 def check_opening(place: Mapping[str, Any], opened: str) -> None:
-    """Raise `SampleFailed` if an episode did not open as its row says."""
+    """Raise `SampleFailed` if an episode's opening differs from its row's."""
     if (promised := place[OPENING]) != opened:
         raise SampleFailed(
             FailureKind.ENVIRONMENT,
@@ -38,7 +38,7 @@ def check_opening(place: Mapping[str, Any], opened: str) -> None:
 
 
 def _shown(text: str, other: str) -> str:
-    """A text from a little before the first character that another one does not share."""
+    """A text from shortly before the first character at which it differs from another text."""
     same = next((at for at, (mine, its) in enumerate(zip(text, other, strict=False)) if mine != its), None)
     start = 0 if same is None or same < SHOWN // 2 else same - SHOWN // 4
     return ("..." if start else "") + repr(text[start : start + SHOWN])

@@ -1,6 +1,6 @@
-"""`env = "kind:name"` as the ordinary keys of a task or an evaluation, and the files that its rows are written to.
+"""Expands `env = "kind:name"` into ordinary keys of a task or an evaluation, and names the files of its rows.
 
-The keys that the user sets win. Nothing here imports the package of an environment or makes a row.
+Keys that the user sets take precedence. This module neither imports an environment's package nor makes rows.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ FOLDER: Final = "environments"
 """The folder beside `rollq.toml` with the files of rows."""
 TASK_ROWS: Final = 5_000
 EVALUATION_ROWS: Final = 200
-"""Rows of an environment that has no end of them, unless `env_options.rows` says otherwise."""
+"""How many rows to make of an environment with unlimited rows, unless `env_options.rows` is set."""
 NEED_ENV: Final = ("env_options", "env_split", "env_shared")
 MERGED: Final = {"agent_loop": "agent_options", "judge": "judge_options"}
-"""Keys with the tables of their options, which the user may set in part."""
+"""Keys with their tables of options, which the user may set partly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One `env` of a settings file. `left_out`: evaluations of the same environment, whose rows it must not have.
-    `folder`: where its relative paths start, the folder of `rollq.toml`."""
+    """One `env` of a settings file. `left_out`: evaluations of the same environment; their rows are excluded. `folder`:
+    the base of its relative paths, the folder of `rollq.toml`."""
 
     env: str
     options: Mapping[str, Any]
@@ -47,11 +47,11 @@ class Environment:
 
     @property
     def makes_rows(self) -> bool:
-        """Whether it has rows; otherwise prompts are the user's."""
+        """Whether it makes rows. Otherwise the user supplies the prompts."""
         return bool(getattr(self.open(), "makes_rows", True))
 
     def identity(self) -> str:
-        """The package with its version, and the options, which rows, grader and episodes depend on, as one text."""
+        """The package with its version, and the options that rows, grader and episodes depend on, as one text."""
         return f"{self.env} ({', '.join(f'{name} {value}' for name, value in self.open().identity().items())})"
 
     def installed_identity(self) -> str:
@@ -96,7 +96,8 @@ def expanded(data: Mapping[str, Any], folder: Path) -> Expanded:
 
 
 def _environments_of(data: Mapping[str, Any], folder: Path, problems: list[str]) -> dict[tuple[str, str], Environment]:
-    """The environments of evaluations and tasks, by table and name, in flat tables. Adds what is wrong with others."""
+    """The environments of evaluations and tasks, by table and name, in flat tables. Adds the problems of invalid ones
+    to `problems`."""
     known: dict[tuple[str, str], Environment] = {}
     evaluated: list[Environment] = []
     for root, name, table in _tables(data):
@@ -122,7 +123,7 @@ def _uses_rows(table: Mapping[str, Any], environment: Environment) -> bool:
 
 
 def _check_rows_are_used(table: Mapping[str, Any], environment: Environment) -> None:
-    """Raise `ConfigError` for a key about rows that the environment does not make."""
+    """Raise `ConfigError` for a key about rows if the environment makes none."""
     if _uses_rows(table, environment):
         return
     own = environment.makes_rows
@@ -135,7 +136,8 @@ def _check_rows_are_used(table: Mapping[str, Any], environment: Environment) -> 
 
 
 def _without(evaluated: Iterable[Environment], environment: Environment) -> Environment:
-    """A task's environment without the rows of evaluations. Raises `ConfigError` for the same rows."""
+    """A task's environment without the rows of evaluations. Raises `ConfigError` if an evaluation has the same
+    split."""
     same = tuple(other for other in evaluated if other.env == environment.env)
     if any(other.split == environment.split for other in same):
         raise ConfigError(
@@ -178,7 +180,7 @@ def _expanded(place: str, table: Any, environment: Environment | None, problems:
     if environment is None:
         problems += _without_environment(place, table) if isinstance(table, dict) else ()
         return table
-    if table.get("offline") is True:  # refused with the keys that the user sets
+    if table.get("offline") is True:  # refused with the user's keys
         return table
     try:
         given = dict(environment.open().settings())
@@ -199,14 +201,14 @@ def _expanded(place: str, table: Any, environment: Environment | None, problems:
 
 
 def _merged(given: Any, own: Any) -> Any:
-    """A value of an environment and the user's; of tables, the keys of both, such as tools."""
+    """The user's value, or the environment's. Tables, such as tools, have the keys of both."""
     if not (isinstance(given, dict) and isinstance(own, dict)):
         return own
     return {**given, **{key: _merged(given.get(key), value) for key, value in own.items()}}
 
 
 def _other_loop(table: Mapping[str, Any], given: Mapping[str, Any], environment: Environment) -> str:
-    """Why the user's agent loop does not go with an environment; empty if it does, as custom loops for rows do."""
+    """Why the user's agent loop does not fit an environment; empty if it fits, as custom loops for rows do."""
     own, loop = table.get("agent_loop"), given.get("agent_loop")
     if own is None or loop in (None, own) or (environment.makes_rows and "." in str(own)):
         return ""

@@ -1,6 +1,8 @@
-"""The process that makes the rows of one environment: JSON on the standard input says which, each row is a line.
+"""The process that makes the rows of one environment: JSON on the standard input names it, and each row is a line of
+output.
 
-Its last line on the standard error is the reason when it fails. Invariant: it ends with its parent, however that ends.
+If it fails, its last line on the standard error is the reason. Invariant: it ends with its parent, even if the parent
+is killed.
 """
 
 import os
@@ -15,7 +17,7 @@ from rollq.environments.kinds import kind_named, split_env
 
 
 def main() -> int:
-    """Write rows until they end or nobody reads them."""
+    """Write rows until they end or the reader is gone."""
     asked = exact_json.loads(sys.stdin.buffer.read())
     die_with_parent(signal.SIGKILL, asked["parent"])
     rows = os.fdopen(os.dup(1), "wb")

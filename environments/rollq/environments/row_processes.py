@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 from rollq.buffer.common import exact_json
 
 MOST_SAID: Final = 20
-"""Lines of errors that are kept."""
+"""How many lines of errors are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class RowProcess:
     _said: list[str] = field(default_factory=list)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as they come, without one that it was writing when it died."""
+        """The rows as they arrive, without a row that was cut off by the process's death."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith(b"\n"):
                 yield exact_json.loads(line)
 
     def error(self) -> str:
-        """Wait for its end; the last line of its errors, or empty if it ended well."""
+        """Wait for its end. Returns the last line of its errors, or "" after success."""
         if not self.process.wait():
             return ""
         self._reader.join(timeout=1)
@@ -45,7 +45,7 @@ def row_process(command: Sequence[str], environment: Mapping[str, str], asked: b
         reader = threading.Thread(target=_keep, args=(process.stderr, said), daemon=True)
         reader.start()
         try:
-            with suppress(BrokenPipeError):  # it has died: its errors say why
+            with suppress(BrokenPipeError):  # it has died: its errors have the reason
                 process.stdin.write(asked)
                 process.stdin.close()
             yield RowProcess(process, reader, said)
@@ -56,7 +56,7 @@ def row_process(command: Sequence[str], environment: Mapping[str, str], asked: b
 
 
 def _keep(lines: IO[bytes], kept: list[str]) -> None:
-    with suppress(ValueError):  # nobody wants the rest
+    with suppress(ValueError):  # the rest is not needed
         for line in lines:
             if text := line.decode(errors="replace").strip():
                 kept[:] = [*kept[1 - MOST_SAID :], text]

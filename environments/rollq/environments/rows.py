@@ -28,16 +28,16 @@ from rollq.workers.judging.environment import known_to_be_harmless
 log = logging.getLogger(__name__)
 
 COMPARED: Final = 200
-"""First rows that are made once more under another hash seed."""
+"""How many of the first rows are made again under another hash seed."""
 PATIENCE: Final = 1_000
-"""Rows without a new one after which an environment that has no end of them is taken to have no others."""
+"""After this many repeated rows in a row, an unlimited environment counts as exhausted."""
 REPORT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The rows in a file, and the rows that are not: they repeat others, or are in an evaluation. `unstable`: of the
-    first rows, how many differ under another hash seed."""
+    """The number of rows in a file, and of rows that were left out as repeats or as rows of an evaluation. `unstable`:
+    how many of the first rows differ under another hash seed."""
 
     rows: int
     repeated: int
@@ -62,7 +62,8 @@ def write_missing_rows(environment: Environment, folder: Path) -> Path:
 
 
 def write_rows(environment: Environment, path: Path, folder: Path) -> Written:
-    """Write an environment's rows to `path`. `folder` has, or gets, the files of evaluations whose rows are left out.
+    """Write an environment's rows to `path`. The files of evaluations whose rows are left out are in `folder`, or
+    written there.
 
     Raises `ConfigError`.
     """
@@ -116,8 +117,8 @@ def first_row(environment: Environment) -> dict[str, Any]:
 def unstable_rows(
     environment: Environment, most: int, made: Sequence[Mapping[str, Any]] = (), limit: TimeLimit | None = None
 ) -> int:
-    """Of the first rows, how many differ under another hash seed. `made`: the first ones, if they are there already;
-    `limit`: on making them again."""
+    """How many of the first rows differ under another hash seed. `made`: the first rows, if already made. `limit`: for
+    making them again."""
     first = made[:most]
     if not first:
         with closing(made_rows(environment)) as rows:
@@ -127,8 +128,8 @@ def unstable_rows(
 
 
 def digest_of(row: Mapping[str, Any]) -> bytes:
-    """The digest of a row: of its prompt, and of its episode where the prompt is not all of it. Rows with the same
-    digest are the same task."""
+    """The digest of a row: of its prompt and, if the prompt does not determine it, its episode. Rows with equal digests
+    are the same task."""
     episode = row["env"] if row.get("env", {}).keys() & {"opening", "task"} else None
     return hashlib.sha256(exact_json.dumps([row.get("messages", row.get("prompt")), episode])).digest()
 
@@ -136,7 +137,7 @@ def digest_of(row: Mapping[str, Any]) -> bytes:
 def made_rows(
     environment: Environment, *, hash_seed: int = 0, limit: TimeLimit | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """The rows that a child process makes, until a `limit` is over; closing the iterator ends it. Raises `ConfigError`
+    """The rows that a child process makes within `limit`. Closing the iterator ends the process. Raises `ConfigError`
     with its error."""
     asked = {
         "env": environment.env,

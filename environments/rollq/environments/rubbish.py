@@ -1,4 +1,4 @@
-"""Answers that no grader should pay for, and texts that betray a grader that runs what it reads. Pure."""
+"""Answers that no grader should reward, and texts that reveal a grader that runs them. Pure."""
 
 from collections.abc import Iterator
 from pathlib import Path

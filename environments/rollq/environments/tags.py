@@ -9,7 +9,7 @@ _TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE)
 def last_tagged(text: str) -> str | None:
     """The last text within `<answer>` and `</answer>`, without surrounding whitespace; None without any.
 
-    Takes time in proportion to the text, which may repeat one tag without an end.
+    Takes time linear in the text, even if it repeats one tag many times.
     """
     found = None
     start = -1

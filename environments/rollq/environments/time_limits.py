@@ -1,4 +1,4 @@
-"""A limit on how long the rows of an environment may take to be made, and reports while they are."""
+"""A time limit on making an environment's rows, and reports of progress."""
 
 import subprocess
 import threading
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class TimeLimit:
-    """A limit in seconds. `is_over`: it has ended a process."""
+    """A limit in seconds. `is_over`: whether it has ended a process."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

@@ -1,4 +1,4 @@
-"""Trials of episodes without a model, for checks: rows are opened, twice, many at the same time, and closed."""
+"""Trials of episodes without a model, for checks: rows are opened twice, many at the same time, and closed."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ async def try_rows(
 
 
 def prompt_of(row: Mapping[str, Any]) -> Prompt:
-    """The prompt that a worker gets of a row."""
+    """The prompt of a row, as a worker gets it."""
     content = row["prompt"] if "prompt" in row else tuple(row["messages"])
     return Prompt(content, metadata={ENV: row[ENV]})
 

@@ -13,7 +13,7 @@ class Stage(StrEnum):
     """The state of a batch."""
 
     PENDING = "pending"  # submitted in part; submitting it again completes it
-    RUNNING = "running"  # its groups are generated
+    RUNNING = "running"  # its groups are being generated
     FINALIZING = "finalizing"  # a process runs the pipeline on it
     FINALIZED = "finalized"  # its groups may be trained
     ABORTED = "aborted"
@@ -21,7 +21,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchHandle:
-    """One incarnation of a batch: a reused id gets another handle."""
+    """One incarnation of a batch. A reused id gets a new handle."""
 
     task: str
     batch_id: str
@@ -42,10 +42,10 @@ class BatchResult:
 class OverRollout:
     """Ends a batch without its slowest groups: `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
 
-    `partial_groups`: of the others, count those too that have `min_valid_samples` finished samples; the rest of their
-    samples are stored as failed. Long samples are then missing more often than short ones. This also holds for
-    `min_wait_num` and for an evaluation's timeout, and makes `finalize` take up to five seconds longer. It does nothing
-    where `min_valid_samples` is not set, since all samples are needed then.
+    `partial_groups`: also count slower groups with `min_valid_samples` finished samples; their other samples are stored
+    as failed. Long samples are then missing more often than short samples. It also applies to `min_wait_num` and to an
+    evaluation's timeout, and makes `finalize` take up to five seconds longer. It has no effect without
+    `min_valid_samples`, since all samples are needed then.
 
     Raises `ConfigError` for a ratio outside [0, 1).
     """

@@ -1,4 +1,4 @@
-"""How a row of a user's data becomes a `Prompt`: the same mapping for every file format.
+"""Maps a row of a user's data to a `Prompt`, in the same way for every file format.
 
 setting of the task     column                                             field of the prompt
 `prompt_field`          a text, or a list of chat messages                 `content`
@@ -11,23 +11,23 @@ setting of the task     column                                             field
 `metadata_fields`       values for judges and agent loops;                 `metadata`
                         default: all other columns
 
-A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose own name contains
-dots takes precedence. In `metadata` a path appears under its full name, and a column that was used only in part is kept
-whole. A null counts as absent, at every depth of a message, because tables with one type per column fill gaps with
-nulls. So it does within the answers and the metadata of such a table. Only a whole answer, a whole value of `metadata`
-and the content of a message may be null.
+A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose name contains
+dots takes precedence. In `metadata` a path appears under its full name, and a column that was used only partly is kept
+whole. A null counts as absent at every depth of a message, because tables with one type per column fill gaps with
+nulls. The same holds within answers and metadata of such a table. Only a whole answer, a whole value of `metadata` and
+the content of a message may be null.
 
 An image is a path, an https or `data:` URL, or an object with one of them under `image`, `url` or `path`, and perhaps
-the `sha256` of the file; in files of `datasets` also its bytes. It is named in the column, or in the messages' parts of
-type `image` or `image_url`. Images of the column take the place of the texts `<image>` in the messages, or come before
-the first text of the user if there are none.
+the `sha256` of the file; files of `datasets` may have its bytes. It is named in the column, or in the messages' parts
+of type `image` or `image_url`. Images of the column take the place of the texts `<image>` in the messages, or come
+before the first text of the user if there are none.
 
-Messages that end with the assistant's are rows of another kind, with the answer in the prompt: they are refused, unless
-`final_answer` says that the last message is the reference answer, or that the model continues it.
+Messages that end with the assistant's have the answer in the prompt. They are refused, unless `final_answer` declares
+the last message to be the reference answer, or a prefix that the model continues.
 
-With `chat`, a text becomes a user's message, so that the model's chat template is applied to it. The row's own system
-prompt, or else `system_prompt`, becomes a system message at the start, unless the messages have one, and turns texts
-into messages. `reply_prefix` becomes an assistant's message at the end, which the model continues.
+With `chat`, a text becomes a user's message, and the model's chat template is applied. The row's system prompt,
+otherwise `system_prompt`, becomes a system message at the start, unless the messages have one, and turns texts into
+messages. `reply_prefix` becomes an assistant's message at the end, which the model continues.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ class Columns:
     @classmethod
     def from_task(cls, task: PromptSettings) -> Self:
         """The mapping that a task's settings describe."""
-        order = getattr(task, "prompt_order", None)  # an evaluation has none
+        order = getattr(task, "prompt_order", None)  # evaluations have no order
         return cls(
             prompt_field=task.prompt_field,
             answer_field=task.answer_field,
@@ -84,7 +84,7 @@ class Columns:
         )
 
     def uses(self, column: str) -> bool:
-        """Whether a top-level column, or a part of it, is used; the others need not be read."""
+        """Whether a top-level column or a part of it is used. Other columns need not be read."""
         if self.metadata_fields is None:
             return True
         fields = (self.prompt_field, _MESSAGES, self.answer_field, self.ids_field, self.images_field)
@@ -92,16 +92,16 @@ class Columns:
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def absent(self, read_rows: Callable[[], Sequence[Mapping[str, Any]]]) -> str | None:
-        """The setting that names a column which none of the rows has; None if all that are asked for exist.
+        """The setting that names a column that none of the rows has; None if all named columns exist.
 
-        The rows are read if settings ask for some column."""
+        Reads the rows only if settings name a column."""
         asked = [("metadata_fields", name) for name in self.metadata_fields or ()]
         for setting in (
             "ids_field",
             "images_field",
             "system_prompt_field",
             "tools_field",
-        ):  # by default, they may be absent
+        ):  # with default names, these may be absent
             if (name := getattr(self, setting)) != getattr(Columns(), setting):
                 asked.append((setting, name))
         if self.sorted_by:
@@ -115,7 +115,7 @@ class Columns:
         return None
 
     def prompt(self, row: Mapping[str, Any], *, fills_gaps: bool = False) -> tuple[Prompt, tuple[NamedImage, ...]]:
-        """Convert a row to a prompt without its images, and these. Raises `ValueError` with the column and its
+        """Convert a row to a prompt without images, and its images. Raises `ValueError` with the column and its
         problem.
 
         `fills_gaps`: the row's table writes nulls for names that its objects lack."""
@@ -144,7 +144,7 @@ class Columns:
         return prompt, images
 
     def _without_answer(self, field: str, content: Content, answer: Any) -> tuple[Content, Any]:
-        """The content of a prompt and its answer, which the assistant's last message may hold."""
+        """The content of a prompt and its answer, which may come from the assistant's last message."""
         if isinstance(content, str) or content[-1]["role"] != "assistant":
             return content, answer
         if self.final_answer == "continue":
@@ -173,7 +173,7 @@ class Columns:
         return place_images(content, len(images)), tuple(images)
 
     def _with_system_prompt(self, row: Mapping[str, Any], content: Content) -> Content:
-        """Turn a text into messages, and add the system message, as far as the settings ask for it."""
+        """Turn a text into messages and add the system message, if the settings say so."""
         system_prompt = self._system_prompt(row)
         if isinstance(content, str):
             if not self.chat and not system_prompt:
@@ -252,7 +252,7 @@ def _message(name: str, message: Any) -> Mapping[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without the names of objects that have null for a value, at every depth."""
+    """A value without names whose value is null, at every depth of its objects."""
     if isinstance(value, Mapping):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

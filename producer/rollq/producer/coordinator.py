@@ -1,8 +1,8 @@
 """The batch coordinator: submits prompts as one batch, and finalizes their groups as one batch.
 
-It is for training loops that decide which prompts are sampled for which step, instead of letting producers run ahead.
-All state is in Redis: any process may submit, wait, finalize or abort, and a restarted process finds its batches
-unchanged. Groups of a batch are gathered, and become trainable only when the batch is finalized.
+It is for training loops that choose the prompts of each step, instead of letting producers run ahead. All state is in
+Redis: any process may submit, wait, finalize or abort, and a restarted process finds its batches unchanged. Groups of a
+batch are gathered, and become trainable only when the batch is finalized.
 """
 
 import hashlib
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 BATCH_ID = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 OF_A_BATCH = (EventKind.ADMIT, EventKind.BATCH, EventKind.PUT)
-"""The events of a batch that is under way."""
+"""The events of a running batch."""
 CUT_OFF_S = 5.0
-"""How long workers may take to finish their part of a batch; later results do not belong to it."""
+"""How long workers may take to finish their part of a batch. Later results are not part of it."""
 CUT_OFF_PAUSE_S = 0.1
-"""Shortest pause between two checks: each looks at every group of the batch."""
+"""The shortest pause between two checks. Each check reads every group of the batch."""
 PIPELINE_S = 600.0
 """How long a process may take to finalize a batch before another process may do it."""
 
@@ -61,7 +61,7 @@ class BatchCoordinator:
     ) -> None:
         """`pipeline` are the operators that finished groups pass before training, see `rollq.producer.pipeline`.
 
-        Raises `ConfigError` for an operator that cannot be called with groups, or that is async.
+        Raises `ConfigError` for an operator that cannot be called with groups, or for an async operator.
         """
         for operator in pipeline:
             check_function(operator, OPERATOR)
@@ -77,9 +77,9 @@ class BatchCoordinator:
         """Schedule `prompts` as one batch for `step`, and return at once.
 
         While a batch is running, submitting the same content under its id again returns the same handle; the id of a
-        finished batch may be reused. Raises `BatchRefused`, a `ValueError`, for other content under the id of a running
-        batch, for an invalid id or type, and for more than `MAX_BATCH_GROUPS` prompts; `ConfigError` for a task with
-        shards.
+        finished batch may be reused. Raises `BatchRefused`, a `ValueError`, for different content under the id of a
+        running batch, for an invalid id or type, and for more than `MAX_BATCH_GROUPS` prompts; `ConfigError` for a task
+        with shards.
         """
         _check_submission(batch_id, batch_type, len(prompts))
         state = self._open(task, batch_id, batch_type, step=step, digest=_digest(prompts, batch_type, step))
@@ -119,9 +119,9 @@ class BatchCoordinator:
     ) -> BatchResult:
         """Wait for a batch, run the pipeline on its finished groups, and release them for training. Idempotent.
 
-        Waits for all groups, or for `min_wait_num` of them (the rest then joins the pool of interrupted groups); by
-        default for as many as the over-rollout asks for. The over-rollout also says whether groups with only some
-        finished samples count. An evaluation produces nothing to train and tolerates a timeout: its metrics are
+        Waits for `min_wait_num` groups (the rest then joins the pool of interrupted groups), by default for the
+        over-rollout's number, otherwise for all. The over-rollout also decides whether groups with only some finished
+        samples count. An evaluation yields no groups to train and tolerates a timeout. Its metrics are
         `eval/<name>/...`, where the name is the part of the id after its first slash; `detailed` adds minimum, maximum
         and standard deviation.
 
@@ -151,9 +151,9 @@ class BatchCoordinator:
         return self._end(task, state, deadline_s - time.monotonic())
 
     def abort(self, task: str, batch: BatchHandle | str, reason: str, *, keep_partial_results: bool = False) -> None:
-        """End a batch and drop its unfinished groups, and its finished ones too unless they are kept for training.
+        """End a batch and drop its unfinished groups, and its finished groups too unless they are kept for training.
 
-        Does nothing if the batch is unknown or has ended.
+        Has no effect if the batch is unknown or has ended.
         """
         try:
             state = self._state(task, batch)
@@ -176,8 +176,8 @@ class BatchCoordinator:
             ) from error
 
     def _tend(self, task: str) -> None:
-        """Do a producer's work for the task: take groups of dead workers back, remove payloads that groups have
-        dropped, and give each pending group a ticket."""
+        """Do a producer's work for the task: take groups of dead workers back, remove dropped payloads, and give each
+        pending group a ticket."""
         buffer = self._buffer
         buffer.reap(task)
         buffer.collect(task)
@@ -187,8 +187,8 @@ class BatchCoordinator:
     def _wait(
         self, task: str, state: BatchState, timeout_s: float, min_wait_num: int | None
     ) -> tuple[BatchState, bool]:
-        """Wait until the batch is complete, over, or finished enough; returns its state, and whether enough is
-        finished."""
+        """Wait until the batch is complete, over, or has enough finished groups. Returns its state, and whether it has
+        enough."""
         enough = False
         with self._buffer.events(*OF_A_BATCH, task=task) as events:
             waiter = Waiter(events, timeout_s=timeout_s, explain=lambda: _progress(state))
@@ -204,7 +204,7 @@ class BatchCoordinator:
         return state, enough
 
     def _cut_off(self, task: str, state: BatchState) -> BatchState:
-        """Make workers end their part of a batch, and wait for them; returns its state."""
+        """Make workers end their part of a batch, and wait for them. Returns its state."""
         if state.complete or state.state != "running":
             return state
         with self._buffer.events(*OF_A_BATCH, task=task) as events:
@@ -221,7 +221,8 @@ class BatchCoordinator:
         return max(self._over_rollout.enough(size), 1), self._over_rollout.grace_s
 
     def _end(self, task: str, state: BatchState, timeout_s: float) -> BatchResult:
-        """Finalize the batch, or return the result if another process has. Raises `BatchOver` for an aborted one."""
+        """Finalize the batch, or return the result if another process has finalized it. Raises `BatchOver` for an
+        aborted batch."""
         nonce = secrets.token_hex(8)
         claimed = self._begin_finalize(task, state, nonce, timeout_s)
         if claimed.state == "finalized":
@@ -251,7 +252,8 @@ class BatchCoordinator:
         return f"; the last error: {error.text}" if error else ""
 
     def _begin_finalize(self, task: str, state: BatchState, nonce: str, timeout_s: float) -> Finalizing:
-        """Claim the batch for the pipeline, or wait for the process that has; returns a finalized or claimed batch."""
+        """Claim the batch for the pipeline, or wait for the process that has claimed it. Returns a finalized or claimed
+        batch."""
         busy = f"batch {state.batch_id!r}: another process is still finalizing it"
         with self._buffer.events(EventKind.BATCH, task=task) as events:
             for _ in Waiter(events, timeout_s=timeout_s, explain=lambda: busy):
@@ -292,7 +294,7 @@ def _progress(state: BatchState) -> str:
 
 
 def _digest(prompts: Sequence[Prompt], batch_type: str, step: int) -> str:
-    """Identifies the content of a submission."""
+    """The digest that identifies the content of a submission."""
     digest = hashlib.sha256(f"{batch_type} {step}".encode())
     for prompt in prompts:
         digest.update(b"\0" + encode_prompt(prompt))
@@ -300,7 +302,7 @@ def _digest(prompts: Sequence[Prompt], batch_type: str, step: int) -> str:
 
 
 def _pipeline_output(group: ScoredGroup) -> PipelineOutput | str:
-    """The rewards and advantages that are stored for a group, or the reason why it was dropped."""
+    """The rewards and advantages to store for a group, or the reason why it was dropped."""
     if group.dropped is not None:
         return group.dropped
     advantages = None if group.advantages is None else tuple(group.advantages.tolist())

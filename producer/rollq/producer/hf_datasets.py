@@ -1,8 +1,8 @@
 """Local Hugging Face data as a table: a `.parquet` or `.arrow` file, a folder written by `Dataset.save_to_disk`, or a
 folder of `.parquet` files, in the order of their names.
 
-The package `datasets`, an extra of rollq, reads it through a memory map: rows are read on demand, and only the columns
-that a prompt needs. It copies a Parquet file to its cache (`HF_HOME`) once, as Arrow. The network is not used.
+The package `datasets`, an extra of rollq, reads it through a memory map: only the needed rows and columns are read. It
+copies a Parquet file once to its cache (`HF_HOME`) as Arrow. The network is not used.
 """
 
 import hashlib
@@ -58,7 +58,8 @@ class DatasetRows:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the file, or of the folder's Arrow files in their order. `datasets` gives a copy another."""
+        """The SHA-256 of the file, or of the folder's Arrow files in their order. The fingerprint of `datasets` would
+        differ for a copy."""
         parts = shards_of(self._path) or [Path(part["filename"]) for part in self._data.cache_files]
         digest = hashlib.sha256()
         for part in parts:

@@ -1,6 +1,6 @@
 """A JSON Lines file as a table, read lazily, one row at a time, through an index of line offsets.
 
-Blank lines do not count as rows, and files of another kind are refused by its name.
+Blank lines do not count as rows. Files of another kind are refused with the name of the kind.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ OTHER_KINDS = (
     (b"\xff\xfe", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
     (b"\xfe\xff", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
 )
-"""First bytes of a file, the kind that has them, and the remedy."""
+"""First bytes of a file, the kind of file that has them, and the remedy."""
 
 
 class JsonLines:
@@ -73,7 +73,7 @@ class JsonLines:
 
     @property
     def fills_gaps(self) -> bool:
-        """False: a null is in the file."""
+        """False: every null is from the file."""
         return False
 
     def place(self, row: int) -> str:
@@ -107,7 +107,7 @@ def kind_problem(path: Path, head: bytes) -> str | None:
 
 
 def _lines_that_are_not_blank(file: BinaryIO, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The numbers of lines that are more than white space; long ones are not looked at."""
+    """The numbers of lines with more than white space. Long lines are not checked."""
     lengths = np.diff(bounds)
     short = np.flatnonzero((lengths > 1) & (lengths <= BLANK_BYTES))
     blank = [line for line in short if not os.pread(file.fileno(), int(lengths[line]), int(bounds[line])).strip()]

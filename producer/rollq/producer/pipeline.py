@@ -1,7 +1,7 @@
-"""The experience pipeline: operators that finished groups pass before they may be trained.
+"""The experience pipeline: operators that process finished groups before training.
 
-An operator is a function from scored groups to scored groups; it drops groups, changes rewards or sets advantages.
-`run_pipeline` applies operators in order. A custom operator is any callable of type `Operator`. All of this is pure.
+An operator is a function from scored groups to scored groups. It drops groups, changes rewards or sets advantages.
+`run_pipeline` applies operators in order. A custom operator is any callable of type `Operator`. Pure.
 """
 
 import math
@@ -22,9 +22,9 @@ from rollq.buffer.values.rollouts import BoolArray, Float32Array, Group, SampleS
 class ScoredGroup:
     """A group of k samples in the pipeline.
 
-    `rewards` float32 [k] (0 where not valid), `valid` bool [k], which stays as it is: it says which samples completed.
-    `advantages` float32 [k] once an operator has set them.
-    `dropped` is the reason why the group is not trained, None if it is.
+    `rewards` float32 [k] (0 where not valid), `valid` bool [k], never changed, says which samples completed.
+    `advantages` float32 [k] once an operator has set them. `dropped` is the reason why the group is not trained, None
+    if it is trained.
     """
 
     group: Group
@@ -52,16 +52,16 @@ def _valid(group: Group) -> BoolArray:
 Metrics = Mapping[str, float]
 
 Operator = Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup] | tuple[Sequence[ScoredGroup], Metrics]]
-"""Takes the groups that are not dropped yet, and returns them in the same order; or a tuple of them and of
-numbers by name."""
+"""Takes the groups that are not dropped, and returns them in the same order, or a tuple of them and of numbers by
+name."""
 
 
 def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tuple[list[ScoredGroup], dict[str, float]]:
-    """Apply the operators in order, and return all groups in order, and the numbers that operators returned; a dropped
-    group is not passed to later operators. Of two operators that name the same number, the later one counts.
+    """Apply the operators in order, and return all groups in order, and the numbers that operators returned; later
+    operators do not get dropped groups. If two operators return a number of the same name, the later one counts.
 
     Raises `ConfigError` if an operator does not return the groups it was given, changes which samples are valid, or
-    returns numbers of a wrong shape or that are not finite.
+    returns numbers of a wrong shape or that are infinite or NaN.
     """
     scored = [ScoredGroup.from_group(group) for group in groups]
     metrics: dict[str, float] = {}
@@ -95,7 +95,7 @@ def clip_rewards(low: float, high: float) -> Operator:
 
 
 def give_advantages(settings: AdvantageSettings) -> Operator:
-    """Return an operator that sets advantages over all groups of the batch; see `AdvantageSettings` for formulas.
+    """An operator that sets advantages over all groups of the batch; see `AdvantageSettings` for formulas.
 
     Raises `ConfigError` for baseline `opo`: operators do not know the lengths of samples.
     """

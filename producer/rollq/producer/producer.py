@@ -1,4 +1,4 @@
-"""The control loop of a producer process: it reads the state of every task, and schedules as many groups as allowed.
+"""The control loop of a producer process: it reads the state of every task and schedules as many groups as allowed.
 
 The loop holds no state: the buffer's functions decide what is scheduled, where the cursor is and which workers are
 dead, so any number of producers may run, and any of them may die at any time.
@@ -36,24 +36,24 @@ from rollq.producer.usable_rows import AllExcluded, UsableRows
 log = logging.getLogger(__name__)
 
 PROMPTS_PER_CALL = 64
-MIN_PAUSE_S = 0.02  # wake-ups that arrive faster are handled together
+MIN_PAUSE_S = 0.02  # faster wake-ups are handled together
 LONGEST_PAUSE_S = 1.0  # after 3 s without a reap, the buffer assumes an outage and declares no worker dead
 RETRY_S = 1.0
 WAKE_UPS = frozenset(EventKind) - {EventKind.COMPLETED, EventKind.WORKER}
-"""Wake-ups after which groups may be scheduled or swept. A put of completed groups alone is not among them."""
+"""Wake-ups after which groups may be scheduled or swept. A put of completed groups is not among them."""
 
 
 ShouldContinue = Callable[[TaskState], bool]
-"""A task's own hook: whether production continues. False ends it permanently."""
+"""A task's hook that returns whether production continues. False ends it permanently."""
 
 
 MOST_NAMED = 5
-"""Prompts that one line of the log names."""
+"""How many prompts a line of the log names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFeed:
-    """A task with the source of its prompts and the conditions that end its production."""
+    """A task with its source of prompts and the conditions that end its production."""
 
     task: str
     sampler: Sampler
@@ -93,8 +93,8 @@ class Producer:
         self._rows = RowAccount(buffer)
         self._place = Place.here()
         self._exhausted: dict[str, int] = {}  # the cursor of each task after which there are no prompts
-        self._exclusions: dict[str, int] = {}  # changes by hand of each task's rows, when last looked at
-        self._too_long: dict[str, int] = {}  # groups of each task that were dropped for it, when last looked at
+        self._exclusions: dict[str, int] = {}  # number of manual changes of each task's rows at the last check
+        self._too_long: dict[str, int] = {}  # number of each task's groups dropped as too long at the last check
 
     def run(self, stop: threading.Event) -> None:
         """Schedule until `stop` is set. Waits while the server is unavailable or full.
@@ -122,7 +122,7 @@ class Producer:
                 events.wait(LONGEST_PAUSE_S)
 
     def _is_temporary(self, error: ServerError) -> bool:
-        """Whether waiting helps: a full server drains by itself, one that refuses for another reason does not."""
+        """Whether waiting helps: a full server drains, but other refusals persist."""
         try:
             return isinstance(error, ServerUnavailable) or self._buffer.memory().is_full
         except ServerUnavailable:
@@ -161,7 +161,7 @@ class Producer:
         return counts.statuses.get(Status.PENDING, 0) + recycled + admitted
 
     def _leave_out_too_long(self, feed: TaskFeed, counts: Counts) -> None:
-        """Learn which prompts workers have found too long since the last call, or before this producer started."""
+        """Skip prompts that workers have found too long since the last call, or before this producer started."""
         dropped = int(counts.progress.get("dropped_too_long", 0))
         if dropped != self._too_long.get(feed.task, 0):
             too_long = self._buffer.rows_too_long(feed.task)
@@ -182,7 +182,7 @@ class Producer:
                 )
 
     def _leave_out_excluded(self, feed: TaskFeed, counts: Counts) -> None:
-        """Learn which rows an operator has taken out, or in again, since the last call."""
+        """Apply an operator's exclusions and inclusions of rows since the last call."""
         changes = int(counts.progress.get("exclusions", 0))
         if changes != self._exclusions.get(feed.task, 0):
             found = self._buffer.excluded_rows(feed.task)
@@ -199,7 +199,7 @@ class Producer:
                 )
 
     def _recycle(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan) -> int:
-        """Schedule interrupted and expired groups again, up to the target. Returns how many."""
+        """Reschedule interrupted and expired groups, up to the target. Returns how many."""
         pool = sum(counts.statuses.get(status, 0) for status in plan.pools)
         if plan.room <= 0 or not pool:
             return 0
@@ -208,7 +208,7 @@ class Producer:
         )
 
     def _admit_rows_that_are_left(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan, recycled: int) -> int:
-        """Admit new prompts up to the target; returns how many. Pauses the task if its usable rows are all excluded."""
+        """Admit new prompts up to the target. Returns how many. Pauses the task if all its usable rows are excluded."""
         try:
             feed.sampler.rows.check_some_are_left()
             return self._admit(feed, counts, plan, recycled)
@@ -248,9 +248,11 @@ class Producer:
         return total
 
     def _ends(self, feed: TaskFeed, counts: Counts) -> bool:
-        """End the task's production if all groups fail, too few are kept, or its hook says so; returns whether it did.
+        """End the task's production if all groups fail, too few are kept, or its hook returns False. Returns whether it
+        ended.
 
-        Only running production is ended: a trainer may have put the engines to sleep since, and would wait forever.
+        Only running production is ended: a trainer may have put the engines to sleep in the meantime, and would wait
+        forever.
         """
         if 0 < feed.stop_after_failures <= counts.failed_in_a_row:
             self._stop(feed, all_failed(counts, feed.stop_after_failures))
@@ -271,7 +273,7 @@ class Producer:
         return True
 
     def _passes_are_over(self, task: str, counts: Counts) -> bool:
-        """Whether all prompts were admitted, and no group is sampled or will be sampled again."""
+        """Whether all prompts were admitted and no group is being sampled or will be."""
         again = {Status.PENDING, Status.RUNNING, Status.ABORTED}
         if counts.clock.rules.tail_batch_trigger_size == 0:
             again.add(Status.EXPIRED)
@@ -303,7 +305,7 @@ class Producer:
     def _fill_batch(self, feed: EvaluationFeed, batch: BatchState) -> None:
         size = batch.size
         while not batch.closed:
-            # unusable rows are skipped, so a group's number differs from its row's
+            # unusable rows are skipped, so group numbers differ from row numbers
             with self._rows.keeping(feed.task, feed.rows):
                 prompts = feed.rows.prompts_from(size, MAX_FILL + 1)
             last = len(prompts) <= MAX_FILL

@@ -1,6 +1,6 @@
-"""The producer's log: what moved per task, why nothing moves, and what each pass over the prompts left out.
+"""The producer's log: moves per task, reasons for standstills, and prompts that each pass left out.
 
-Deaths of workers are logged at once. Everything else is summed up, so that a fast run does not flood its log.
+Deaths of workers are logged at once. Other events are summed up, so a fast run does not flood its log.
 """
 
 import logging
@@ -30,7 +30,7 @@ _LOGGED_AT_ONCE = (Move.REQUEUED, Move.QUARANTINED)
 
 
 class ProgressLog:
-    """Sums of what moved per task since the last report. Time is an argument: seconds of any steady clock."""
+    """Sums of moves per task since the last report. Time is an argument: seconds of any steady clock."""
 
     def __init__(self) -> None:
         self._moved: dict[str, Counter[Move]] = {}
@@ -39,7 +39,7 @@ class ProgressLog:
         self._reported_s: float | None = None
 
     def note(self, task: str, plan: SchedulePlan, moved: Mapping[Move, int]) -> None:
-        """Remember the present plan of `task`, and how many of its groups have just moved."""
+        """Note the current plan of `task`, and how many of its groups have just moved."""
         for move in _LOGGED_AT_ONCE:
             if moved.get(move):
                 log.warning("task %s: %d groups %s", task, moved[move], move)
@@ -47,7 +47,7 @@ class ProgressLog:
         self._plans[task] = plan
 
     def report(self, now_s: float) -> None:
-        """Log what moved in each task, or why nothing does; at most every `REPORT_S`, and each reason once."""
+        """Log each task's moves, or why there are none; at most every `REPORT_S`, and each reason once."""
         if self._reported_s is not None and now_s - self._reported_s < REPORT_S:
             return
         self._reported_s = now_s
@@ -68,11 +68,11 @@ class PassLog:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._reached = 0  # the cursor up to which prompts have been counted
+        self._reached = 0  # the cursor up to which prompts are counted
         self._left_out = 0
 
     def note(self, cursor: int, taken: Sequence[int], unusable: int) -> None:
-        """Count what was left out from `cursor` on; `taken` are the cursors after each prompt that was taken.
+        """Count the prompts that were left out from `cursor` on. `taken` are the cursors after each taken prompt.
 
         `unusable` is the number of rows found unusable so far. The same places may be noted repeatedly.
         """

@@ -20,20 +20,20 @@ PART: Final[Mapping[str, Any]] = {"type": "image"}
 INLINE_BYTES: Final = 16_384
 """Files of images up to this size travel in Redis, larger ones by their path."""
 MOST_INLINE_BYTES: Final = 1 << 20
-"""Largest image that a row may hold itself: it travels in Redis."""
+"""The largest image that a row may contain, since it travels in Redis."""
 _NAMES = ("bytes", "image", "url", "path")  # in rows of `datasets`, `path` is a mere name beside `bytes`
 
 
 @dataclass(frozen=True, slots=True)
 class NamedImage:
-    """An image as a row names it: a path or a URL, and the file's sha256 if the row gives it."""
+    """A row's reference to an image: a path or a URL, and the file's sha256 if the row has it."""
 
     place: str
     sha256: str | None = None
 
 
 def image_of(name: str, value: Any) -> NamedImage:
-    """The image that a value of the row names. Raises `ValueError`, which calls it `name`."""
+    """The image that a value of the row names. Raises `ValueError` with the value's `name`."""
     if isinstance(value, str) and value:
         return NamedImage(value)
     if isinstance(value, Mapping):
@@ -72,9 +72,9 @@ def collect_images(messages: Messages) -> tuple[Messages, tuple[NamedImage, ...]
 def place_images(messages: Messages, count: int) -> Messages:
     """The messages with a `PART` for each of `count` images: in place of `MARK`, else before the user's first text.
 
-    Raises `ValueError` for another number of places than images.
+    Raises `ValueError` if the numbers of places and images differ.
     """
-    if not count:  # then marks are texts like any other
+    if not count:  # without images, marks are ordinary text
         if any(PART in message["content"] for message in messages if isinstance(message.get("content"), list)):
             raise ValueError("the messages have places for images, and the row names no image: set images_field")
         return messages
@@ -121,8 +121,8 @@ class ImageFiles:
     """Finds the files of images. Paths are relative to `folder`; files of up to `INLINE_BYTES` become URLs that hold
     them.
 
-    Invariant: rows may come from strangers. Only files in `folder` and `more_folders` are read, wherever links lead,
-    and only images become part of a prompt.
+    Invariant: rows are untrusted. Only files in `folder` and `more_folders` are read, even through links, and only
+    images become part of a prompt.
     """
 
     folder: Path
@@ -131,8 +131,8 @@ class ImageFiles:
     def resolve(self, image: NamedImage) -> ImageRef:
         """The reference to an image as workers and trainers read it.
 
-        A URL whose checksum the row gives is not read here. Raises `ImageError` for a file that is elsewhere, cannot be
-        read, is not an image or has another checksum, and `ConfigError` without Pillow.
+        A URL with a checksum in the row is not read here. Raises `ImageError` for a file that is outside the folders,
+        cannot be read, is not an image or has another checksum, and `ConfigError` without Pillow.
         """
         if image.place.startswith("data:"):  # of any type
             header, mark, encoded = image.place.partition(";base64,")
@@ -154,7 +154,7 @@ class ImageFiles:
         return (self.folder / (unquote(parts.path) if parts.scheme == "file" else place)).absolute()
 
     def _inside(self, path: Path) -> Path:
-        """The file at a path, past all links. Raises `ImageError` if it is in none of the folders."""
+        """The file at a path, with all links resolved. Raises `ImageError` if it is in none of the folders."""
         try:
             resolved = path.resolve()
         except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a null byte
@@ -170,7 +170,7 @@ class ImageFiles:
         return resolved
 
     def _reference(self, data: bytes, image: NamedImage, url: str | None) -> ImageRef:
-        """The reference to `data`, which is at `url`, or only in the row."""
+        """The reference to `data`, which is at `url` or only in the row."""
         _check(data, image)
         inline = inline_image(data)
         if image.sha256 not in (None, inline.sha256):

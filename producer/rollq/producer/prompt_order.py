@@ -1,11 +1,11 @@
-"""The order of prompts: the sequence in which a pass visits the rows, and which of them it takes.
+"""The order of prompts: the sequence in which a pass visits the rows, and the choice of rows that it takes.
 
 Both are pure functions of plain numbers and of the statistics that Redis keeps about each prompt, so a producer holds
 no state: after a restart, the same seed, cursor and statistics give the same prompts. The cursor counts places of the
-pass order, taken or not, so no order can lose a prompt or take one twice in a pass.
+pass order, taken or not, so an order cannot lose or repeat a prompt within a pass.
 
-The built-in orders use only integer arithmetic: numpy does not guarantee that its generators produce the same stream in
-all versions, and two producers that disagree would skip prompts.
+The built-in orders use only integer arithmetic: numpy's generators may change between versions, and producers that
+disagree would skip prompts.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ NumbersOf = Callable[[str], npt.NDArray[np.float64]]
 LEAST_SHARE: Final = 0.1
 """The share of the passes in which order `difficulty` takes the easiest and the hardest prompts."""
 RETRY_PASSES: Final = 5
-"""Passes after which the curriculum tries a prompt again that it left out."""
+"""The curriculum retries a prompt that it left out after this many passes."""
 
 
 class PromptOrder(Protocol):
@@ -34,7 +34,7 @@ class PromptOrder(Protocol):
 
     @property
     def uses_stats(self) -> bool:
-        """Whether `takes` uses the statistics; they are read only then."""
+        """Whether `takes` uses the statistics; otherwise they are not read."""
         ...
 
     def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
@@ -86,7 +86,7 @@ class SortedRows(Shuffle):
 
 
 class Difficulty(Shuffle):
-    """Like `Shuffle`, but takes a prompt the more often, the closer its pass rate is to one half.
+    """Like `Shuffle`, but takes a prompt more often the closer its pass rate is to one half.
 
     A pass takes a prompt with probability 4 p (1 - p), the variance of its rewards over the largest one, and at least
     `LEAST_SHARE`, because the policy changes. Prompts that were never tried are taken.
@@ -104,9 +104,8 @@ class Difficulty(Shuffle):
 class Curriculum(Shuffle):
     """Like `Shuffle`, but leaves out prompts that have become too easy or are too hard.
 
-    It takes prompts that were never tried, and those with a pass rate from `curriculum_low` to `curriculum_high`. Each
-    of the others is tried again every `retry_passes` passes, a different part of them in each pass, because the policy
-    changes.
+    It takes untried prompts, and prompts with a pass rate from `curriculum_low` to `curriculum_high`. Because the
+    policy changes, each other prompt is retried every `retry_passes` passes, a different part of them in each pass.
     """
 
     uses_stats: ClassVar[bool] = True
@@ -134,9 +133,9 @@ BUILT_IN: Final[Mapping[str, Callable[[ProducerTask], PromptOrder]]] = {
 
 
 def make_order(task: ProducerTask, numbers: NumbersOf) -> PromptOrder:
-    """Create the order that a task names: a built-in one, one by a column, or a custom class by dotted path.
+    """Create a task's order: built-in, by a column, or a custom class by dotted path.
 
-    `numbers` gives the numbers in a column of the task's prompts. Raises `ConfigError`.
+    `numbers` returns the numbers in a column of the task's prompts. Raises `ConfigError`.
     """
     if isinstance(task.prompt_order, ByColumn):
         return SortedRows(numbers(task.prompt_order.by), ascending=task.prompt_order.ascending)

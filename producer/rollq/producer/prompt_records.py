@@ -1,4 +1,5 @@
-"""Whether the prompts of a task are those that its run began with: the cursor and the statistics depend on their order.
+"""Checks that a task still has the prompts that its run began with: the cursor and the statistics depend on their
+order.
 
 The run has a record of each task's prompts: the digest of the file, its rows, and the seeds of the order. The first
 producer writes it.
@@ -16,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int) -> None:
-    """Compare the prompts of a task or an evaluation with those on record, and record them if there are none.
+    """Compare the prompts of a task or an evaluation with those on record, and record them if there is no record.
 
-    Where they differ, `on_prompts_changed` decides: raises `RunMismatch`, or records the new ones. A file with the same
-    bytes at another path is the same.
+    If they differ, `on_prompts_changed` decides: raises `RunMismatch`, or records the new prompts. A file with the same
+    bytes at another path is equal.
     """
     is_evaluation = buffer.rules(task).kind == "eval"
     seeds = "" if is_evaluation else f"seed = {seed}"
@@ -40,7 +41,7 @@ def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int
 
 
 def _change(known: PromptRecord, file: PromptFile, seeds: str) -> str:
-    """Which of the two has changed."""
+    """Which of file and seeds has changed."""
     if known.digest != file.fingerprint:
         return (
             f"{str(file.path)!r} differs from {known.path!r}, which the run had: {file.rows} rows instead of "

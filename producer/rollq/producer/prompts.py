@@ -1,4 +1,4 @@
-"""The prompts of a file or folder: rows that are read lazily and in any order, and converted to `Prompt`.
+"""The prompts of a file or folder: rows are read lazily in any order, and converted to `Prompt`.
 
 `prompts` of the task      read by
 `*.parquet`, `*.arrow`     the package `datasets` (`pip install 'rollq[datasets]'`)
@@ -7,8 +7,8 @@ anything else              `JsonLines`, one JSON object per line
 
 `rollq.producer.columns` maps the columns of a row to a prompt, in the same way for all formats.
 
-Invariant: row numbers depend only on the bytes of the files, so that all producers that read the same files see the
-same rows. The sampler's order and the statistics per prompt rely on it.
+Invariant: row numbers depend only on the bytes of the files, so producers with equal files see equal rows. The
+sampler's order and the statistics per prompt rely on it.
 """
 
 import math
@@ -32,12 +32,12 @@ from rollq.producer.prompt_images import ImageFiles
 from rollq.producer.settings import PromptSettings
 
 LOOKED_AT = 100
-"""First rows of a file that are searched for the columns that settings name."""
+"""How many first rows of a file are searched for the columns in the settings."""
 READING = set(PromptSettings.model_fields) - {
     "prompts", "max_prompt_tokens", "max_bad_rows", "on_prompts_changed",
     "image_folders",
 }  # fmt: skip
-"""The settings that decide how a row becomes a prompt."""
+"""The settings that control the conversion of a row to a prompt."""
 DATASET_SUFFIXES = frozenset({".parquet", ".arrow"})
 
 
@@ -51,12 +51,12 @@ class Table(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The digest of the content, wherever the file is."""
+        """The digest of the content, independent of the file's path."""
         ...
 
     @property
     def fills_gaps(self) -> bool:
-        """Whether an object gets a null for each name that it lacks and its column's type has."""
+        """Whether objects get nulls for missing names of their column's type."""
         ...
 
     def place(self, row: int) -> str:
@@ -73,11 +73,11 @@ class Table(Protocol):
 
 
 class ReadRow(Protocol):
-    """Reads of a prompt what its judge needs. Raises `ValueError` for a prompt that the judge cannot use."""
+    """Reads a prompt's answer for its judge. Raises `ValueError` for a prompt that the judge cannot use."""
 
     @property
     def identity(self) -> str:
-        """The judges and what chooses them, as far as they decide which rows can be used."""
+        """The judges and their selection, as far as they decide which rows are usable."""
         ...
 
     def __call__(self, prompt: Prompt, /) -> object:
@@ -116,7 +116,7 @@ class PromptFile:
         def first_rows() -> list[dict[str, Any]]:
             rows = []
             for row in range(min(table.rows, LOOKED_AT)):
-                with suppress(ValueError):  # it is reported when it is its turn
+                with suppress(ValueError):  # reported when the row is reached
                     rows.append(table.read(row))
             return rows
 
@@ -142,13 +142,13 @@ class PromptFile:
 
     @property
     def account(self) -> str:
-        """The digest of the file, of the settings by which rows become prompts, and of what reads their answers."""
+        """The digest of the file, of the settings for converting rows, and of the readers of their answers."""
         settings = self.settings.model_dump_json(include=READING)
         reader = self._read_row.identity if self._read_row else ""
         return blake2b(f"{self.fingerprint} {reader} {settings}".encode(), digest_size=16).hexdigest()
 
     def place(self, row: int) -> str:
-        """Where row `row` (from 0) is: its file, and its line or row."""
+        """The location of row `row` (from 0): its file, and its line or row."""
         return self._opened.place(row)
 
     def prompt(self, row: int) -> Prompt:
@@ -168,11 +168,11 @@ class PromptFile:
             return prompt
         except ConfigError:
             raise
-        except ValueError as error:  # an image that cannot be read is one, too
+        except ValueError as error:  # includes unreadable images
             raise InvalidPrompt(f"{table.place(row)}: {error}") from error
 
     def numbers(self, column: str) -> npt.NDArray[np.float64]:
-        """The numbers in a column, float64 [rows]; NaN for a row that cannot be read.
+        """The numbers in a column, float64 [rows]; NaN for an unreadable row.
 
         Raises `ConfigError` for a row without a number there.
         """
@@ -180,7 +180,7 @@ class PromptFile:
         for row in range(self.rows):
             try:
                 value = look_up(table.read(row), column)
-            except ValueError:  # it is reported when it is its turn
+            except ValueError:  # reported when the row is reached
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
                 raise ConfigError(

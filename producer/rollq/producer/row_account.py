@@ -1,4 +1,4 @@
-"""Lets the buffer know of the rows that a producer reads, so that people see how many are unusable, and why."""
+"""Reports a producer's rows to the buffer, which shows how many are unusable, and why."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +17,9 @@ class RowAccount:
 
     @contextmanager
     def keeping(self, task: str, rows: UsableRows) -> Iterator[list[int]]:
-        """Report the rows that are read within: before they become groups, and even if too many are unusable.
+        """Report the rows that are read within the block, before they become groups, even if too many are unusable.
 
-        Yields a list for the cursor after them; without one, rows are read in the order of the file.
+        Yields a list for the cursor after them. If it stays empty, rows are read in the order of the file.
         """
         passed: list[int] = []
         try:

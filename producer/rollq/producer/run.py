@@ -75,11 +75,11 @@ def open_prompts(
     evaluations: Mapping[str, PromptSettings],
     read_rows: Mapping[str, ReadRow] = MappingProxyType({}),
 ) -> Iterator[RunPrompts]:
-    """Open all prompt files and load all plugins, so that mistakes are found before a run is created.
+    """Open all prompt files and load all plugins, to find mistakes before a run is created.
 
-    Shards of a task share its file. `read_rows` has functions that raise `ValueError` for prompts which the judge of a
-    task or an evaluation, by name, cannot use. Raises `ConfigError` for a file that cannot be read, lacks columns
-    that settings name or has fewer prompts than shards, and for an order or a hook that cannot be loaded.
+    Shards of a task share its file. `read_rows` maps a task or an evaluation to a function that raises `ValueError` for
+    prompts that its judge cannot use. Raises `ConfigError` for a file that cannot be read, lacks columns in the
+    settings or has fewer prompts than shards, and for an order or a hook that cannot be loaded.
     """
     opened: dict[str, PromptFile] = {}
     with ExitStack() as files:

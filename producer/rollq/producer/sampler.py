@@ -1,8 +1,9 @@
-"""The endless sequence of prompts: what follows a cursor, as a pure function of (order, seeds, cursor, statistics).
+"""The endless sequence of prompts: the prompts after a cursor, as a pure function of (order, seeds, cursor,
+statistics).
 
-`cursor` counts the places of the order that have been passed since the run started, taken or not. Pass
-`cursor // rows` has a separate order, and the passes never end. The cursor moves in Redis together with the groups that
-are admitted, so that several producers, or a restarted one, neither lose a prompt nor take one twice.
+`cursor` counts the places of the order that have been passed since the run started, taken or not. Pass `cursor // rows`
+has a separate order, and the passes never end. The cursor moves in Redis together with the admitted groups, so several
+producers, or a restarted producer, neither lose nor repeat a prompt.
 """
 
 import logging
@@ -48,9 +49,9 @@ class Sampler:
         """`max_bad_rows`: see `UsableRows`. `order` defaults to `Shuffle`; `stats_of` is required by an order that uses
         statistics.
 
-        Of several `shards` with the same source, seeds and order, `number` (from 1) takes the rows whose number is
-        `number - 1` modulo `shards`, in the order that all rows have. There must be a row for each shard. After
-        `passes` there are none; by default, passes never end.
+        With several `shards` of the same source, seeds and order, shard `number` (from 1) takes the rows whose number
+        is `number - 1` modulo `shards`, in the common order. There must be a row for each shard. Prompts end after
+        `passes`; by default, passes never end.
         """
         self._source = source
         self._shard, self._shards = number - 1, shards
@@ -67,8 +68,8 @@ class Sampler:
     def prompts_from(self, cursor: int, n: int) -> list[Pick]:
         """Return the next `n` usable prompts from `cursor` that the order takes, each with the cursor after it.
 
-        There are fewer at the end of the last pass. A pass from which the order would take nothing takes every prompt,
-        with a warning. Raises `InvalidPrompt` if too many rows are unusable; `ConfigError` for an invalid order.
+        There are fewer at the end of the last pass. A pass in which the order takes no prompt takes every prompt, with
+        a warning. Raises `InvalidPrompt` if too many rows are unusable; `ConfigError` for an invalid order.
         """
         picks: list[Pick] = []
         number, position = divmod(cursor, self._count)
@@ -94,14 +95,14 @@ class Sampler:
         return list(islice(self._picks(number, position, self._count, every=True), n))
 
     def _picks(self, number: int, start: int, end: int, *, every: bool = False) -> Iterator[Pick]:
-        """The usable prompts of a pass between two positions: those that the order takes, or `every` one."""
+        """The usable prompts of a pass between two positions: the order's choice, or all with `every`."""
         for row, after in self._rows(number, start, end, every):
             prompt = self.rows.prompt(row)
             if prompt is not None:
                 yield prompt, after
 
     def _rows(self, number: int, start: int, end: int, every: bool) -> Iterator[tuple[int, int]]:
-        """The rows of a pass between two positions that are taken, each with the cursor after it."""
+        """The taken rows of a pass between two positions, each with the cursor after it."""
         order = self._pass_order(number)
         for first in range(start, end, _ROWS_PER_READ):
             rows: list[int] = order[first : min(first + _ROWS_PER_READ, end)].tolist()

@@ -34,7 +34,7 @@ class ProducerSettings(Settings):
 
 
 class PromptSettings(PromptLength):
-    """The prompts of a task or of an evaluation, and how their rows are read."""
+    """The prompts of a task or of an evaluation, and the reading of their rows."""
 
     prompts: Path = Field(
         description="prompts: a JSONL, .parquet or .arrow file, or a folder written by Dataset.save_to_disk"
@@ -123,7 +123,7 @@ class ProducerTask(TaskRules, PromptSettings):
     @field_validator("prompt_order", mode="before")
     @classmethod
     def _order_is_a_name_or_a_column(cls, value: Any) -> Any:
-        """So that an error is about the one that was written."""
+        """Validate the written form, so errors concern only it."""
         if isinstance(value, str | ByColumn):
             return value
         if not isinstance(value, dict):

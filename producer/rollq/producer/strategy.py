@@ -1,9 +1,9 @@
 """How many groups may be scheduled now, and from which pools: pure decisions on plain numbers.
 
-The bound is absolute and cumulative. Groups generated for train step `t` are fresh when trained only if
-`t - version - 1 < threshold`, so production runs up to step `version + threshold` and no further. Every group that
-still counts towards a step (trained, claimed, completed, in flight) counts against that target; filtered, failed and
-dropped ones do not, and are thereby replaced. No call depends on earlier ones.
+The bound is absolute and cumulative. Groups generated for train step `t` are fresh when trained only if `t - version -
+1 < threshold`, so production runs up to step `version + threshold` and no further. Every group that counts towards a
+step (trained, claimed, completed, in flight) counts against that target. Filtered, failed and dropped groups do not, so
+they are replaced. No call depends on earlier calls.
 
 Where a group may be trained several times, fewer are needed: see `stock_for_reuse`.
 """
@@ -20,7 +20,7 @@ from rollq.buffer.values.rollouts import SCHEDULED, Status
 from rollq.producer.settings import ProducerSettings
 
 MAX_ADAPTED = 3.0
-"""Largest over-sampling that adapts to the keep rate, in batches."""
+"""The largest over-sampling by the keep rate, in batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TaskState:
 
     @property
     def outstanding(self) -> int:
-        """Cumulative number of groups that are trained or may be; the buffer counts the same when it admits."""
+        """The cumulative number of groups that are or may be trained. The buffer counts the same at admission."""
         return self.consumed + sum(self.statuses.get(status, 0) for status in SCHEDULED)
 
 
@@ -51,7 +51,7 @@ class TaskState:
 class SchedulePlan:
     """A plan to schedule groups until `outstanding` is `target`, first from `pools` in order, then new prompts.
 
-    `last_step` is the train step of the last group. `reason` says why nothing may be scheduled; empty if something may.
+    `last_step` is the train step of the last group. `reason`: why no groups may be scheduled; empty if some may.
     """
 
     target: int
@@ -81,10 +81,10 @@ def plan_production(settings: ProducerSettings, rules: TaskRules, state: TaskSta
 
 
 def draw_on(rules: TaskRules, state: TaskState) -> tuple[tuple[Status, ...], bool]:
-    """The pools that are used before new prompts, in order, and whether this is a tail batch.
+    """The pools to use before new prompts, in order, and whether this is a tail batch.
 
-    Interrupted groups go first. Expired ones follow at once, or wait until there are `tail_batch_trigger_size` of them;
-    then they go first, and nothing is over-sampled. Dropped groups are in no pool.
+    Interrupted groups go first. Expired groups follow at once, or wait until there are `tail_batch_trigger_size` of
+    them. Then they go first, without over-sampling. Dropped groups are in no pool.
     """
     trigger = rules.tail_batch_trigger_size
     if trigger > 0:
@@ -95,10 +95,10 @@ def draw_on(rules: TaskRules, state: TaskState) -> tuple[tuple[Status, ...], boo
 
 
 def over_sampled(settings: ProducerSettings, rules: TaskRules, state: TaskState) -> int:
-    """Number of groups that are scheduled beyond the bound: ceil(over_sample x batch).
+    """The number of groups to schedule beyond the bound: ceil(over_sample x batch).
 
-    With `adaptive_over_sample` and a full window of outcomes, groups that will not be kept are made up for: one of
-    1 / keep_rate groups is kept, so (1 / keep_rate - 1) batches are added, at most `MAX_ADAPTED`.
+    With `adaptive_over_sample` and a full window of outcomes, the number compensates for groups that will not be kept:
+    one of 1 / keep_rate groups is kept, so (1 / keep_rate - 1) batches are added, at most `MAX_ADAPTED`.
     """
     share = settings.over_sample
     if settings.adaptive_over_sample and state.outcomes >= rules.keep_window:
@@ -125,7 +125,7 @@ def stock_for_reuse(rules: TaskRules, step: int, last_step: int) -> int:
 def step_of(index: int, rules: TaskRules, last_step: int) -> int:
     """Train step (from 1) of the group with cumulative number `index` (from 0); at most `last_step`.
 
-    Groups beyond the batches of `last_step` belong to it as well.
+    Groups beyond the batches of `last_step` also belong to it.
     """
 
     def through(step: int) -> int:

@@ -1,7 +1,6 @@
-"""The usable rows of a file: those that can be read as prompts. The others are counted by reason.
+"""The usable rows of a file: the rows that can be read as prompts. Other rows are counted by reason.
 
-Invariant: a row is left out only with a reason that people can see, and a file with too many unusable rows stops the
-producer.
+Invariant: a row is left out only with a visible reason, and a file with too many unusable rows stops the producer.
 """
 
 import logging
@@ -19,15 +18,15 @@ from rollq.buffer.values.rollouts import Prompt
 log = logging.getLogger(__name__)
 
 ENOUGH_ROWS: Final = 1000
-"""Rows after which the share of unusable ones counts, if there are more."""
+"""In a larger file, the share of unusable rows counts from this many rows on."""
 MOST_REASONS: Final = 8
-"""Reasons that are counted separately."""
+"""How many reasons are counted separately."""
 MORE: Final = "other reasons"
 REASON_CHARACTERS: Final = 100
 
 
 class AllExcluded(InvalidPrompt):
-    """The rows that could be used are all excluded by hand."""
+    """All usable rows are excluded by hand."""
 
 
 class PromptSource(Protocol):
@@ -53,9 +52,9 @@ class PromptSource(Protocol):
 
 
 class UsableRows:
-    """Reads the rows of a source as prompts. `seen` counts those that have been read, `bad` are the ones found unusable
-    so far, and `reasons` says why; `unreported` are those that the buffer does not know yet. `excluded` are the rows
-    that were taken out by hand."""
+    """Reads the rows of a source as prompts. `seen` counts the rows read, `bad` has the rows found unusable so far, and
+    `reasons` has the reasons. `unreported` are the unusable rows that the buffer does not know yet. `excluded` are the
+    rows that were excluded by hand."""
 
     def __init__(self, source: PromptSource, max_bad_rows: float, count: int | None = None) -> None:
         """`max_bad_rows`: the share of rows that may be unusable; 1: all but one. `count`: how many rows of the source
@@ -74,8 +73,8 @@ class UsableRows:
     def prompt(self, row: int) -> Prompt | None:
         """The prompt of a row; None if it is unusable, which is logged for the first rows.
 
-        Raises `InvalidPrompt` if no row is usable, or more than `max_bad_rows` of them are not; `AllExcluded` if all
-        others are excluded.
+        Raises `InvalidPrompt` if no row is usable or more than `max_bad_rows` are unusable; `AllExcluded` if all usable
+        rows are excluded.
         """
         if row in self.bad or row in self.excluded:
             return None
@@ -96,7 +95,7 @@ class UsableRows:
         return list(islice(prompts, start, start + n))
 
     def leave_out(self, rows: Iterable[int]) -> None:
-        """Read none of these rows from now on. Raises `InvalidPrompt` if no row is usable."""
+        """Stop reading these rows. Raises `InvalidPrompt` if no row is usable."""
         self.bad.update(rows)
         if len(self.bad) >= self.count:
             raise InvalidPrompt(
@@ -105,11 +104,11 @@ class UsableRows:
             )
 
     def exclude(self, rows: Iterable[int]) -> None:
-        """Read these rows no longer, and those that were excluded before again."""
+        """Exclude these rows, and include rows that were excluded before."""
         self.excluded = frozenset(rows)
 
     def check_some_are_left(self) -> None:
-        """Raises `AllExcluded` if no row is left that may be read."""
+        """Raise `AllExcluded` if no readable row is left."""
         if len(self.bad | self.excluded) >= self.count:
             raise AllExcluded(
                 f"no row is left: {len(self.bad)} of {self.count} cannot be used, and the others are excluded by hand"

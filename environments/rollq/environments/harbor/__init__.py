@@ -1,1 +1,2 @@
-"""Tasks in Harbor's layout: an instruction, files and tests in a folder each, judged after the agent's command."""
+"""Tasks in Harbor's layout: a folder per task with an instruction, files and tests, which run after the agent's
+command."""

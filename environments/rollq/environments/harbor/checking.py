@@ -1,4 +1,4 @@
-"""Finds out, without a model, whether the tests of tasks pay for the solution, and for nothing else."""
+"""Checks without a model that the tests of tasks reward the solution and nothing else."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from rollq.environments.kinds import Finding, Level
 
 AT_ONCE: Final = 2
 TIMEOUT_S: Final = 600.0
-"""Of tasks that set none."""
+"""The limit for tasks that set none."""
 
 
 def check(folder: Path, workdir: str, containers: bool, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what is wrong. Raises `ConfigError` where tests cannot be enclosed, or their containers not be made."""
+    """Yield the faults. Raises `ConfigError` if tests cannot be enclosed, or their containers cannot be made."""
     tasks = [HarborTask(folder, row[ENV][TASK]) for row in rows]
     runners = make_runners(tasks, workdir, TIMEOUT_S, containers)
     yield from asyncio.run(_check(runners, tasks))
@@ -39,7 +39,7 @@ async def _check(runners: Runners, tasks: Sequence[HarborTask]) -> list[Finding]
 
 
 async def _untouched(runner: AnyRunner, task: HarborTask) -> tuple[Level, str]:
-    """The fault of tests that pay for nothing, or give it no reward."""
+    """The fault of tests that reward an untouched workspace, or give it no reward at all."""
     folder = await runner.make(task)
     try:
         reward = total(await runner.rewards(task, folder))

@@ -1,4 +1,4 @@
-"""Runs a script of a task that has an image, in a container with what a command has left."""
+"""Runs a script of a task with an image in a container with the files that a command left."""
 
 import asyncio
 import shutil
@@ -20,7 +20,7 @@ MOST_PROCESSES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class ContainerRunner:
-    """Runs tests and solutions in containers. `timeout_s` holds for tasks that set no time."""
+    """Runs tests and solutions in containers. `timeout_s` is for tasks without a limit."""
 
     program: str
     timeout_s: float
@@ -41,7 +41,7 @@ class ContainerRunner:
         await asyncio.to_thread(folder.remove)
 
     async def rewards(self, task: HarborTask, folder: HarnessFolder) -> Rewards:
-        """The rewards that the tests give a container, once its processes have ended. Raises `SampleFailed`."""
+        """The tests' rewards for a container whose processes have ended. Raises `SampleFailed`."""
         settings, container = task.settings().verifier, self._container(folder)
         limit_s = settings.timeout_sec or self.timeout_s
         own = await asyncio.to_thread(HarnessFolder.make, None)
@@ -86,7 +86,7 @@ class ContainerRunner:
 
 
 def _place(container: Container, own: HarnessFolder, source: Path) -> None:
-    """End all processes, and copy a folder to where nothing of a command is left, beside an empty one for rewards."""
+    """End all processes, and copy a folder to a clean place, beside an empty folder for rewards."""
     copy = own.workspace / source.name
     shutil.copytree(source, copy)
     container.stop()
@@ -100,7 +100,7 @@ def _fetch_logs(container: Container, to: Path) -> Path:
     """Copy the rewards out, into a new folder. Raises `ValueError` for anything but small files."""
     logs = to / VERIFIER
     logs.mkdir()
-    with suppress(ContainerError):  # it has ended: nothing is there
+    with suppress(ContainerError):  # it has ended without rewards
         for name in (TEXT, NAMES):
             if (content := container.content(f"{LOGS}/{VERIFIER}/{name}", MOST_BYTES)) is not None:
                 (logs / name).write_bytes(content)

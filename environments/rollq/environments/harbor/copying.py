@@ -1,4 +1,4 @@
-"""Copies the workspace that an agent has left to where no process of the agent's can reach it, for its tests."""
+"""Copies an agent's workspace, for its tests, to a place that the agent's processes cannot reach."""
 
 import os
 import shutil
@@ -10,22 +10,21 @@ from typing import Final
 from rollq.workers.gateway.harnesses.links import is_below, target
 
 PROGRAMS: Final = "/usr"
-"""Links there stay, as virtual environments have them: nobody's work or answers are in this folder."""
+"""Links into this folder stay, since virtual environments have them and it holds no work or answers."""
 MOST_FOLDERS_DEEP: Final = 200
 MOST_ENTRIES: Final = 200_000
 MOST_BYTES: Final = 4_000_000_000
 
 
 class TooLarge(Exception):
-    """A workspace has more than is copied."""
+    """A workspace exceeds the limit for copies."""
 
 
 def copy_workspace(source: Path, workspace: Path, place: str) -> None:
-    """Copy a workspace into an empty folder. `place` is where the agent saw it, and where tests see the copy.
+    """Copy a workspace into an empty folder. `place` is its path for the agent and for the tests.
 
-    Only files, folders and links are copied that the worker can read, and of links only those that lead into the
-    workspace or to programs. The way into `source` follows no link, even if something still changes it. Raises
-    `TooLarge`.
+    Copies only files and folders that the worker can read, and links that lead into the workspace or to programs.
+    Follows no link within `source`, even if a process still changes it. Raises `TooLarge`.
     """
     folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -43,7 +42,7 @@ class _Copy:
     bytes: int = 0
 
     def folder(self, opened: int, to: str, depth: int) -> None:
-        """Copy what is in an open folder."""
+        """Copy the content of an open folder."""
         if depth > MOST_FOLDERS_DEEP:
             raise TooLarge(f"the workspace has folders nested more than {MOST_FOLDERS_DEEP} deep")
         for name in os.listdir(opened):
@@ -52,7 +51,7 @@ class _Copy:
                 raise TooLarge(f"the workspace has more than {MOST_ENTRIES:,} files and folders")
             try:
                 self._entry(opened, name, to, depth)
-            except PermissionError:  # the agent has taken the right to read it
+            except PermissionError:  # the agent has removed the read permission
                 continue
 
     def _entry(self, within: int, name: str, to: str, depth: int) -> None:
@@ -84,7 +83,7 @@ class _Copy:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def _link(self, text: str, folder: str) -> str:
-        """The text of a link in the copy; empty for one that is left out."""
+        """The text of a link in the copy; empty if the link is left out."""
         if is_below(text, self.source):
             text = self.place + text.removeprefix(self.source)
         leads = target(self.workspace, folder, text)

@@ -1,4 +1,4 @@
-"""Images of tasks: built of their files or pulled, once."""
+"""Images of tasks, built from their files or pulled, once."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ def image_of(files: Path) -> str:
 
 
 def require_program(task: HarborTask) -> str:
-    """The program that starts containers. Raises `ConfigError` without one, for a task that has an image."""
+    """The program that starts containers. Raises `ConfigError` if there is none and the task has an image."""
     try:
         return find_program()
     except ContainerError as error:
@@ -28,7 +28,7 @@ def require_program(task: HarborTask) -> str:
 
 
 def make_images(program: str, tasks: Iterable[HarborTask]) -> None:
-    """Build or pull the images of tasks that are not here yet. Raises `ConfigError`."""
+    """Build or pull missing images of tasks. Raises `ConfigError`."""
     for image, task in {task.image(): task for task in tasks}.items():
         try:
             call(program, "image", "inspect", image)

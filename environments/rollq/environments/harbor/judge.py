@@ -1,4 +1,4 @@
-"""The judge of tasks in Harbor's layout: runs a task's tests in the workspace that a command has left."""
+"""The judge of tasks in Harbor's layout: runs a task's tests in the workspace after its command."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ Runners = Callable[[HarborTask], AnyRunner]
 
 
 class TestsJudge:
-    """Runs tests, as many at the same time as there are processors."""
+    """Runs tests, at most one per processor at a time."""
 
     def __init__(self, tasks: tuple[HarborTask, ...], runners: Runners) -> None:
         self._tasks = {task.name: task for task in tasks}
@@ -65,7 +65,7 @@ class TestsJudge:
 
 
 def require_enclosure(env: str) -> None:
-    """Raise `ConfigError` where commands could read the tests, and change what they judge."""
+    """Raise `ConfigError` if commands could read the tests, or change the files that they judge."""
     folder = HarnessFolder.make(None)
     try:
         found = problem(Enclosure(str(folder.root), places=((str(folder.workspace), "/app"),)))

@@ -17,7 +17,7 @@ from rollq.workers.gateway.harnesses.enclosure import check_place
 IMAGE_OF: Final = "rollq.environments.harbor.images.image_of"
 JUDGE: Final = "rollq.environments.harbor.judge.JUDGE"
 WORKSPACE: Final = "workspace"
-"""The column with the folder that the command gets a copy of."""
+"""The column with the folder that is copied for the command."""
 
 
 class HarborOptions(Settings):
@@ -40,7 +40,7 @@ class Harbor:
     """See `Kind`."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TaskFolder":
-        """The tasks of one folder. Raises `ConfigError`, including for tasks of several containers."""
+        """The tasks of one folder. Raises `ConfigError`, including for tasks with several containers."""
         given = read_options(HarborOptions, options)
         path = path_in(folder, name)
         tasks = tasks_in(path, split)

@@ -1,4 +1,4 @@
-"""The rewards that tests leave: a number in `reward.txt`, or numbers by name in `reward.json`."""
+"""The rewards that tests write: a number in `reward.txt`, or numbers by name in `reward.json`."""
 
 import os
 import stat
@@ -13,11 +13,11 @@ from rollq.workers.user_code.real_numbers import finite
 TEXT: Final = "reward.txt"
 NAMES: Final = "reward.json"
 REWARD: Final = "reward"
-"""The name in `reward.json` that is the reward, if it is there; the others are facts then."""
+"""The name of the reward in `reward.json`. If it is present, the other entries are facts."""
 MOST_BYTES: Final = 65_536
 
 Rewards = Mapping[str, float]
-"""Numbers that add up to the reward; or `score`, which is the reward, beside facts."""
+"""Numbers that add up to the reward, or the reward `score` with facts."""
 
 
 def read_rewards(folder: Path) -> Rewards:

@@ -1,4 +1,4 @@
-"""Runs a script of a task in a workspace: enclosed, with a time limit, and with its files where Harbor has them."""
+"""Runs a script of a task in a workspace: enclosed, with a time limit, and with its files at Harbor's paths."""
 
 import asyncio
 import shutil
@@ -20,12 +20,12 @@ from rollq.workers.judging.rewards import SCORE
 
 LOGS: Final = "/logs"
 VERIFIER: Final = "verifier"
-"""The folder in it where tests write their reward."""
+"""The folder in it for the tests' reward."""
 FILE_BYTES: Final = 256_000_000
-"""The largest file, and the most in temporary folders."""
+"""The limit of a file and of temporary folders, in bytes."""
 SHOWN: Final = 500
 TIMED_OUT: Final = "tests_timed_out"
-"""The name of the fact that a sample has a reward of 0 because the tests took too long on its work."""
+"""The name of the fact that a sample's reward is 0 because the tests took too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Ended:
 
 
 def rewards_of(ended: Ended, folder: Path) -> Rewards:
-    """The rewards that tests have left in a folder. Raises `SampleFailed`."""
+    """The rewards that tests wrote to a folder. Raises `SampleFailed`."""
     said = f": {ended.output[-SHOWN:]}" if ended.output else ""
     if ended.code is None:
         return {SCORE: 0.0, TIMED_OUT: 1.0}
@@ -51,8 +51,8 @@ def rewards_of(ended: Ended, folder: Path) -> Rewards:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs tests and solutions of tasks whose workspace is seen at `place`. `timeout_s` holds for tasks that set no
-    time."""
+    """Runs tests and solutions of tasks with their workspace at the path `place`. `timeout_s` is for tasks without a
+    limit."""
 
     place: str
     timeout_s: float
@@ -66,7 +66,7 @@ class Runner:
         await asyncio.to_thread(folder.remove)
 
     async def rewards(self, task: HarborTask, folder: HarnessFolder) -> Rewards:
-        """The rewards that the tests give a copy of a workspace, after its command has ended. Raises `SampleFailed`."""
+        """The tests' rewards for a copy of a workspace, after its command has ended. Raises `SampleFailed`."""
         copy = await asyncio.to_thread(HarnessFolder.make, None)
         try:
             return await self._rewards(task, folder, copy)
@@ -104,7 +104,7 @@ class Runner:
         variables: Mapping[str, str],
         limit_s: float,
     ) -> Ended:
-        """Run a script with copies of folders below /, beside folders that are `shown` as they are."""
+        """Run a script with copies of folders below /, beside `shown` folders, which are not copied."""
         places = {self.place: folder.workspace, **shown}
         for name, source in copied.items():
             copy = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder.root))

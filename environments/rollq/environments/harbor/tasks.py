@@ -1,4 +1,4 @@
-"""Tasks in Harbor's layout, a folder each. Only reads; needs no package."""
+"""Tasks in Harbor's layout, a folder per task. Only reads files; needs no package."""
 
 import hashlib
 import os
@@ -25,10 +25,10 @@ SOLVE: Final = "solve.sh"
 DOCKERFILE: Final = "Dockerfile"
 COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml")
 BUILT: Final = "rollq-harbor"
-"""The name of images that are built here; their tag is the digest of their files."""
+"""The name of images that rollq builds. Their tag is the digest of their files."""
 NEEDED: Final = (INSTRUCTION, SETTINGS, FILES, f"{TESTS}/{TEST}")
 TRAIN: Final = "train"
-"""The split that a folder of tasks without folders of splits has."""
+"""The split of a folder of tasks without folders for splits."""
 _HOST_VARIABLE: Final = re.compile(r"\$\{")
 
 
@@ -46,7 +46,7 @@ class Image(BaseModel):
 
 
 class TaskSettings(BaseModel):
-    """The keys of `task.toml` that are used here."""
+    """The keys of `task.toml` that rollq uses."""
 
     agent: Step = Step()
     verifier: Step = Step()
@@ -68,7 +68,7 @@ class HarborTask:
         return self.folder / self.name
 
     def instruction(self) -> str:
-        """The text that the model gets. Raises `ConfigError`."""
+        """The text for the model. Raises `ConfigError`."""
         try:
             text = (self.path / INSTRUCTION).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -98,8 +98,7 @@ class HarborTask:
         return given
 
     def image(self) -> str:
-        """The image that it runs in, which is built from its files if there is a `Dockerfile`; empty without one.
-        Raises `ConfigError`."""
+        """Its image, built from its files if there is a `Dockerfile`; empty without an image. Raises `ConfigError`."""
         if named := self.settings().environment.docker_image:
             return named
         return f"{BUILT}:{files_digest(self)}" if self.has_image() else ""
@@ -109,12 +108,12 @@ class HarborTask:
         return (self.path / FILES / DOCKERFILE).exists() or bool(self.settings().environment.docker_image)
 
     def compose(self) -> str:
-        """The file that gives it several containers; empty without one."""
+        """The file that defines several containers; empty if there is none."""
         return next((f"{FILES}/{name}" for name in COMPOSE if (self.path / FILES / name).exists()), "")
 
 
 def tasks_in(folder: Path, split: str) -> tuple[HarborTask, ...]:
-    """The tasks of a split, by name: in the folder that has the split's name, or, for "train", in `folder` itself.
+    """The tasks of a split, by name: in the folder with the split's name or, for "train", in `folder` itself.
 
     Raises `ConfigError` for a folder that does not exist, is empty, or has an incomplete task.
     """
@@ -151,7 +150,7 @@ def digest_of(tasks: tuple[HarborTask, ...]) -> str:
 
 
 def files_digest(task: HarborTask) -> str:
-    """The digest of the files that an image is built of, which are equal in tasks with the same. Raises
+    """The digest of the files for building an image. Tasks with equal files have equal digests. Raises
     `ConfigError`."""
     start = f"{task.name}/{FILES}/"
     seen = (each for each in _seen(task) if each[1].startswith(start))
@@ -170,7 +169,7 @@ def _is_task(path: Path) -> bool:
 
 
 def _has_tasks(path: Path) -> bool:
-    """Whether it is the folder of a split."""
+    """Whether this is the folder of a split."""
     return any(_is_task(each) for each in path.iterdir() if each.is_dir())
 
 
@@ -184,7 +183,7 @@ def _check_complete(task: HarborTask) -> None:
 
 
 def _seen(task: HarborTask) -> list[tuple[str, str, int, int, int]]:
-    """Files with what changes when they do: path, name, mode, size and time. Files that links lead to count too, and
+    """Files with the attributes that reveal changes: path, name, mode, size and time. Includes targets of links, and
     folders within the folder of all tasks."""
     found = []
     root, walked = os.path.realpath(task.folder), {os.path.realpath(task.path)}

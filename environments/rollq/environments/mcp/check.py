@@ -1,5 +1,5 @@
-"""The check of an MCP server, without a model: it answers, lists the same tools twice, serves several sessions at once,
-and leaves nothing."""
+"""Checks an MCP server without a model: it answers, lists the same tools twice, serves several sessions at once, and
+leaves nothing behind."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ AT_ONCE: Final = 16
 LONGEST_S: Final = 120.0
 """How long all sessions may take to open and close."""
 GONE_S: Final = 2.0
-"""How long the system may take to show that a process or a connection has gone."""
+"""How long the system may take to show that a process or a connection is gone."""
 LOOK_S: Final = 0.05
 
 
@@ -34,7 +34,7 @@ def check_server(name: str, settings: ToolSettings) -> Iterator[Finding]:
     for tool in server.listed.tools.values():
         if not tool.definition["function"]["description"]:
             yield Finding(Level.WARNING, f"tool {tool.name!r} has no description, so a model must guess its purpose")
-    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop, or none
+    with ThreadPoolExecutor(1) as thread:  # the caller may or may not have an event loop
         yield from thread.submit(asyncio.run, _sessions(server)).result()
     for what, now in (("processes", lambda: _children() - processes), ("connections", lambda: _sockets() - sockets)):
         if left := _after_a_while(now):

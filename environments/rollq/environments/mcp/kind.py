@@ -1,4 +1,4 @@
-"""The kind `mcp`: a server with tools. Prompts and judge are the user's."""
+"""The kind `mcp`: a server with tools. The user supplies prompts and judge."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from rollq.environments.openenv.wire import Refused, Unreadable
 from rollq.environments.trials import try_rows
 
 NO_ACTION: Final = {"rollq_no_such_field": 1}
-"""An action that no environment has."""
+"""An action that is invalid in every environment."""
 PLACES_S: Final = 30.0
 """How long a server may take to release its places."""
 
@@ -44,7 +44,7 @@ async def _schemas(url: str, options: OpenEnvOptions) -> list[Finding]:
 
 
 async def _invalid_action(url: str, options: OpenEnvOptions, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Whether a step without an action is refused, and the episode continues."""
+    """Whether the server refuses a step without an action and continues the episode."""
     episode = episode_of(url, options)
     try:
         await episode.open(rows[0][ENV])

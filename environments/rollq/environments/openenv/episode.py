@@ -1,7 +1,8 @@
 """Episodes of an OpenEnv server as environments of rollq's loop.
 
-Invariant: a mistake of the model is answered with a message, or is worth 0, and is counted; a fault of the server fails
-this sample alone, with the kind `environment` and without a reward. A lost session is not continued: its state is gone.
+Invariant: a mistake of the model is counted, and answered with a message or a reward of 0. A fault of the server fails
+only this sample, with the kind `environment` and without a reward. A lost session is never continued, since its state
+is gone.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from rollq.workers.agents.turns import Turn, answer
 
 
 class ServerEpisode:
-    """One session with a server, which has opened the episode of a row."""
+    """One session with a server in which the episode of a row is open."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._url = url
@@ -34,11 +35,11 @@ class ServerEpisode:
 
     @property
     def waits_for(self) -> str:
-        """Why the server had no place for an episode so far; empty once it had one."""
+        """Why the server has had no place for the episode; empty once it has one."""
         return "" if self._server is None or self._session is not None else self._server.refusal
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Wait for a place, and open the episode of the row. The opening is the row's prompt already."""
+        """Wait for a place, and open the episode of the row. The opening is already in the row's prompt."""
         place = place_of(prompt)
         try:
             opened = await self.open(place)
@@ -51,7 +52,7 @@ class ServerEpisode:
         return Opening()
 
     async def teardown(self) -> None:
-        """Close the session; the server has its place back."""
+        """Close the session, which frees its place at the server."""
         session, self._session = self._session, None
         if session is not None:
             assert self._server is not None
@@ -61,7 +62,7 @@ class ServerEpisode:
                 self._server.free()
 
     async def open(self, place: Mapping[str, Any]) -> Observation:
-        """Wait for a place, and open an episode; its first observation. Raises `Refused` and `Unreadable`."""
+        """Wait for a place, open an episode, and return its first observation. Raises `Refused` and `Unreadable`."""
         self._server = server_at(self._url)
         data = {**self._options.reset, **{name: value for name, value in place.items() if name != OPENING}}
         return await self._server.place(lambda: self._connect(data))
@@ -76,7 +77,7 @@ class ServerEpisode:
         return await session.ask("reset", data)
 
     async def act(self, action: Mapping[str, Any]) -> Observation | Step:
-        """The answer to an action, or the step for one that the server does not accept. Raises `SampleFailed`."""
+        """The answer to an action, or the step for an action that the server refuses. Raises `SampleFailed`."""
         assert self._session is not None
         try:
             return await self._session.ask("step", action)
@@ -88,13 +89,13 @@ class ServerEpisode:
             raise self._failed(error) from error
 
     def invalid(self, problem: str) -> Step:
-        """The step for a turn that is not an action, or not a valid one."""
+        """The step for a turn without a valid action."""
         if self._options.invalid == "end":
             return Step(done=True, reward=0.0, invalid=1)
         return Step(({"role": "user", "content": f"error: {problem}"},), invalid=1)
 
     async def _connect(self, data: Mapping[str, Any]) -> Observation:
-        """Connect and open the episode; without one, nothing is left."""
+        """Connect and open the episode. If that fails, close the connection."""
         session = await Session.connect(self._url)
         try:
             opened = await self.begin(session, data)
@@ -150,7 +151,7 @@ class ToolEpisode(ServerEpisode):
         return await super().begin(session, data)
 
     async def respond(self, turn: Turn) -> Step:
-        """Run the calls of a turn one after the other; together they earn what the turn earns."""
+        """Run the calls of a turn one after another. Their rewards add up to the turn's reward."""
         steps: list[Step] = []
         messages: list[Message] = []
         for call in turn.calls:

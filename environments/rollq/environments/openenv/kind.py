@@ -13,7 +13,7 @@ from rollq.environments.options import read_options
 
 ROOM: Final = "rollq.environments.openenv"
 SETUP_S: Final = 600.0
-"""How long a sample waits for a place, unless the task says otherwise."""
+"""How long a sample waits for a place, unless the task sets another time."""
 
 
 class OpenEnv:
@@ -41,7 +41,7 @@ class OpenEnv:
 
 
 def _problem_of(url: str) -> str:
-    """Why this is not the URL of a server; empty if it is."""
+    """Why this is not the URL of a server; empty for a valid URL."""
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
@@ -61,7 +61,7 @@ class OpenEnvSource:
         self.url, self.options, self.split = url, options, split
 
     def identity(self) -> dict[str, str]:
-        """The server, and what its rows depend on."""
+        """The server, and everything that its rows depend on."""
         names = {"observation", "prompt", "reset", "seed", "tools"}
         options = self.options.model_dump(include=names, exclude_defaults=True)
         return {
@@ -73,7 +73,7 @@ class OpenEnvSource:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each task of the split, with the first observation as its prompt; without a list of tasks, a row
-        for each seed, without an end.
+        for each seed, unlimited.
 
         The server must run. Not for a running event loop.
         """
@@ -97,7 +97,8 @@ class OpenEnvSource:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Episodes open as their rows say, twice alike, 16 at once, and leave no place taken; schemas and rewards."""
+        """Check that episodes open as their rows say, twice alike and 16 at once, and free their places. Also check
+        schemas and rewards."""
         from rollq.environments.openenv.check import check
 
         return check(self.url, self.options, rows)

@@ -1,4 +1,4 @@
-"""`env_options` of the kind `openenv`, and the options of its episodes, which a worker gets."""
+"""`env_options` of the kind `openenv`, and the options of its episodes, for workers."""
 
 from typing import Any, Final, Literal, Self
 

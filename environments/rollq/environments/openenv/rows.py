@@ -1,4 +1,4 @@
-"""The rows of an OpenEnv server: its tasks by their list, or seeds, each with the opening of its episode."""
+"""The rows of an OpenEnv server: its listed tasks, or seeds, each with the opening of its episode."""
 
 import asyncio
 import math
@@ -17,12 +17,13 @@ from rollq.environments.openenv.templates import NoSuchField, render
 from rollq.environments.openenv.wire import Refused, Unreadable
 
 AT_ONCE: Final = 16
-"""Episodes that an export has open at the same time."""
+"""How many episodes an export opens at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskList:
-    """The tasks of one split; `route`: the environment's name in routes, empty without a list; then there is no end."""
+    """The tasks of one split; `route`: the environment's name in routes, empty without a list, when tasks are
+    unlimited."""
 
     route: str
     split: str
@@ -44,7 +45,7 @@ class TaskList:
         try:
             answer = await server.post(f"{self.route}/task_range", {"split": self.split, "start": start, "stop": stop})
         except NoRoute:
-            return [{}] * (stop - start)  # a prompt that needs a task says so
+            return [{}] * (stop - start)  # an environment that needs a task reports that
         tasks: list[Any] = answer["tasks"]
         if len(tasks) != stop - start:
             raise ConfigError(f"{server.url}: tasks {start} to {stop} of split {self.split!r} are {len(tasks)} tasks")
@@ -52,7 +53,7 @@ class TaskList:
 
 
 async def list_tasks(server: Server, split: str) -> TaskList:
-    """The list of a split's tasks, or seeds without an end where the server has no list.
+    """The list of a split's tasks, or unlimited seeds if the server has no list.
 
     Raises `ConfigError` for a split that does not exist, and `SessionLost`.
     """

@@ -26,7 +26,7 @@ T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 REFUSED_WITHIN_S: Final = 0.5
-"""A server without a free place says so at once; after this time, the next in the queue may ask."""
+"""A full server refuses at once. After this time, the next in the queue may ask."""
 REQUEST_S: Final = 60.0
 
 
@@ -35,7 +35,7 @@ class NoRoute(Exception):
 
 
 class Server:
-    """One server, for the episodes of one event loop. `refusal`: why the last one did not get a place."""
+    """One server, for the episodes of one event loop. `refusal`: why the last episode did not get a place."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -46,7 +46,7 @@ class Server:
         self._refusals = OnceAMinute()
 
     async def place(self, connect: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Await `connect` as soon as the server has a free place. There is no timeout: the caller sets one.
+        """Await `connect` as soon as the server has a free place. The caller must set a timeout.
 
         Raises what `connect` raises, except a lost session or a refusal for lack of a place: these are retried.
         """

@@ -1,8 +1,8 @@
 """One session with an OpenEnv server: a websocket, whose messages are answered one at a time.
 
-Invariants: no message is sent twice, since a repeated step is a second step. A session whose answer was not awaited, or
-that lost its socket, is not used any longer. However it ends, its socket is closed, so the server gets its place back.
-Pings are answered between two steps too, and a server that answers none has gone.
+Invariants: no message is sent twice, since a repeated step is a second step. A session is no longer used after its
+answer was not awaited or its socket was lost. Its socket is always closed, so the server frees its place. Pings are
+also answered between steps. A server that answers no pings is gone.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import aiohttp
 from rollq.environments.openenv.wire import Observation, read, write
 
 HEARTBEAT_S: Final = 40.0
-"""Seconds without a message after which a ping is sent; half of them later, a server without an answer has gone."""
+"""A ping is sent after this many seconds without a message. After half as many more, a silent server counts as gone."""
 CLOSE_S: Final = 3.0
 """How long the server may take to let a session go."""
 CONNECT_S: Final = 10.0
@@ -61,20 +61,20 @@ class Session:
         """Send a message once and wait for its answer. Raises `Refused`, `Unreadable` and `SessionLost`."""
         if not self._usable:
             raise SessionLost("the session has ended")
-        self._usable = False  # until the answer is there
+        self._usable = False  # until the answer arrives
         try:
             await self._socket.send_str(write(kind, data))
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            if self._frames.empty():  # else the server has said why it closed
+            if self._frames.empty():  # otherwise the server has sent the reason
                 raise SessionLost(f"the socket was lost: {error}") from error
         frame = await self._frames.get()
         if frame is None:
             raise SessionLost(f"the socket was lost: {self._how_it_ended()}")
-        self._usable = self._frames.empty()  # an answer that nobody asked for would be taken for the next one
+        self._usable = self._frames.empty()  # an unrequested answer would be taken for the next answer
         return read(frame)
 
     async def close(self) -> None:
-        """Let the server have its place back, and close the socket."""
+        """Free the place at the server, and close the socket."""
         try:
             with suppress(aiohttp.ClientError, OSError, RuntimeError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):

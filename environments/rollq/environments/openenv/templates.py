@@ -1,7 +1,7 @@
 """Observations to text, and text to actions, by templates. Pure.
 
-`{name}` is a field of the observation, and `{name.part}` a part of it; `{{` and `}}` are braces. A text
-that is not a name in braces stays as it is.
+`{name}` is a field of the observation, and `{name.part}` a part of it; `{{` and `}}` are braces. Braces around anything
+but a name stay unchanged.
 """
 
 import re
@@ -29,7 +29,7 @@ class NotAnAction(Exception):
 
 
 def render(template: str, fields: Mapping[str, Any]) -> str:
-    """The template with the values of its fields: texts as they are, the rest as JSON. Raises `NoSuchField`."""
+    """The template with the values of its fields: texts unchanged, other values as JSON. Raises `NoSuchField`."""
 
     def value(found: re.Match[str]) -> str:
         return found[0][0] if found[1] is None else _shown(look_up(fields, found[1]))
@@ -38,8 +38,7 @@ def render(template: str, fields: Mapping[str, Any]) -> str:
 
 
 def plain(fields: Mapping[str, Any]) -> str:
-    """An observation without a template: the value of its only field, or all fields as JSON. Its metadata does not
-    count."""
+    """An observation without a template: the value of its only field, or all fields as JSON. Metadata is ignored."""
     shown = {name: value for name, value in fields.items() if name != "metadata"}
     if not shown:
         return ""
@@ -60,7 +59,7 @@ def look_up(fields: Mapping[str, Any], path: str) -> Any:
 
 
 def make_action(template: Action, text: str) -> dict[str, Any]:
-    """The action of the model's text. Raises `NotAnAction` where the template needs JSON and the text has none."""
+    """The action for the model's text. Raises `NotAnAction` if the template needs JSON and the text has none."""
     made = _filled(template, text)
     if not isinstance(made, dict):
         raise NotAnAction("write one JSON object")
@@ -87,7 +86,7 @@ def _filled(template: Any, text: str) -> Any:
 
 
 def answer_in(text: str) -> str:
-    """The last text within `<answer>` and `</answer>`; without any, all of it. Without surrounding whitespace."""
+    """The last text within `<answer>` and `</answer>`, otherwise the whole text; stripped."""
     tagged = last_tagged(text)
     return text.strip() if tagged is None else tagged
 

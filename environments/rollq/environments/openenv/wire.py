@@ -1,4 +1,4 @@
-"""OpenEnv's websocket as values: the messages that are sent, and the ones that come back. Pure."""
+"""OpenEnv's websocket as values: the messages that are sent and received. Pure."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Calls that judge processes make. Only they import the package, on the first call."""
+"""Calls for judge processes. Only these processes import the package, on the first call."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def prepare(name: str, options: str, seed: int, question: str) -> None:
     from rollq.environments.reasoning_gym.generators import entry
 
     made = entry(name, options, seed)["question"]
-    if made not in question:  # the user may put words around it
+    if made not in question:  # the user may add words around it
         raise SampleFailed(
             FailureKind.ENVIRONMENT, f"the environment opened with {made!r:.200}, but its row has {question!r:.200}"
         )

@@ -1,4 +1,4 @@
-"""Finds out, without a model, which texts a grader pays for, which upset it, and whether it runs them."""
+"""Checks without a model which texts a grader rewards, which make it fail, and whether it runs texts."""
 
 import asyncio
 import tempfile
@@ -18,15 +18,15 @@ from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import SCORE, InvalidReward
 
 CALL_S: Final = 3.0
-"""A grader that takes longer hangs."""
+"""A grader that takes longer counts as hanging."""
 PROCESSES: Final = 2
 SHOWN: Final = 5
 RUBBISH_ROWS: Final = 3
-"""Rows that are graded with rubbish; their answers differ."""
+"""How many rows with different answers are graded with rubbish."""
 
 
 def check(name: str, options: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what is wrong; `options` is JSON."""
+    """Yield the faults; `options` is JSON."""
     yield from asyncio.run(_check(GeneratorOptions(generator=name, options=exact_json.loads(options)), rows))
 
 
@@ -41,7 +41,7 @@ async def _check(settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]]) 
 async def faults_of_grader(
     settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]], processes: JudgePool
 ) -> list[Finding]:
-    """The faults of one grader with these rows. Texts of ours run in `processes`, if it runs texts; others are
+    """The faults of one grader with these rows. If it runs texts, rollq's texts run in `processes`; other texts run
     sealed."""
     grader = Grader(settings, processes.sealed(GENERATORS), CALL_S)
     own = await _own_answers(grader, rows)
@@ -50,7 +50,7 @@ async def faults_of_grader(
 
 
 def _different(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The first rows with different answers: no rubbish is right for all of them."""
+    """The first rows with different answers: no rubbish is correct for all of them."""
     first = {str(row["answer"]): row for row in reversed(rows)}
     return [row for row in rows if first[str(row["answer"])] is row][:RUBBISH_ROWS]
 
@@ -68,7 +68,7 @@ async def _own_answers(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> lis
 
 
 async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Texts that the grader pays for, in that all rows get 1 for them, raises on and hangs on."""
+    """Texts that the grader scores 1 in all rows, texts on which it raises, and texts on which it hangs."""
     paid: list[str] = []
     upset: dict[str, str] = {}
     for text in RUBBISH:

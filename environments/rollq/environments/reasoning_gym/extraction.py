@@ -1,11 +1,11 @@
-"""Takes a bare answer out of a model's text, since the graders of reasoning-gym want nothing around it. Pure."""
+"""Extracts a bare answer from a model's text, since reasoning-gym's graders accept no surrounding text. Pure."""
 
 from rollq.environments.tags import last_tagged
 from rollq.workers.judging.numbers import decimal_text, last_number, only_number
 
 
 def extracted(text: str, answer: str) -> str:
-    """The last `<answer>` of a text; without one, its last number if the row's own `answer` is a plain one, otherwise
+    """The last `<answer>` of a text. Without a tag, its last number if the row's `answer` is a plain number, otherwise
     as many of its last lines as that answer has.
 
     `1e5` and `0110` are not plain numbers: they may be digits of another base.

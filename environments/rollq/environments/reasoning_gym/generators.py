@@ -1,6 +1,6 @@
 """Entries of reasoning-gym's generators by their seeds, and their scores. Only child processes import this.
 
-An entry depends on its generator, the options and its seed alone: its place among others does not matter.
+An entry depends only on its generator, the options and its seed, not on its place among others.
 """
 
 import random
@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
 CACHED: Final = 4_096
 PROBES: Final = (1, 2_718, 31_415)
-"""Seeds by which a generator shows whether it may be used again with another seed."""
+"""Seeds for testing whether a generator can be reused with another seed."""
 
 
 def names() -> list[str]:
@@ -90,7 +90,7 @@ def _seed_shared_generators(seed: int) -> None:
 
 @cache
 def _reused(name: str, options: str) -> Any:
-    """A generator that gives the entries of other seeds as new ones would; None if it keeps something of its seed."""
+    """A generator that can be reused for other seeds; None if it keeps state of its seed."""
     generator = _new(name, options, 0)
     same = all(
         (seeded["question"], seeded["answer"]) == (made["question"], made["answer"])

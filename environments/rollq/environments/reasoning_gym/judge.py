@@ -1,7 +1,7 @@
-"""The judge of rows of reasoning-gym: its graders score the bare answer, in processes that are sealed where possible.
+"""The judge of rows of reasoning-gym: its graders score the bare answer, if possible in sealed processes.
 
-Invariant: a text that breaks a grader scores 0 only if the grader accepts the row's reference answer; else the sample
-fails. A text that a grader would run as code never reaches it: it is graded as an empty answer.
+Invariant: a text that breaks a grader scores 0 only if the grader accepts the row's reference answer; otherwise the
+sample fails. A text that a grader would run as code never reaches it: it is graded as an empty answer.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from rollq.workers.user_code.calls import UserFunction
 from rollq.workers.user_code.real_numbers import is_real
 
 GENERATORS: Final = "rollq.environments.reasoning_gym.generators"
-"""Judge processes import it before they are sealed, since it reads files of its package."""
+"""Judge processes import it before the seal, since it reads files of its package."""
 GRADER_ERRORS: Final = "grader_errors"
 """Name of the fact that a sample has reward 0 because its text broke the grader; its mean is a curve."""
 REFUSED: Final = "refused_answers"
@@ -110,7 +110,7 @@ def asked(prompt: Prompt) -> str:
 
 
 def check_trusted(generator: str) -> None:
-    """Raise `ConfigError` for a grader that is known to be wrong, or that runs texts as code without a seal."""
+    """Raise `ConfigError` for a grader that is known to be wrong, or that would run texts as code without a seal."""
     check_right(generator)
     if generator in RUN_TEXTS:
         require_sealing(

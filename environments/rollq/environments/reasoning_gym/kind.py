@@ -70,7 +70,7 @@ class Generator:
         return facts | {"seed": str(self._seed)}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """See `Source.rows`. There is no end of them."""
+        """See `Source.rows`. Rows are unlimited."""
         from rollq.environments.reasoning_gym.generators import UnknownGenerator, entries
 
         try:
@@ -80,7 +80,7 @@ class Generator:
             raise ConfigError(str(error)) from error
 
     def row_seed(self, row: int) -> int:
-        """The seed of a row, 31 bits, the same everywhere."""
+        """The seed of a row, 31 bits, the same on every machine."""
         drawn = blake2b(f"{self._seed}/{self._split}/{row}".encode(), digest_size=4).digest()
         return int.from_bytes(drawn) >> 1
 

@@ -1,4 +1,4 @@
-"""The package reasoning-gym as it is installed here, without importing it, which takes seconds."""
+"""Reads the installed package reasoning-gym without importing it, which takes seconds."""
 
 import ast
 import difflib
@@ -27,12 +27,12 @@ WRONG: Final = {
     "rubiks_cube": "gives its own answers 0",
     "rush_hour": "gives its own answers 0",
 }
-"""Generators whose graders teach nothing. `tests/with_environments/test_reasoning_gym.py` compares them with what
-checks find."""
+"""Generators with useless graders. `tests/with_environments/test_reasoning_gym.py` compares them with the findings of
+checks."""
 
 
 def installed() -> str:
-    """Its version from its metadata, since it gives another one itself; empty without it."""
+    """Its version from its metadata, since `__version__` differs; empty if not installed."""
     try:
         return version(PACKAGE)
     except PackageNotFoundError:
@@ -65,7 +65,7 @@ def options_of(name: str) -> frozenset[str]:
 
 
 def problem_of(name: str, options: Collection[str]) -> str:
-    """Why there is not such a generator, or it does not take these options; empty without the package."""
+    """Why this generator does not exist or does not take these options; empty without the package."""
     if not (known := generators()):
         return ""
     if name not in known:
@@ -79,7 +79,7 @@ def problem_of(name: str, options: Collection[str]) -> str:
 
 
 def check_right(name: str) -> None:
-    """Raise `ConfigError` for a generator whose grader teaches nothing."""
+    """Raise `ConfigError` for a generator with a useless grader."""
     if name in WRONG:
         raise ConfigError(
             f'env = "reasoning-gym:{name}": its grader {WRONG[name]}: choose another generator, or set '

@@ -1,7 +1,7 @@
-"""Says which answers may reach a grader that runs them as code. Pure.
+"""Decides which answers may reach a grader that runs them as code. Pure.
 
-Code needs words: without names of functions and attributes, and without texts to make such names from, there is only
-arithmetic. Names of mathematics are needed for some answers, and for others they are a way around the question.
+Code needs words: without names of functions and attributes, and without strings to build such names, only arithmetic
+remains. Some answers need names of mathematics. In others, they would bypass the question.
 """
 
 import re
@@ -12,31 +12,31 @@ BOARDS: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string
 FORMULAS: Final = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 """Generators whose graders pass a formula to sympy's parser, which evaluates it."""
 SUMS: Final = frozenset({"countdown", "puzzle24"})
-"""Generators whose graders do so with numbers that must each be used once."""
+"""Such generators in which each number must be used once."""
 RUN_TEXTS: Final = BOARDS | FORMULAS | SUMS
 """Generators whose graders run the model's text as code."""
 
 _WORD: Final = re.compile(r"\w*[^\W\d]\w*")
 _CELL: Final = re.compile(r"[A-Z]+|_")
-"""A cell of a board, or letters in capitals; Python has no function of such a name."""
+"""A cell of a board, or capital letters; no Python function has such a name."""
 _VARIABLE: Final = re.compile(r"\d*[A-Za-z]|\d+[eE]\d+")
 _FUNCTIONS: Final = frozenset({
     "Abs", "acos", "acosh", "acot", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "coth", "csc", "csch",
     "erf", "exp", "ln", "log", "pi", "sec", "sech", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
 _UNSOLVED: Final = "Integral"
-"""A formula with it may be the question again, which its grader accepts; some own answers have it."""
+"""A formula with it may repeat the question, which its grader accepts. Some reference answers contain it."""
 _SUM: Final = re.compile(r"[\d()+\-*/\s]*", re.ASCII)
 _WAY_AROUND: Final = re.compile(r"\*\s*\*|/\s*/")
-"""Powers and rounding: `7**0` is 1 for every number, which uses up a number."""
+"""Powers and rounding: `7**0` is 1, so a number can be used up without effect."""
 
 
 def is_plain(generator: str, answer: str, own: str) -> bool:
-    """Whether an answer to one of `RUN_TEXTS` is nothing but a board, letters, a formula, or a sum.
+    """Whether an answer to one of `RUN_TEXTS` is only a board, letters, a formula, or a sum.
 
     `own` is the row's answer.
     """
-    if not answer.isascii():  # Python reads some other letters as these
+    if not answer.isascii():  # Python normalises some other letters to ASCII
         return False
     if generator in SUMS:
         return bool(_SUM.fullmatch(answer)) and not _WAY_AROUND.search(answer)

@@ -1,7 +1,7 @@
 """Environments of several packages behind one interface: texts in, messages and rewards out.
 
-They are known by their methods, since none of their packages is imported: Gymnasium and GEM have `reset` and `step`,
-SkyRL-gym `init` and `step`, TextArena `reset`, `get_observation` and `step`. Imports only the standard library.
+They are recognised by their methods, since none of their packages is imported: Gymnasium and GEM have `reset` and
+`step`, SkyRL-gym `init` and `step`, TextArena `reset`, `get_observation` and `step`. Imports only the standard library.
 """
 
 import json
@@ -27,13 +27,13 @@ class Adapter(Protocol):
 
 
 class NotAnEnvironment(Exception):
-    """An object with other methods."""
+    """The object does not have the methods of an environment."""
 
 
 def adapt(make: Any, options: Message) -> Adapter:
     """A new environment of a class or function, called with `options`. Raises `NotAnEnvironment`.
 
-    SkyRL's are made without the option `prompt`, which their `init` gets.
+    SkyRL's environments are made without the option `prompt`, which goes to their `init`.
     """
     if callable(getattr(make, "init", None)) or (not isinstance(make, type) and "prompt" in options):
         return SkyRl(make(**{name: value for name, value in options.items() if name != "prompt"}), options)
@@ -46,8 +46,8 @@ def adapt(make: Any, options: Message) -> Adapter:
 
 
 class Gymnasium:
-    """An environment with `reset` and `step` of Gymnasium, as GEM's are. Actions are texts, or whole numbers where its
-    space of actions is discrete."""
+    """An environment with Gymnasium's `reset` and `step`, such as GEM's. Actions are texts, or integers if its action
+    space is discrete."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -85,7 +85,7 @@ class SkyRl:
         self._prompt = options.get("prompt", [])
 
     def reset(self, seed: int) -> list[Message]:
-        """See `Adapter.reset`; the global generators have the seed."""
+        """See `Adapter.reset`. The global generators have been seeded."""
         prompt, *_ = self._environment.init(self._prompt)
         return said(prompt)
 
@@ -100,8 +100,8 @@ class SkyRl:
 
 
 class TextArena:
-    """A game of TextArena for one player. Its wrappers of actions are used; the messages are the game's own, since a
-    conversation has the earlier ones already."""
+    """A game of TextArena for one player. Its action wrappers are used. Messages come from the game itself, since a
+    conversation already has the earlier messages."""
 
     def __init__(self, game: Any) -> None:
         self._game = game
@@ -125,7 +125,7 @@ class TextArena:
         return outcome(why or "", None if rewards is None else rewards[player], terminated=True)
 
     def close(self) -> None:
-        """Games hold nothing."""
+        """Do nothing: games hold no resources."""
 
     def _observed(self) -> str:
         player, messages = self._inner.get_observation()
@@ -135,7 +135,7 @@ class TextArena:
 
 
 def outcome(observation: Any, reward: Any, terminated: Any, truncated: Any = False) -> Message:
-    """The fields of a step. A reward that is not a number is one: `float` raises for the rest."""
+    """The fields of a step. A reward that is not a number is converted by `float`, which may raise."""
     return {
         "messages": said(observation) if observation not in ("", [], None) else [],
         "reward": None if reward is None else float(reward),
@@ -160,7 +160,7 @@ def said(observation: Any) -> list[Message]:
 
 
 def plain(value: Any) -> Any:
-    """A value of numpy as JSON has it."""
+    """A numpy value as a JSON value."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

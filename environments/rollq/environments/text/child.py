@@ -1,8 +1,8 @@
-"""The child process of the kind `text`: it holds environments, and answers one message after the other.
+"""The child process of the kind `text`: it holds environments and answers one message after another.
 
-It runs in the Python of the environment, which may lack all packages of rollq: only the standard library is imported.
-A message is JSON with its length before it. Output of environments goes to the standard error. Invariant: the process
-ends with its parent, however that ends.
+It runs in the Python of the environment, which may lack all packages of rollq: only the standard library is imported. A
+message is JSON preceded by its length. Environments' output goes to the standard error. Invariant: the process ends
+with its parent, even if the parent is killed.
 """
 
 import json
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 
 
 def serve(added: int) -> None:
-    """Answer messages until the input ends. `added`: the last entries of `sys.path` lead to rollq alone."""
+    """Answer messages until the input ends. `added`: how many of the last entries of `sys.path` are only for rollq."""
     die_with_parent(signal.SIGKILL, os.getppid())
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)
@@ -39,9 +39,9 @@ def serve(added: int) -> None:
     try:
         while message := read(calls):
             write(answers, answer(games, message))
-    except (BrokenPipeError, struct.error, ValueError):  # the parent died while it wrote
+    except (BrokenPipeError, struct.error, ValueError):  # the parent died during a write
         pass
-    os._exit(0)  # threads that an environment left do not matter
+    os._exit(0)  # without waiting for threads that an environment left
 
 
 class Games:
@@ -52,7 +52,7 @@ class Games:
         self._open: dict[int, Adapter] = {}
 
     def begin(self, message: Message) -> Message:
-        """Import the class; says whether it may have several episodes in one process."""
+        """Import the class. Answers whether one process may hold several episodes."""
         sys.path[:] = message["sys_path"] if message["replaces"] else [*sys.path, *message["sys_path"]]
         module, _, name = message["path"].rpartition(".")
         self._make = getattr(import_module(module), name)

@@ -12,7 +12,7 @@ from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
 
 ARGUMENTS: Final = "options"
-"""Name in a row's episode of further arguments of the class."""
+"""Name of further arguments of the class in a row's episode."""
 
 
 class TextEpisode:
@@ -25,7 +25,7 @@ class TextEpisode:
         self._held: tuple[Child, int] | None = None
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
-        """Open the episode of the row. The opening is the row's prompt already."""
+        """Open the episode of the row. The opening is already in the row's prompt."""
         place = place_of(prompt)
         try:
             opened = await self.open(place)
@@ -45,14 +45,14 @@ class TextEpisode:
         return Step(**{**answered, "messages": tuple(answered["messages"])})
 
     async def teardown(self) -> None:
-        """Close the episode; its process is free, or is killed if it did not answer."""
+        """Close the episode. Its process becomes free, or is killed if it did not answer."""
         held, self._held = self._held, None
         if held is not None:
             assert self._children is not None
             await self._children.close(*held)
 
     async def open(self, place: Mapping[str, Any]) -> list[Message]:
-        """Open an episode; the messages of its opening. Raises `ChildFailed`."""
+        """Open an episode. Returns the messages of its opening. Raises `ChildFailed`."""
         self._children = children_of(self._place)
         options = {**self._options, **place.get(ARGUMENTS, {})}
         child, number, opened = await self._children.open(options, place[SEED])
@@ -64,7 +64,7 @@ class TextEpisode:
 
 
 def opening_text(messages: Sequence[Message]) -> str:
-    """The opening as a row has it: the text of a single message of the user, or the messages as JSON."""
+    """The opening in the form of a row: the text of a single user message, or the messages as JSON."""
     if is_text(messages):
         text: str = messages[0]["content"]
         return text
@@ -72,5 +72,5 @@ def opening_text(messages: Sequence[Message]) -> str:
 
 
 def is_text(messages: Sequence[Message]) -> bool:
-    """Whether an opening is one text of the user."""
+    """Whether an opening is a single user text."""
     return len(messages) == 1 and messages[0]["role"] == "user"

@@ -13,7 +13,7 @@ MISSING: Final = "missing"
 
 
 def digest_of_file(path: Path) -> str:
-    """The digest of a file's content; "missing" without the file, which only a role that makes rows needs. Raises
+    """The digest of a file's content; "missing" if it does not exist: only a role that makes rows needs it. Raises
     `ConfigError`."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -35,7 +35,7 @@ def digest_of_code(folder: Path, package: str) -> str:
 
 
 def problem_of(folder: Path, path: str) -> str:
-    """Why the code in `folder` does not have the name at a dotted path; empty if it may have it. Imports nothing."""
+    """Why the code in `folder` lacks the name at a dotted path; empty if it may have it. Imports nothing."""
     module, _, name = path.rpartition(".")
     place = folder.joinpath(*module.split("."))
     file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)

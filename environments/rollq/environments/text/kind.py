@@ -24,7 +24,7 @@ from rollq.environments.trials import AT_ONCE, try_rows
 
 EPISODE: Final = "rollq.environments.text.episode.TextEpisode"
 CONCURRENT: Final = 32
-"""Episodes of a worker at the same time, each with a process, unless the task says otherwise."""
+"""How many episodes a worker runs at a time, each in a process, unless the task sets another number."""
 
 
 class TextOptions(Settings):
@@ -40,7 +40,7 @@ class Text:
     """Environments of Gymnasium, GEM, SkyRL-gym and TextArena, for one player."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TextSource":
-        """The environment at a dotted path; nothing is imported, but code beside `rollq.toml` must have the name."""
+        """The environment at a dotted path; nothing is imported, but code beside `rollq.toml` must define the name."""
         if not all(part.isidentifier() for part in name.split(".")) or "." not in name:
             raise ConfigError(f'env = "text:{name}": write a dotted path, as text:games.Guess or text:gymnasium.make')
         source = TextSource(name, read_options(TextOptions, options), split, folder)
@@ -70,7 +70,8 @@ class TextSource:
         self._folder = folder
 
     def identity(self) -> dict[str, str]:
-        """The class, its package with its version, and what its rows depend on, files beside `rollq.toml` included."""
+        """The class, its package with its version, and everything that its rows depend on, including files beside
+        `rollq.toml`."""
         package = self.path.partition(".")[0]
         episodes = self.options.episodes
         options = self.options.model_dump(exclude={"python"}, exclude_defaults=True)
@@ -93,7 +94,7 @@ class TextSource:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each line of `episodes`, with the opening of its episode as its prompt; without them, a row for
-        each seed, without an end.
+        each seed, unlimited.
 
         Not for a running event loop. Raises `ConfigError`.
         """
@@ -121,7 +122,7 @@ class TextSource:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Episodes open as their rows say, twice alike, 16 at once, and no process is left."""
+        """Check that episodes open as their rows say, twice alike and 16 at once, and leave no process."""
         with asyncio.Runner() as runner:
             try:
                 yield from runner.run(try_rows(self._episode, rows))
@@ -183,7 +184,7 @@ class TextSource:
 
 
 def python_in(folder: Path, written: str) -> str:
-    """A Python by its path; a name alone is a command, and stays."""
+    """A Python by its path; a bare name is a command, and stays unchanged."""
     return str(path_in(folder, written)) if "/" in written else written
 
 

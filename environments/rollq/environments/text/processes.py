@@ -1,7 +1,7 @@
 """The child processes that hold environments of one class: one live episode in each, or several of an isolated class.
 
-Invariants: a process that dies or hangs is killed with all that it started, and fails only its own episodes; the next
-episode gets another one. No process outlives this one. None has a secret in its environment.
+Invariants: a process that dies or hangs is killed with all its descendants, and fails only its episodes. The next
+episode gets another process. No process outlives this one. None has a secret in its environment.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ MAIN: Final = (
 )
 LENGTH: Final = struct.Struct(">I")
 IN_ISOLATION: Final = 16
-"""Episodes of an isolated class in one process."""
+"""How many episodes of an isolated class run in one process."""
 TRIES: Final = 3
 
 
 class ChildFailed(Exception):
-    """A process could not start, or died. `raised`: only its environment raised, and it can be used further."""
+    """A process could not start, or died. `raised`: only its environment raised, so the process can be reused."""
 
     def __init__(self, reason: str, *, raised: bool = False) -> None:
         super().__init__(reason)
@@ -41,7 +41,7 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The class of an environment, and the Python that has it; empty: this one."""
+    """The class of an environment, and its Python; empty for this Python."""
 
     path: str
     python: str = ""
@@ -85,7 +85,7 @@ class Child:
         return child
 
     async def ask(self, do: str, **message: Any) -> dict[str, Any]:
-        """The answer to a message. Raises `ChildFailed`; the process is not usable afterwards, unless it raised."""
+        """The answer to a message. Raises `ChildFailed`; afterwards the process is unusable, unless `raised`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         async with self._lock:
@@ -99,7 +99,7 @@ class Child:
                 answer: dict[str, Any] = exact_json.loads(await self._process.stdout.readexactly(length))
             except (EOFError, ConnectionError) as error:
                 raise ChildFailed(f"its process {await self._how_it_ended()}") from error
-            except BaseException:  # the answer is still to come, and would be taken for the next one
+            except BaseException:  # a late answer would be taken for the next answer
                 self.usable = False
                 raise
         if "error" in answer:
@@ -109,7 +109,7 @@ class Child:
         return answer
 
     async def kill(self) -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and all its descendants."""
         self.usable = False
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -178,7 +178,7 @@ class Children:
         """A process with room for an episode, and the episode's number."""
         number = next(self._numbers)
         child = self._with_room()
-        if child is None and self._most != 1:  # the next one may have room for those that wait
+        if child is None and self._most != 1:  # the next process may have room for waiting episodes
             async with self._starting:
                 child = self._with_room()
                 if child is None and self._most != 1:
@@ -209,14 +209,14 @@ def children_of(place: Place) -> Children:
 
 
 async def end_children() -> None:
-    """Kill all processes of the running event loop. A worker need not: they end with it."""
+    """Kill all processes of the running event loop. Not needed in a worker, with which they end."""
     for children in _children.pop(asyncio.get_running_loop(), {}).values():
         await children.end()
 
 
 def _folders(place: Place) -> list[str]:
-    """The entries of `sys.path` that a process gets: all of them for this Python, and for another one the folders in
-    which no packages are installed."""
+    """The entries of `sys.path` for a process: all for this Python; for another Python, the folders without installed
+    packages."""
     if not place.python:
         return list(sys.path)
     installed = (sys.prefix, sys.base_prefix)

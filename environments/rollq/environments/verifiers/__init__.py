@@ -1,1 +1,1 @@
-"""The kind `verifiers`: task sets of the package verifiers, whose own loop runs in processes of another Python."""
+"""The kind `verifiers`: task sets of the package verifiers, whose agent loop runs in processes of another Python."""

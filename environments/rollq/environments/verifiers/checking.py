@@ -1,4 +1,4 @@
-"""The faults of episodes that were tried without a model. Pure."""
+"""The faults in trials of episodes without a model. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Final
 from rollq.environments.kinds import Finding, Level
 
 TRIED: Final = 16
-"""Rows whose episodes are tried."""
+"""How many rows' episodes are tried."""
 SOLVED: Final = 1.0
 """A reward that counts as solved in verifiers."""
 

@@ -42,7 +42,7 @@ class Verifiers:
         return TaskSet(name, given.model_copy(update={"python": python_in(folder, given.python)}), split)
 
     def installed(self) -> str:
-        """Only the options say which Python has it."""
+        """Unknown without the options, which name the Python."""
         return "built in"
 
     def install(self) -> str:
@@ -87,7 +87,7 @@ class TaskSet:
         return self._written("--rows")
 
     def settings(self) -> dict[str, Any]:
-        """The loop whose sessions runners take; they set the reward."""
+        """The loop whose sessions runners take. Runners set the reward."""
         options = self.options
         return {
             "answer_field": "",
@@ -103,7 +103,7 @@ class TaskSet:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Plays episodes of the first rows with a model that answers "0": they must earn rewards, and leave nothing
+        """Play episodes of the first rows with a model that answers "0". They must have rewards and leave nothing
         behind."""
         require_verifiers(self.options.python)
         yield from findings(self._written("--try", rows=[dict(row) for row in rows[:TRIED]]))

@@ -1,4 +1,4 @@
-"""The agent loop of episodes that verifiers runs, over the gateway."""
+"""The agent loop for verifiers' episodes, over the gateway."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ class VerifiersSettings(OutsideSettings):
 
 @dataclass(frozen=True, slots=True)
 class RunnerLoop(Outside):
-    """Sessions that runners take; without `runners`, somebody else starts them."""
+    """Offers sessions to runners. Without `runners`, the user starts them."""
 
     sessions: int = 1
     runners: Runners | None = None
@@ -47,7 +47,7 @@ class RunnerLoop(Outside):
 
 
 def verifiers_loop(gateway: Gateway, **options: Any) -> RunnerLoop:
-    """The loop from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
+    """The loop from its `agent_options`. Raises `ConfigError`, and `ValidationError` for invalid options."""
     settings = VerifiersSettings(**options)
     runners = None
     if settings.runners:

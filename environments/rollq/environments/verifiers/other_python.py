@@ -12,16 +12,16 @@ from rollq.environments.text.kind import version_of
 from rollq.workers.judging.environment import known_to_be_harmless
 
 VERSIONS: Final = ("0.4.", "verifiers>=0.4,<0.5")
-"""The beginning of a version that works, and how pip is asked for it."""
+"""The prefix of a supported version, and pip's requirement for it."""
 MAIN: Final = (
     "import sys; sys.path.append(sys.argv[1]); from rollq.environments.verifiers.runner.__main__ import main; "
     "sys.path.remove(sys.argv.pop(1)); sys.exit(main(sys.argv[1:]))"
 )
-"""Leaves none of the worker's packages in reach."""
+"""Hides the worker's packages."""
 
 
 def require_verifiers(python: str) -> None:
-    """Raise `ConfigError` unless this Python exists and has a verifiers that works; empty: the worker's."""
+    """Raise `ConfigError` unless this Python, or the worker's if empty, exists and has a supported verifiers."""
     used = python or sys.executable
     if shutil.which(used) is None:
         raise ConfigError(f'env_options.python = "{python}": no such program')
@@ -44,8 +44,8 @@ def command(python: str, *arguments: str) -> list[str]:
 
 
 def variables(named: Sequence[str]) -> dict[str, str]:
-    """The variables of a runner: harmless ones, and the `named` ones. Folders with modules of the user's can be
-    imported from, in the programs that verifiers starts too."""
+    """The variables of a runner: harmless variables and `named` ones. Modules in the user's folders can be imported,
+    including by programs that verifiers starts."""
     kept = known_to_be_harmless(os.environ, named)
     for name in ("PYTHONHOME", "VIRTUAL_ENV"):
         kept.pop(name, None)

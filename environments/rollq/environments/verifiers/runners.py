@@ -37,13 +37,13 @@ END_S: Final = 10.0
 LAST_WORDS_S: Final = 0.5
 LINES: Final = 20
 MOST_FILE: Final = 2**62
-"""Bytes; no limit."""
+"""In bytes: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """How to run the processes: their Python, how many to start, how many episodes they run together, and which of the
-    worker's environment variables they get."""
+    """The runner processes: their Python, their number, their total number of episodes, and the worker's environment
+    variables that they get."""
 
     taskset: str
     python: str
@@ -166,5 +166,5 @@ _runners: WeakKeyDictionary[Gateway, dict[RunnerSettings, Runners]] = WeakKeyDic
 
 
 def runners_of(gateway: Gateway, settings: RunnerSettings) -> Runners:
-    """The runners with these settings, which all tasks and evaluations of a worker share."""
+    """The runners with these settings, shared by all tasks and evaluations of a worker."""
     return _runners.setdefault(gateway, {}).setdefault(settings, Runners(gateway, settings))

@@ -1,1 +1,1 @@
-"""Calls a command when the state of a run changes: when a change counts, the command, and the thread that watches."""
+"""Calls a command when the state of a run changes: the rule for changes, the command, and the watching thread."""

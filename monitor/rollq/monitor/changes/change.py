@@ -1,4 +1,4 @@
-"""When a new state of a run counts as a change, and the facts of one. Pure."""
+"""Decides when a new state of a run counts as a change, and describes the change. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from rollq.monitor.status.diagnosis import Diagnosis, State, diagnose
 from rollq.monitor.status.read import RunStatus
 
 UNREADABLE: Final = "unreadable"
-"""The state of a run whose server does not answer or does not have it, beside the states of the diagnosis."""
+"""The state of a run whose server is unreachable or lacks the run, in addition to the diagnosis's states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A run as it is seen at one moment. `state`: of the diagnosis, or `UNREADABLE`."""
+    """A view of a run at one moment. `state`: the diagnosis's, or `UNREADABLE`."""
 
     state: str
     sentence: str
@@ -21,14 +21,14 @@ class Look:
 
     @classmethod
     def at(cls, status: RunStatus | None, problem: str) -> "Look":
-        """The look at a status, or at a `problem` where there is none."""
+        """The view from a status, or from a `problem` if there is no status."""
         if status is None:
             return cls(UNREADABLE, problem or "the run cannot be read")
         found: Diagnosis = diagnose(status)
         return cls(found.state.value, found.sentence, found.remedies)
 
     def facts(self, run: str, before: str) -> Mapping[str, Any]:
-        """The change from the state `before`, as the command gets it."""
+        """The change from the state `before`, for the command."""
         return {
             "run": run,
             "before": before,
@@ -39,7 +39,7 @@ class Look:
 
 
 class Steady:
-    """The state in which a run has been for long enough: one that comes and goes does not count."""
+    """The state that a run has had for long enough; brief states do not count."""
 
     def __init__(self, state: str, after_s: float) -> None:
         self.state = state
@@ -48,9 +48,9 @@ class Steady:
         self._next: tuple[str, float] | None = None
 
     def has_changed(self, state: str, now_s: float) -> bool:
-        """Take in the state at `now_s`, by a steady clock in seconds; returns whether a new one counts from now on.
+        """Note the state at `now_s`, by a steady clock in seconds. Returns whether a new state counts from now on.
 
-        A finished run counts at once, as nothing follows.
+        `finished` counts at once, since no state follows.
         """
         if state == self.state:
             self._next = None

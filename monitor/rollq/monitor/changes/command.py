@@ -1,4 +1,4 @@
-"""The user's command, run once: it reads from its standard input, and ends in time or is killed."""
+"""Runs the user's command once: it gets its input on standard input, and is killed after a time limit."""
 
 import json
 import os
@@ -24,7 +24,7 @@ STANDARD_ERROR = 2
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program and its arguments, run in `folder`. It prints into the file `output`, or to standard error."""
+    """A program and its arguments, run in `folder`. Its output goes to the file `output`, or to standard error."""
 
     words: tuple[str, ...]
     folder: Path
@@ -33,7 +33,7 @@ class Command:
 
     @property
     def name(self) -> str:
-        """The program alone: the arguments may hold a secret."""
+        """Only the program: the arguments may hold a secret."""
         return Path(self.words[0]).name
 
     def check(self) -> None:
@@ -48,7 +48,7 @@ class Command:
 
     def run(self, facts: Mapping[str, Any], stop: Event) -> str:
         """Run it, and return its failure in words; empty if it succeeded. It is killed when `stop` is set."""
-        with tempfile.TemporaryFile() as given:  # a command that reads nothing cannot hold us up, as a pipe could
+        with tempfile.TemporaryFile() as given:  # unlike a pipe, a file cannot block if the command reads nothing
             given.write(json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
             given.seek(0)
             try:
@@ -69,7 +69,7 @@ class Command:
             pass
         status = process.poll()
         if status is None:
-            os.killpg(process.pid, signal.SIGKILL)  # its children, too
+            os.killpg(process.pid, signal.SIGKILL)  # including its children
             process.wait()
             return (
                 "was killed, because the watcher stops" if stop.is_set() else f"was killed after {self.longest_s:.0f} s"

@@ -27,10 +27,11 @@ def on_change(
     last_look: bool = False,
     on_failure: Callable[[str], object] = log.warning,
 ) -> Iterator[ChangeWatcher | None]:
-    """Watch the run as long as the `with` block, and call the command, in `folder`, when its state changes; None
-    without a command. One thread at a time calls `read` and `replace`; for these and the rest see `ChangeWatcher`.
+    """Within the `with` block, watch the run, and call the command in `folder` when its state changes. Yields None
+    without a command. One thread at a time calls `read` and `replace`. For all arguments see `ChangeWatcher`.
 
-    The command prints into the file `output`, or to standard error. Raises `ConfigError` for a program that is missing.
+    The command's output goes to the file `output`, or to standard error. Raises `ConfigError` for a program that is
+    missing.
     """
     if not settings.on_change:
         yield None

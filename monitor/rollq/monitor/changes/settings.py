@@ -1,4 +1,4 @@
-"""Settings of those who watch a run: section `[monitor]` of `rollq.toml`."""
+"""Settings of commands that watch a run: section `[monitor]` of `rollq.toml`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A thread that looks at a run, and calls a command when its state has changed."""
+"""A thread that checks a run, and calls a command when its state has changed."""
 
 import logging
 import threading
@@ -16,11 +16,11 @@ from rollq.monitor.changes.command import Command
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 5.0
-"""How often the run is looked at, at least."""
+"""The longest pause between checks of the run."""
 LOOKS: Final = 4
-"""How often it is looked at while a new state must last, but at most once a second."""
+"""The number of checks while a new state must last, at most one per second."""
 STOP_WITHIN_S: Final = 3.0
-"""How long the end waits for a look that is under way."""
+"""How long the end waits for a running check."""
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class Calls:
 
 
 class ChangeWatcher:
-    """Looks at the run in a thread, as long as the `with` block. The command runs in that thread: nothing else waits.
+    """Checks the run in a thread within the `with` block. The command runs in that thread, so nothing else waits.
 
-    Several watchers of a run report a change once, by a note in the buffer; where that fails, each reports it.
+    Several watchers of a run report a change once, by a note in the buffer. If the note fails, each reports it.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class ChangeWatcher:
         last_look: bool = False,
         on_failure: Callable[[str], object] = log.warning,
     ) -> None:
-        """`replace` notes the state that is reported and returns the one before, see `Reporting`. `last_look`: the
-        state at the end counts at once. `on_failure` gets a line, at most once a minute."""
+        """`replace` notes the reported state and returns the previous one, see `Reporting`. `last_look`: the state at
+        the end counts at once. `on_failure` gets a line, at most once a minute."""
         self.calls = Calls()
         self._run, self._look, self._command, self._replace = run, look, command, replace
         self._last_look, self._on_failure = last_look, on_failure
@@ -69,7 +69,7 @@ class ChangeWatcher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the thread, and a command that still runs; where there is a last look, after that, unless interrupted."""
+        """End the thread and a running command; after a last look if there is one, unless interrupted."""
         if not self._last_look or kind is KeyboardInterrupt:
             self._stop.set()
         self._ends.set()
@@ -78,7 +78,7 @@ class ChangeWatcher:
                 self._thread.join()
         finally:
             self._stop.set()
-            self._thread.join(STOP_WITHIN_S)  # a look at a server that hangs is left behind
+            self._thread.join(STOP_WITHIN_S)  # a check of a hanging server is abandoned
 
     def _watch(self) -> None:
         while not self._ends.wait(self._every_s):
@@ -101,13 +101,13 @@ class ChangeWatcher:
         before = self._steady.state
         if self._steady.has_changed(look.state, now_s):
             reported = before if look.state == UNREADABLE else self._note(look.state, before)
-            if before == UNREADABLE:  # which could not be noted, so every watcher reports it and its end
+            if before == UNREADABLE:  # it could not be noted, so every watcher reports it and its end
                 reported = before
             if reported != look.state:
                 self._call(look, reported)
 
     def _note(self, state: str, before: str, *, if_absent: bool = False) -> str:
-        """The state that was reported before; `state` itself where another watcher has reported this change."""
+        """The previously reported state; `state` itself if another watcher has reported this change."""
         try:
             return self._replace(state, if_absent) or before
         except RollqError as error:

@@ -17,7 +17,7 @@ class Missing(Exception):
 
 
 class Unreadable(Exception):
-    """The run cannot be read now."""
+    """The run cannot be read at the moment."""
 
 
 def json_endpoint(do: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -48,7 +48,7 @@ def dumps(found: Any) -> bytes:
 
 
 def number_of(request: Request, name: str, default: Any, *, least: int = 0, most: int = 10**9) -> Any:
-    """A whole number of the query. Raises `ValueError`."""
+    """An integer of the query. Raises `ValueError`."""
     text = request.query_params.get(name, "")
     if not text:
         return default

@@ -1,4 +1,4 @@
-"""The dashboard as ASGI apps: of a live run, with its events, changes, and the endpoints of `rollq metrics`; and of an
+"""The dashboard's ASGI apps: for a live run, with events, changes, and the endpoints of `rollq metrics`; and for an
 archive.
 
 Everything that they show comes from a `RunStatus` or a `GroupView`, as in `rollq status` and `rollq groups show`.
@@ -56,7 +56,7 @@ STATIC = Path(__file__).parent / "static"
 
 ORDER = (Status.COMPLETED, Status.CLAIMED, Status.ARCHIVED, Status.GATHERED, Status.COOLING, Status.RUNNING)
 BROWSED = (*ORDER, *(status for status in Status if status not in ORDER))
-"""The order in which statuses are listed: groups that have samples come first."""
+"""The order of statuses in lists: groups with samples come first."""
 MOST_BODY_BYTES = 10_000
 FORM = (
     "a change is {order, kind, name, dry_run}: pause, run or drain a run, task or worker; requeue, quarantine or drop "
@@ -65,7 +65,7 @@ FORM = (
 
 
 class Dashboard:
-    """The endpoints of a live run. Those that read it work in threads, one at a time."""
+    """The endpoints of a live run. Endpoints that read it run in threads, one at a time."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Dashboard:
         steering: Steering,
         token: str | None,
     ) -> None:
-        """Without a `token`, nothing can be changed."""
+        """Without a `token`, changes are refused."""
         self._run, self._reader, self._reading, self._browsing = run, reader, reading, browsing
         self._curves = CurvePages(run, curves)
         self._steering, self._token = steering, token
@@ -106,13 +106,13 @@ class Dashboard:
         return as_json_line(status).encode()
 
     def _event(self) -> bytes:
-        """The status as an event, or as the event `lost` why there is none."""
+        """The status as an event, or the event `lost` with the reason."""
         if (status := self._reading.status()) is not None:
             return b"data: %b\n\n" % as_json_line(status).encode()
         return b"event: lost\ndata: %b\n\n" % orjson.dumps(self._reading.problem)
 
     def _history(self, request: Request) -> bytes:
-        """The last `minutes` of each task; read at most as often as the history grows."""
+        """The last `minutes` of each task, read at most once per row of the history."""
         minutes = number_of(request, "minutes", 60, most=HISTORY_ROWS * HISTORY_ROW_MS // 60_000)
         at_s, cached = self._histories.get(minutes, (0.0, b""))
         if cached and time.monotonic() - at_s < HISTORY_ROW_MS / 2000:
@@ -152,7 +152,7 @@ class Dashboard:
 
 
 class _Change(NamedTuple):
-    """A change that is asked for."""
+    """A requested change."""
 
     order: Order | GroupOrder
     kind: str
@@ -171,13 +171,13 @@ def _parse_change(body: bytes) -> _Change:
 
 
 def archive_app(url: str, tasks: list[str], browsing: Browsing) -> Starlette:
-    """The app of an archive: the same page, with its rollouts alone."""
+    """The app of an archive: the same page with only its rollouts."""
     about = {**browsing.about(), "may_change": False, "archive": {"url": url, "tasks": tasks}}
     return Starlette(routes=[*_page(about), *browsing.routes()])
 
 
 def _page(about: dict[str, Any]) -> list[BaseRoute]:
-    """The page, its files, and what it needs to know before it asks for anything else."""
+    """The page, its files, and the facts that it needs before other requests."""
 
     async def page(_request: Request) -> Response:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
@@ -190,7 +190,7 @@ def _page(about: dict[str, Any]) -> list[BaseRoute]:
 
 
 async def _bounded_body(request: Request) -> bytes | None:
-    """The body of a request. None if it is too long; the rest is then not read."""
+    """The body of a request. None if it is too long, without reading the rest."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -14,14 +14,14 @@ from rollq.monitor.dashboard.live_rollouts import LiveRollouts
 from rollq.monitor.dashboard.own_thread import WAIT_S, NotYet, OwnThread
 
 LISTED_S = 5.0
-"""How long a list of the archive's files is used."""
+"""How long a list of the archive's files stays valid."""
 IN_ARCHIVE = "a"
-"""Before the place where a page of archived groups begins."""
+"""Prefix of the position at which a page of archived groups begins."""
 
 
 class ArchivedRollouts:
-    """The groups in the buffer, and then the groups that are only in the archive. Where the archive cannot be reached,
-    or does not answer, the page's note says so."""
+    """The groups in the buffer, then the groups that are only in the archive. If the archive is unreachable or silent,
+    the page has a note."""
 
     def __init__(
         self, live: LiveRollouts, open_pages: Callable[[], ArchivePages | None], *, wait_s: float = WAIT_S
@@ -39,7 +39,7 @@ class ArchivedRollouts:
         return self._live.tasks()
 
     def page(self, selection: Selection, *, after: str, limit: int) -> Page:
-        """Some groups of a selection, the ones in the buffer first unless it is sorted."""
+        """Some groups of a selection. Unless it is sorted, groups in the buffer come first."""
         limit = max(1, min(limit, MOST_ROWS))
         if not set(selection.statuses) & set(ARCHIVED_AS):
             return self._live.page(selection, after=after, limit=limit)
@@ -61,7 +61,7 @@ class ArchivedRollouts:
         return self._continued(pages, selection, after, limit)
 
     def look(self, task: str, group_id: int) -> FoundGroup | None:
-        """A group with its samples; None where there is none."""
+        """A group with its samples; None if it does not exist."""
         if group := self._live.look(task, group_id):
             return group
         try:
@@ -106,15 +106,15 @@ class ArchivedRollouts:
         )  # fmt: skip
 
     def _not_in_buffer(self, groups: Sequence[FoundGroup]) -> list[FoundGroup]:
-        """The groups that are not in the buffer, too: its own list has those."""
+        """The groups that the buffer does not have: its list shows those."""
         in_buffer = self._live.among([(group.task, group.group_id) for group in groups])
         return [group for group in groups if (group.task, group.group_id) not in in_buffer]
 
     def _pages(self) -> ArchivePages | None:
-        """The archive, with files that were there within the last `LISTED_S`; None while nothing is archived."""
+        """The archive, with files as listed within the last `LISTED_S`; None while nothing is archived."""
         if time.monotonic() - self._listed_s > LISTED_S:
             incarnation = self._live.incarnation()
-            if self._found is None or incarnation != self._incarnation:  # a run that was made again has another one
+            if self._found is None or incarnation != self._incarnation:  # a recreated run has another archive
                 self._found = self._open_pages()
                 self._incarnation = incarnation
             else:

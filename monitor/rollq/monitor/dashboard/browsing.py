@@ -21,7 +21,7 @@ from rollq.monitor.groups.view import view_of
 
 
 class Rollouts(Protocol):
-    """Groups, read from any thread. All raise `RollqError` where they cannot be read."""
+    """Groups. Any thread may call these methods. They raise `RollqError` if groups cannot be read."""
 
     def tasks(self) -> list[str]:
         """Names of the tasks, sorted."""
@@ -32,12 +32,12 @@ class Rollouts(Protocol):
         ...
 
     def look(self, task: str, group_id: int) -> FoundGroup | None:
-        """A group with its samples; None where there is none."""
+        """A group with its samples; None if it does not exist."""
         ...
 
 
 class Browsing:
-    """The endpoints of the rollout browser. They work in threads."""
+    """The endpoints of the rollout browser. They run in threads."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class Browsing:
         *,
         elsewhere: Sequence[Status] = (),
     ) -> None:
-        """`statuses`: those that groups may have, in the order in which they are listed. `elsewhere`: statuses of
-        groups that may be in the archive alone, where the counts of a status do not have them."""
+        """`statuses`: possible statuses of groups, in the order of lists. `elsewhere`: statuses of groups that may be
+        only in the archive, which counts by status omit."""
         self._run, self._rollouts, self._statuses = run, rollouts, statuses
         self._trained, self._texts, self._elsewhere = trained, texts, elsewhere
 
@@ -63,7 +63,7 @@ class Browsing:
         ]
 
     def about(self) -> dict[str, Any]:
-        """Facts that the page needs before it asks for anything."""
+        """Facts that the page needs before its first request."""
         statuses = [status.value for status in self._statuses]
         elsewhere = [status.value for status in self._elsewhere]
         facts = {"statuses": statuses, "elsewhere": elsewhere, "texts": self._texts.note}

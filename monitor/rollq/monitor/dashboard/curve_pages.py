@@ -11,14 +11,14 @@ from rollq.monitor.dashboard.curves import columns
 from rollq.monitor.report.curves import RunCurves
 
 KEPT_S = 2.0
-"""However many ask, the curves of a run are read at most once in this time."""
+"""The curves of a run are read at most once in this time, for any number of requests."""
 RUNS_KEPT_S = 30.0
-"""The same for the runs of a server, for which all its keys are looked at."""
+"""The same for the list of a server's runs, which scans all keys."""
 MOST_KEPT = 8
 
 
 class CurveSource(Protocol):
-    """Reads curves, from any thread. Both raise `RollqError` where they cannot."""
+    """Reads curves, from any thread. Both methods raise `RollqError` on failure."""
 
     def of(self, run: str) -> RunCurves:
         """The curves of the run, or of another one on its server."""
@@ -30,7 +30,7 @@ class CurveSource(Protocol):
 
 
 class CurvePages:
-    """The endpoints `/api/curves` and `/api/runs`. They work in threads."""
+    """The endpoints `/api/curves` and `/api/runs`. They run in threads."""
 
     def __init__(self, run: str, source: CurveSource) -> None:
         self._run, self._source = run, source

@@ -1,4 +1,4 @@
-"""The curves of a run as the columns that charts draw. Pure."""
+"""The curves of a run as columns for charts. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Server-sent events: the latest reading, once a second to each open page."""
+"""Server-sent events: the latest reading, once per second for each open page."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-stor
 
 
 class Events:
-    """An ASGI app whose answer never ends. All watchers share a reading; nothing is queued for a watcher that does not
+    """An ASGI app whose answer never ends. All watchers share a reading. Nothing is queued for a watcher that does not
     read.
 
-    A slow watcher misses readings, and is dropped when one event takes `slow_s`.
+    A slow watcher misses readings, and is dropped if one event takes `slow_s`.
     """
 
     def __init__(self, read: Callable[[], bytes], *, slow_s: float = SLOW_S) -> None:

@@ -13,27 +13,28 @@ from rollq.monitor.dashboard.trainer_values import Trained, values_of
 from rollq.monitor.groups.view import GroupView, SampleView, SegmentView, prompt_turns
 
 FIRST_TOKENS = 600
-"""Tokens of each sample that come with its group."""
+"""How many tokens of each sample are sent with its group."""
 MOST_TOKENS = 4_000
-"""Tokens of a sample in one answer."""
+"""The most tokens of a sample in one answer."""
 MOST_SAMPLES = 64
-"""Samples of a group in a row of the list."""
+"""The most samples of a group in a row of the list."""
 PROMPT_CHARACTERS = 200
 ERROR_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTexts:
-    """How tokens become text. `decode`: None where ids are shown; `note` says why, or whose tokenizer it is."""
+    """Converts tokens to text. `decode` is None if ids are shown. `note` has the reason, or the source of the
+    tokenizer."""
 
     decode: Decode | None
     note: str
 
 
 def row_of(group: FoundGroup, sample: OneSample | None = None) -> dict[str, Any]:
-    """A row of the list. `at_ms`: when it was put last, or else admitted. `samples`: for each that has started, at most
-    `MOST_SAMPLES`, its index, reward, response tokens, finish reason, whether it is finished and judged, and whether it
-    is one that is wanted: those come first where there are more."""
+    """A row of the list. `at_ms`: the time of its last put, otherwise of its admission. `samples`: for each started
+    sample, at most `MOST_SAMPLES`, its index, reward, response tokens, finish reason, whether it is finished and
+    judged, and whether it matches the conditions; matching samples come first if there are more."""
     stored, turns = group.fields, prompt_turns(group.prompt) if group.prompt.content else ()
     outcomes = group.outcomes
     rewards = rewards_of(outcomes)
@@ -74,9 +75,9 @@ def group_of(view: GroupView, trained: Trained, texts: TokenTexts) -> dict[str, 
 def tokens_of(
     sample: SampleView, start: int, count: int, annotations: Annotations, texts: TokenTexts
 ) -> list[dict[str, Any]]:
-    """Tokens from `start` on, counted over all segments: for each segment that has some, columns of equal length.
+    """Tokens from `start` on, counted over all segments: columns of equal length for each segment in the range.
 
-    `annotations` are further columns by name: what the trainer has written about the tokens.
+    `annotations` are further columns by name: the trainer's values of the tokens.
     """
     parts, before, end = list[dict[str, Any]](), 0, start + min(count, MOST_TOKENS)
     for number, segment in enumerate(sample.segments):

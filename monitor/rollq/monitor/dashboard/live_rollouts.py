@@ -20,7 +20,8 @@ class Reader(Protocol):
         ...
 
     def call(self, do: Callable[[MonitorBuffer], T]) -> T:
-        """Return `do` of the run's buffer. Raises what it raises, and `RollqError` where the run cannot be read."""
+        """Return `do(buffer)` for the run's buffer. Raises its exceptions, and `RollqError` if the run cannot be
+        read."""
         ...
 
 
@@ -31,7 +32,7 @@ class LiveRollouts:
         self._reader = reader
 
     def incarnation(self) -> str:
-        """The name of the run as it is: another one where it was deleted and made again."""
+        """The identity of the run, which changes if the run is deleted and recreated."""
         return self._reader.call(lambda buffer: buffer.incarnation)
 
     def tasks(self) -> list[str]:
@@ -43,7 +44,7 @@ class LiveRollouts:
         return self._reader.call(lambda buffer: buffer.page(selection, after=after, limit=limit))
 
     def look(self, task: str, group_id: int) -> FoundGroup | None:
-        """A group with its samples; None where there is none."""
+        """A group with its samples; None if it does not exist."""
         groups = self._reader.call(lambda buffer: buffer.look(task, [group_id]) if task in buffer.tasks() else [])
         return groups[0] if groups else None
 
@@ -52,7 +53,7 @@ class LiveRollouts:
         return self._reader.call(lambda buffer: buffer.candidates(selection))
 
     def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> list[FoundGroup]:
-        """The groups of candidates that are still there."""
+        """The groups of candidates that still exist."""
         return self._reader.call(lambda buffer: list(buffer.read_candidates(some, selection)))
 
     def among(self, groups: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:

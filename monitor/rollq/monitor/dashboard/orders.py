@@ -1,4 +1,4 @@
-"""The changes that the page offers, in words, and the part of the program that makes them."""
+"""The changes that the page offers, as text, and the protocol that makes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rollq.monitor.status.read import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A change before it is made: a question, and what will change. `is_possible`: whether something changes."""
+    """A change before it is made: a question and the effects. `is_possible`: whether anything changes."""
 
     title: str
     text: str
@@ -26,11 +26,11 @@ class Steering(Protocol):
         ...
 
     def make(self, order: Order, kind: str, name: str) -> list[str]:
-        """Give the order; returns what has changed, a line each. Raises `RollqError`."""
+        """Give the order. Returns a line per change. Raises `RollqError`."""
         ...
 
     def order_group(self, task: str, group_id: int, order: GroupOrder, *, dry_run: bool) -> Ordered:
-        """Move a group, or with `dry_run` find out whether it would be moved. Raises `RollqError`."""
+        """Move a group or, with `dry_run`, find out whether it would be moved. Raises `RollqError`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A thread for work that may hang, so that pages wait for it briefly."""
+"""A thread for work that may hang. Pages wait for it only briefly."""
 
 import threading
 from collections.abc import Callable
@@ -15,18 +15,18 @@ T = TypeVar("T")
 
 
 class OwnThread:
-    """Runs calls one after the other in one thread."""
+    """Runs calls one after another in one thread."""
 
     def __init__(self, name: str, wait_s: float) -> None:
         self.wait_s = wait_s
         self._asked: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
-        # a daemon: an archive that hangs keeps no process alive
+        # a daemon thread: a hanging archive does not keep the process alive
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def call(self, do: Callable[[], T]) -> T:
-        """Return what `do` returns, or raise what it raises.
+        """Return the result of `do`, or raise its exception.
 
-        Raises `NotYet` after `wait_s`. A call that has not started by then is left out.
+        Raises `NotYet` after `wait_s`. A call that has not started by then is dropped.
         """
         answer: Future[T] = Future()
         self._asked.put((do, answer))

@@ -1,4 +1,4 @@
-"""The history of a task as the numbers that charts draw. Pure."""
+"""The history of a task as numbers for charts. Pure."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ WINDOW_ROWS = WINDOW_MS // HISTORY_ROW_MS + 1
 
 
 def _depths(rows: Sequence[HistoryRow]) -> dict[str, list[int]]:
-    """Groups by status, of each status that has had any."""
+    """Groups by status, for each status that has had groups."""
     return {
         status.value: [row.statuses[status] for row in rows]
         for status in (rows[0].statuses if rows else ())
@@ -22,9 +22,8 @@ def _depths(rows: Sequence[HistoryRow]) -> dict[str, list[int]]:
 
 
 def series(rows: Sequence[HistoryRow]) -> dict[str, Any]:
-    """Columns of equal length, at most `MOST_POINTS` each: `at_ms`, depths by status, `ready`, and over the minute
-    before each point the `RATES`. `reward` is the mean of the samples that were put since the point before; None where
-    there is none.
+    """Columns of equal length, at most `MOST_POINTS` each: `at_ms`, depths by status, `ready`, and the `RATES` over the
+    minute before each point. `reward` is the mean over samples put since the previous point, None without samples.
     """
     every = -(-len(rows) // MOST_POINTS) or 1
     at = list(range(len(rows) - 1, -1, -every))[::-1]

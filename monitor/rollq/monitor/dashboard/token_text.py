@@ -6,12 +6,12 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids -> their text, special tokens included."""
 
 CONTEXT = 8
-"""Tokens before a stretch that are decoded with it: a character may consist of several."""
+"""How many tokens before a range are decoded with it: a character may consist of several tokens."""
 
 
 def pieces(decode: Decode, ids: Sequence[int], start: int, end: int) -> list[str]:
-    """The text that each of `ids[start:end]` adds; "" for one that only begins a character, which the last of its
-    tokens shows."""
+    """The text that each of `ids[start:end]` adds; "" for a token that only begins a character. The last token of a
+    character gets its text."""
     first = max(0, start - CONTEXT)
     texts, begin, shown = list[str](), first, first
     for at in range(first, min(end, len(ids))):

@@ -1,4 +1,4 @@
-"""A trainer's values of the tokens of a group. Pages wait for them briefly, or say why they are missing."""
+"""A trainer's values of the tokens of a group. Pages wait for them briefly, or show why they are missing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trainer's values of the tokens of a group. `note`: why there are none, else ""."""
+    """A trainer's values of the tokens of a group. `note`: why there are none, otherwise ""."""
 
     annotations: Annotations = field(default_factory=dict)
     note: str = ""
 
 
 class TrainedReader:
-    """Annotations for a page, read by one thread, so that an archive that hangs holds up nothing else."""
+    """Annotations for a page, read by a separate thread, so a hanging archive blocks nothing else."""
 
     def __init__(self, open_reader: Callable[[], Reader | str], *, wait_s: float = WAIT_S) -> None:
-        """`open_reader` returns a reader, or why there is none. It is called in the thread, until it has succeeded."""
+        """`open_reader` returns a reader, or why there is none. It is called in the thread until it succeeds."""
         self._open = open_reader
         self._reader: Reader | None = None
         self._thread = OwnThread("annotations", wait_s)
@@ -61,7 +61,7 @@ class TrainedReader:
 
 
 def trained_step(group: FoundGroup) -> int | None:
-    """The train step whose batch has, or had, the group; None for one that no trainer has taken."""
+    """The train step whose batch has or had the group; None if no trainer took it."""
     if group.batch is not None:
         return group.batch.step
     step = group.fields.get("trained_step")
@@ -69,8 +69,8 @@ def trained_step(group: FoundGroup) -> int | None:
 
 
 def values_of(segment: SegmentView, annotation: Annotation | None) -> Mapping[str, Values]:
-    """The columns of a segment, an item for each token. The trainer's logprob is made from its mismatch, or the other
-    way round: mismatch is the trainer's logprob less the worker's, in nats. Pure."""
+    """The columns of a segment, an item for each token. The trainer's logprob is computed from its mismatch, or the
+    reverse: mismatch is the trainer's logprob minus the worker's, in nats. Pure."""
     if annotation is None:
         return {}
     named = {name: column for name, column in annotation.values.items() if len(column or ()) == len(segment.ids)}

@@ -1,4 +1,4 @@
-"""The groups that a list of the page asks for, from the parameters of its request."""
+"""The selection of groups for a list of the page, from the request's parameters."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Facts to findings: one pure function per check of a server or a folder.
 
-Each check returns exactly one finding, `ok` when there is nothing to fix. A fact that could not be read is a note.
+Each check returns exactly one finding, `ok` if there is nothing to fix. An unreadable fact gives a note.
 """
 
 import math
@@ -35,7 +35,8 @@ Check = Callable[[ServerFacts], Finding]
 
 
 def check_server_kind(facts: ServerFacts, *, in_cluster: bool = False) -> Finding:
-    """Whether rollq can run on this server at all, which is a node of a cluster only with `in_cluster`."""
+    """Whether rollq can run on this server at all. With `in_cluster`, it must be a node of a cluster; otherwise it must
+    not."""
     other = next((f"{name} {facts.info[key]}" for key, name in OTHER_SERVERS.items() if key in facts.info), "")
     refusal = "" if other else unfit(facts.info, in_cluster=in_cluster)
     if not refusal and (other or not facts.functions):
@@ -86,7 +87,7 @@ def server_name(facts: ServerFacts) -> str:
 
 
 def check_replication(facts: ServerFacts) -> Finding:
-    """Whether it is a primary, and what a failover would lose."""
+    """Whether it is a primary, and which data a failover would lose."""
     if facts.info.get("role") == "slave":
         primary = f"{facts.info.get('master_host')}:{facts.info.get('master_port')}"
         message = f"it is a read-only replica: give the URL of its primary, {primary}"
@@ -114,7 +115,7 @@ def check_replicas(facts: ServerFacts) -> Finding:
 
 
 def check_eviction(facts: ServerFacts) -> Finding:
-    """Whether the server drops data by itself."""
+    """Whether the server evicts data."""
     policy = facts.info.get("maxmemory_policy")
     if policy is None:
         return _finding("eviction", Level.NOTE, "maxmemory-policy could not be read; it must be noeviction")
@@ -185,7 +186,7 @@ def _without_file(facts: ServerFacts) -> Finding:
 
 
 def check_disk_writes(facts: ServerFacts) -> Finding:
-    """Whether the server manages to write its files, in time."""
+    """Whether the server writes its files successfully and in time."""
     statuses = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
     if failed := [name for name in statuses if facts.info.get(name, "ok") != "ok"]:
         message = f"the server cannot write its files ({', '.join(failed)}): check its log and its disk"
@@ -250,7 +251,7 @@ def _refuses_others(config: Mapping[str, str]) -> bool:
 
 
 def check_encryption(facts: ServerFacts) -> Finding:
-    """Whether others on the network can read what travels."""
+    """Whether others on the network can read the traffic."""
     if facts.address.startswith("redis:") and not facts.local:
         message = "no TLS: the password and all samples travel unencrypted; give the server a tls-port"
         command = f"export ROLLQ_REDIS_URL={facts.address.replace('redis:', 'rediss:', 1)}"
@@ -312,7 +313,7 @@ QUEUE_CHECKS: Sequence[Check] = (
     check_latency,
     check_clock,
 )
-"""The queue's tickets are written again by the producer: they need no disk."""
+"""The producer writes the queue's tickets again, so they need no disk."""
 
 
 def check_sizing(facts: ServerFacts, used: int, why: str) -> Finding:
@@ -328,8 +329,8 @@ def check_sizing(facts: ServerFacts, used: int, why: str) -> Finding:
 
 
 def check_payloads(facts: PayloadFacts, url: str, most_bytes: int) -> Finding:
-    """Whether this machine can use the folder or the bucket at `url`, which is the run's, and whether a folder has room
-    for `most_bytes` in all."""
+    """Whether this machine can use the run's folder or bucket at `url`, and whether a folder has room for `most_bytes`
+    in total."""
     if facts.trouble:
         return _finding("payloads", Level.ERROR, facts.trouble)
     message = f"an object could be written, read, listed and removed in {url}"
@@ -344,7 +345,7 @@ def check_payloads(facts: PayloadFacts, url: str, most_bytes: int) -> Finding:
 
 
 def check_weights_folder(space: Space, needed_bytes: int) -> Finding:
-    """Whether the shared folder for weights can be written, and holds the versions that are kept."""
+    """Whether the shared folder for weights is writable, and has room for the kept versions."""
     if not space.writable:
         message = f"{space.path} is not writable here: a trainer on this machine cannot publish"
         return _finding("weights", Level.WARNING, message, f"ls -ld {space.path}")

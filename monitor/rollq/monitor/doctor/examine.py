@@ -48,7 +48,7 @@ FINISHED = (Status.COMPLETED, Status.ARCHIVED, Status.CLAIMED)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How weights travel: through `folder`, or through Redis where it is None. `kept` counts the versions there."""
+    """The way of weights: through `folder`, or through Redis if it is None. `kept` is the number of versions there."""
 
     folder: Path | None
     model_bytes: int
@@ -56,14 +56,14 @@ class Weights:
 
     @property
     def needed_bytes(self) -> int:
-        """Room for the versions that are kept, and the next one."""
+        """Room for the kept versions and the next version."""
         return (self.kept + 1) * self.model_bytes
 
 
 def examine_server(
     client: redis.Redis, checks: Sequence[Check], patience: Patience = PATIENCE, settings: Path = SETTINGS
 ) -> tuple[ServerFacts | None, list[Finding]]:
-    """The facts about a server and the findings; no facts and one finding where it cannot be used."""
+    """The facts about a server and the findings; no facts and one finding if it cannot be used."""
     try:
         facts = read_facts(client, patience, settings=settings)
     except ServerError as error:
@@ -80,9 +80,9 @@ class Sizing:
 
 
 def read_sizing(servers: Servers, run: str, planned: Mapping[str, TaskSize] | None) -> Sizing:
-    """The sizes of the tasks as planned in the settings, else as they are stored.
+    """The sizes of the tasks as planned in the settings, otherwise as stored.
 
-    The payload of a group is measured on the groups that the run has finished, where they can be read.
+    The payload of a group is measured on the run's finished groups, if they can be read.
     """
     stored = _stored_tasks(servers, run)
     if planned is None:
@@ -115,8 +115,8 @@ def _has(servers: Servers, client: redis.Redis, key: str) -> bool:
 
 
 def _stored_tasks(servers: Servers, run: str) -> dict[str, TaskSize]:
-    """The tasks whose groups could be measured; none where the run does not exist, is another release's, or may not be
-    read."""
+    """The tasks whose groups could be measured; empty if the run does not exist, is another release's, or is not
+    readable."""
     try:
         sizes = measured_tasks(MonitorBuffer(servers, run, PATIENCE))
     except (StoreLost, RunMismatch, ServerError):
@@ -125,7 +125,7 @@ def _stored_tasks(servers: Servers, run: str) -> dict[str, TaskSize]:
 
 
 def with_payload(planned: TaskSize, stored: TaskSize | None) -> TaskSize:
-    """`planned` with the payload that was measured, and the groups that were inserted, where there are some."""
+    """`planned` with the measured payload and the inserted groups, if any."""
     if stored is None:
         return planned
     return replace(
@@ -138,7 +138,7 @@ def with_payload(planned: TaskSize, stored: TaskSize | None) -> TaskSize:
 
 
 def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
-    """The trained tasks of a run by name, with a payload of 0 where no group is finished. Raises `StoreLost`."""
+    """The trained tasks of a run by name, with a payload of 0 if no group is finished. Raises `StoreLost`."""
     sizes = {}
     for task in buffer.train_tasks():
         rules = buffer.rules(task)
@@ -186,9 +186,9 @@ def _description(sizing: Sizing) -> str:
 
 
 def examine_payloads(servers: Servers, run: str, settings: PayloadSettings, sizing: Sizing) -> Iterator[Finding]:
-    """Check the folder or the bucket for large payloads, where there is one or should be one.
+    """Check the folder or the bucket for large payloads, if it exists or should exist.
 
-    A folder needs room for as much as the settings allow, or else for as much as the run may take there.
+    A folder needs room for the limit in the settings, otherwise for the run's maximum there.
     """
     facts = read_payload_facts(servers, run, settings, PATIENCE)
     if settings.url or facts.trouble:

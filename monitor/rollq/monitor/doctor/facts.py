@@ -1,7 +1,6 @@
 """Facts about a server and about folders, as `rollq doctor` reads them. Reading changes nothing.
 
-Everything that a user may be forbidden to read, or that only a process on the server's machine can read, is None where
-it could not be read.
+A fact that could not be read is None: a user may lack the right, or only a process on the server's machine can read it.
 """
 
 import os
@@ -25,7 +24,7 @@ from rollq.buffer.store.redis_url import address, cli_command
 from rollq.monitor.doctor.libraries import PREFIX
 
 SETTINGS = Path("rollq.toml")
-"""The settings that commands name when the doctor was not given any."""
+"""The settings path in commands if the doctor got no settings."""
 PINGS = 20
 CONFIG = ("appendfsync", "bind", "dir", "min-replicas-to-write", "protected-mode", "save")
 """The directives that are read; `INFO` has the others."""
@@ -58,14 +57,14 @@ class ServerFacts:
     libraries: tuple[str, ...] | None  # names of rollq's libraries of functions
     connections: tuple[str, ...] | None  # names of all connections that have one
     user: str | None
-    open: bool | None  # whether it serves clients that do not log in
+    open: bool | None  # whether it serves clients without a login
     local: bool  # whether it is reached over loopback or a socket
     pings_s: tuple[float, ...]
-    clock_ahead_s: float  # the server's clock less this machine's
-    space: Space | None  # where its files are, when they are on this machine
+    clock_ahead_s: float  # the server's clock minus this machine's
+    space: Space | None  # the place of its files, if on this machine
 
     def number(self, name: str) -> int:
-        """A number from INFO; 0 where the server does not report it."""
+        """A number from INFO; 0 if the server does not report it."""
         return int(self.info.get(name) or 0)
 
 
@@ -114,7 +113,7 @@ def read_libraries(client: redis.Redis) -> tuple[str, ...]:
 
 
 def read_connections(client: redis.Redis) -> tuple[str, ...]:
-    """The names of the server's connections, once for each connection that has one."""
+    """The names of the server's named connections, one entry per connection."""
     connections: Any = client.client_list()
     return tuple(name for connection in connections if (name := connection.get("name")))
 
@@ -161,13 +160,13 @@ def _clock_ahead_s(client: redis.Redis, clock: Callable[[], float]) -> float:
 
 
 def _server_space(config: Mapping[str, str] | None) -> Space | None:
-    """The room where the server keeps its files; None when that folder is not on this machine, as in a container."""
+    """The room for the server's files; None if their folder is not on this machine, as in a container."""
     folder = Path(config.get("dir", "")) if config else None
     return read_space(folder) if folder and folder.is_absolute() and folder.is_dir() else None
 
 
 def _is_open(client: redis.Redis) -> bool | None:
-    """Whether the server answers a client without a login; None when that cannot be found out."""
+    """Whether the server answers a client without a login; None if unknown."""
     pool = client.connection_pool
     login = {"username", "password", "credential_provider"}
     options = {name: value for name, value in pool.connection_kwargs.items() if name not in login}

@@ -1,4 +1,4 @@
-"""Findings of `rollq doctor`: their levels, the exit status they lead to, and the report as text or JSON."""
+"""Findings of `rollq doctor`: their levels, their exit status, and the report as text or JSON."""
 
 import textwrap
 from collections import Counter
@@ -11,7 +11,7 @@ import orjson
 REPORT_VERSION = 1
 """Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
 WIDTH = 88
-"""Width in characters to which messages are wrapped. Commands are not wrapped, so that they can be copied."""
+"""Width in characters to which messages are wrapped. Commands are not wrapped, so they can be copied."""
 
 
 class Level(StrEnum):
@@ -38,7 +38,7 @@ class Finding:
 
 
 Report = Mapping[str, Sequence[Finding]]
-"""Findings by what they are about: the address of a server, or this machine."""
+"""Findings by subject: the address of a server, or this machine."""
 
 
 def worst_level(report: Report) -> Level:

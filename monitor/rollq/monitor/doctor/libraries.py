@@ -1,4 +1,4 @@
-"""Libraries of functions on a server: which releases use them, and which may be deleted. Pure."""
+"""Sorts libraries of functions on a server: which releases use them, and which may be deleted. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,8 @@ class Libraries:
 
 
 def sort_libraries(names: Iterable[str], connections: Iterable[str]) -> Libraries:
-    """Sort the libraries `names` by the names of all connections to the server. Ours is always in use."""
+    """Sort the libraries `names` by the names of all connections to the server. This release's library is always in
+    use."""
     counts = Counter(connections)
     named = {name: counts[connection_name(name)] for name in sorted(names) if is_digest(release_of(name))}
     used = {name: count for name, count in named.items() if count or name == library_name()}

@@ -1,4 +1,4 @@
-"""Facts about the folder or the bucket that has the large payloads of a run, and about what it has."""
+"""Facts about the folder or the bucket of a run's large payloads, and about its content."""
 
 import secrets
 from concurrent.futures import Future
@@ -15,12 +15,12 @@ from rollq.buffer.store.servers import Servers
 from rollq.monitor.doctor.facts import Space, read_space
 
 ANSWER_S = 15.0
-"""A folder or a bucket that takes longer does not answer."""
+"""A folder or a bucket that takes longer counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadFacts:
-    """`trouble`: why this machine cannot use it, empty where it can. `taken_bytes`: of the frames of all groups."""
+    """`trouble`: why this machine cannot use it; empty if it can. `taken_bytes`: total size of all groups' frames."""
 
     trouble: str = ""
     space: Space | None = None  # of a folder
@@ -28,7 +28,7 @@ class PayloadFacts:
 
 
 def read_payload_facts(servers: Servers, run: str, settings: PayloadSettings, patience: Patience) -> PayloadFacts:
-    """Read the facts. An object is written and removed again, beside the others of the run."""
+    """Read the facts. Writes and removes an object beside the run's objects."""
     answer: Future[PayloadFacts] = Future()
 
     def read() -> None:
@@ -48,7 +48,7 @@ def _read(servers: Servers, run: str, settings: PayloadSettings, patience: Patie
     try:
         buffer = MonitorBuffer(servers, run, patience, settings)
         if not _exists(buffer):
-            _probe(buffer, f"{run}.", run)  # its folder is for its roles to make
+            _probe(buffer, f"{run}.", run)  # the run's roles make its folder
             return PayloadFacts(space=_space(settings))
         buffer.check_payloads()
         folder = buffer.payloads.folder(buffer.incarnation)
@@ -60,7 +60,7 @@ def _read(servers: Servers, run: str, settings: PayloadSettings, patience: Patie
 
 
 def _exists(buffer: MonitorBuffer) -> bool:
-    """Whether the run exists and can be read; if it cannot, the findings about its servers say why."""
+    """Whether the run exists and can be read. If not, findings about its servers have the reason."""
     try:
         return bool(buffer.incarnation)
     except (StoreLost, RunMismatch, ServerError):

@@ -1,4 +1,4 @@
-"""How much memory a run takes at most: the sizing formula of docs/guide/operations.md. Pure."""
+"""The most memory that a run takes, by the formula in docs/guide/operations.md. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ TICKET_BYTES = 6_000
 SAMPLE_BYTES = 600
 """A sample without its arrays: lengths, versions, reward, sampling parameters."""
 ROW_BYTES = 64
-"""A sample's row, which stays with its group: its reward, its lengths, and its tokens by weights."""
+"""A sample's row, which stays with its group: reward, lengths, and tokens by weights version."""
 HEADROOM = 1.3
 """Admission stops at 0.8 of maxmemory; the rest is for buffers of connections."""
 
@@ -48,12 +48,12 @@ class TaskSize:
 
 
 def scheduled_groups(size: TaskSize) -> int:
-    """Most groups that wait, run, or wait to be trained, over the steps that the live weights may still serve."""
+    """The most groups that wait, run, or wait to be trained, over the steps that the live weights may still serve."""
     return (size.rules.stale_threshold + 1) * _largest_batch(size.rules) + size.surplus_groups
 
 
 def live_groups(size: TaskSize) -> int:
-    """Most groups of a task that are stored at a time."""
+    """The most groups of a task that are stored at a time."""
     rules = size.rules
     kept_steps = size.checkpoint_steps if rules.resume == "durable" else 0
     waiting_expired = max(0, rules.tail_batch_trigger_size)
@@ -66,24 +66,25 @@ def group_bytes(payload_bytes: int) -> float:
 
 
 def salvaged_groups(size: TaskSize) -> int:
-    """Most groups whose samples are kept in parts too: with partial rollout, all that are scheduled."""
+    """The most groups with samples in parts: with partial rollout, all scheduled groups."""
     return scheduled_groups(size) if size.rules.partial_rollout else 0
 
 
 def parts_bytes(payload_bytes: int) -> float:
-    """Memory of the parts of a group in generation, beside its finished samples: they were sent whole as well."""
+    """Memory of the parts of a group in generation, in addition to its finished samples, which are also stored
+    whole."""
     return PAYLOAD_FACTOR * min(PARTS_FACTOR * payload_bytes, MOST_PART_BYTES)
 
 
 def used_bytes(tasks: Iterable[TaskSize], *, weights_bytes: int = 0) -> int:
-    """Memory that a run takes at most on one server. `weights_bytes`: all weights kept in the server."""
+    """The most memory that a run takes on one server. `weights_bytes`: all weights kept in the server."""
     return math.ceil(sum(_slot_bytes(size) + scheduled_groups(size) * TICKET_BYTES for size in tasks) + weights_bytes)
 
 
 def primary_bytes(
     here: Iterable[TaskSize], tasks: Iterable[TaskSize], primaries: int, *, weights_bytes: int = 0
 ) -> int:
-    """Memory that one of the `primaries` of a cluster takes at most, where RQ's tickets are elsewhere.
+    """The most memory on one of the `primaries` of a cluster, with RQ's tickets elsewhere.
 
     `here`: the tasks whose slots it has, of all `tasks` of the run; `weights_bytes`: all weights kept on it.
     """
@@ -92,12 +93,12 @@ def primary_bytes(
 
 
 def outside_bytes(tasks: Iterable[TaskSize]) -> int:
-    """Bytes in a folder or a bucket that a run takes at most."""
+    """The most bytes that a run takes in a folder or a bucket."""
     return sum(live_groups(size) * size.outside_bytes for size in tasks)
 
 
 def maxmemory_for(used: int) -> int:
-    """The `maxmemory` with which a run that takes `used` bytes is never held back."""
+    """The `maxmemory` that never holds back a run of `used` bytes."""
     return math.ceil(HEADROOM * used)
 
 
@@ -112,10 +113,10 @@ def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, top_ks
 
 
 def placed(size: TaskSize, kept_bytes: int, *, min_outside: int | None, spread: bool) -> TaskSize:
-    """`size` with its payload, less `kept_bytes`, where a group of this size is stored.
+    """`size` with its payload, minus `kept_bytes`, assigned to the place that stores it.
 
-    That is in a folder or a bucket from `min_outside` bytes on, else on all primaries where they are `spread` and the
-    frame is large, else in the task's slot.
+    From `min_outside` bytes on, that is a folder or a bucket; otherwise all primaries if `spread` and the frame is
+    large; otherwise the task's slot.
     """
     frame_bytes = size.payload_bytes - kept_bytes
     if min_outside is not None and frame_bytes >= min_outside:
@@ -129,7 +130,7 @@ def kept_bytes(group_size: int, prompt_tokens: int) -> int:
 
 
 def _slot_bytes(size: TaskSize) -> float:
-    """Memory on the server of the task's slot. The samples of groups in generation are there, wherever they go."""
+    """Memory on the server of the task's slot. Samples of groups in generation are always there."""
     groups = live_groups(size) * group_bytes(size.payload_bytes - size.away_bytes)
     parts = salvaged_groups(size) * (parts_bytes(size.payload_bytes) + PAYLOAD_FACTOR * size.away_bytes)
     return groups + parts

@@ -15,7 +15,7 @@ from rollq.monitor.text.terminal import cut, one_line
 WIDTH = 100
 """Width of a row in characters; longer rows are cut."""
 SAMPLES_SHOWN = 3
-"""Samples of a group in a row of the table."""
+"""The most samples of a group in a row of the table."""
 
 _HEADER = ("task", "uid", "status", "step", "staleness", "reward", "tokens", "tries", "samples", "error")
 _TEXT_COLUMNS = (0, 2, 8, 9)
@@ -23,8 +23,8 @@ _MAY_BE_LEFT_OUT = (9, 8)
 
 
 class Answer(NamedTuple):
-    """A group that a query has found. `samples`: those that the query asks for, the first ones first; None if it says
-    nothing of single samples."""
+    """A group that matches a query. `samples`: the matching samples in order; None if the query has no conditions on
+    samples."""
 
     group: GroupRecord
     samples: Sequence[SampleOutcome] | None = None
@@ -42,7 +42,7 @@ def answers_of(records: Iterable[GroupRecord], condition: Condition, sort: Sort 
 
 
 def as_lines(answers: Sequence[Answer]) -> list[str]:
-    """One JSON object per group, in ASCII: an error may quote what a model wrote."""
+    """One JSON object per group, in ASCII: an error may quote a model's text."""
     return [json.dumps(_plain(answer), separators=(",", ":")) for answer in answers]
 
 

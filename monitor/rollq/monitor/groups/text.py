@@ -1,4 +1,4 @@
-"""Groups as text for a person, and as JSON for programs. Nothing that a model wrote reaches the terminal unescaped."""
+"""Groups as text for a person, and as JSON for programs. All text from models is escaped for the terminal."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from rollq.monitor.text.tables import aligned
 from rollq.monitor.text.terminal import cut, escaped, one_line, wrapped
 
 TEXT_LINES = 12
-"""Lines of one text that are shown unless all are asked for."""
+"""How many lines of a text are shown by default."""
 INDENT = "  "
 
 

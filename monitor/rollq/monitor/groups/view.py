@@ -1,6 +1,6 @@
-"""One group as people look at it: its life as a list of events, and its samples down to single tokens.
+"""One group for people: its life as a list of events, and its samples down to single tokens.
 
-`view_of` turns the buffer's data into a `GroupView`, a plain value. Text, JSON and pages show it without asking the
+`view_of` turns the buffer's data into a `GroupView`, a plain value. Text, JSON and pages are made from it without the
 buffer. Pure.
 """
 
@@ -21,7 +21,7 @@ Pieces = Callable[[Sequence[int]], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event in a group's life, at `at_ms` (ms since 1970, by the server's clock); with None, its present state."""
+    """An event in a group's life, at `at_ms` (ms since 1970, by the server's clock); None for its current state."""
 
     at_ms: int | None
     text: str
@@ -40,8 +40,8 @@ class Turn:
 class SegmentView:
     """One segment, token by token: all but `prompt_ids` have an entry for each response token.
 
-    `pieces`: the text of each, None without a tokenizer. `versions`: None for a sample that was inserted; an entry of
-    `logprobs` is None where it is absent. `counts`: whether the loss may count it.
+    `pieces`: the text of each token, None without a tokenizer. `versions`: None for an inserted sample. An entry of
+    `logprobs` is None if absent. `counts`: whether the loss may count the token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -54,9 +54,9 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True)
 class CallView:
-    """One call of an agent over the gateway. `parent`: the number of the call that it continues; `depth`: how many of
-    those have other calls that continue them before. `segment`: the one with its tokens; None if it is not trained, and
-    `left_out` says why."""
+    """One call of an agent over the gateway. `parent`: the number of the call that it continues; `depth`: how many
+    calls on the path from the first call were already continued by another call. `segment`: the segment with its
+    tokens; None if it is not trained, with the reason in `left_out`."""
 
     number: int
     parent: int | None
@@ -68,9 +68,9 @@ class CallView:
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """One sample. `reward` and `advantage`: of a pipeline, where there was one. `failure`: the part that it failed at.
-    `counted_tokens`: how many of its response tokens the loss may count. `turns`: what follows the prompt, for an
-    agent. `calls`: those that it made over the gateway, each after the one that it continues."""
+    """One sample. `reward` and `advantage`: a pipeline's, if there was one. `failure`: the part that failed.
+    `counted_tokens`: how many of its response tokens the loss may count. `turns`: an agent's messages after the prompt.
+    `calls`: an agent's calls over the gateway, each after the call that it continues."""
 
     index: int
     status: str
@@ -95,8 +95,8 @@ class SampleView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group at `now_ms`. `step`: the train step that has claimed it, else the one that it was admitted
-    for. `problem`: why samples are not shown, else ""."""
+    """One group at `now_ms`. `step`: the train step that claimed it, otherwise the step that it was admitted for.
+    `problem`: why samples are not shown, otherwise ""."""
 
     task: str
     group_id: int
@@ -140,7 +140,7 @@ def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
 
 
 def prompt_turns(prompt: Prompt) -> tuple[Turn, ...]:
-    """The messages of a prompt; a text is one of the user's."""
+    """The messages of a prompt; a text is a user message."""
     if isinstance(prompt.content, str):
         return (Turn("user", prompt.content),)
     return tuple(map(_turn, prompt.content))
@@ -301,7 +301,7 @@ def _turn(message: Mapping[str, Any]) -> Turn:
 
 
 def _part(part: Any) -> str:
-    """A part of a message with several: text, or an image."""
+    """One part of a message: text or an image."""
     if isinstance(part, Mapping):
         return str(part["text"]) if "text" in part else f"[{part.get('type', '?')}]"
     return str(part)

@@ -1,4 +1,4 @@
-"""The host names that a server answers to, so that a foreign page whose name was pointed here gets nothing."""
+"""Checks the host name of requests: a foreign page whose name points to this machine gets no answer."""
 
 import ipaddress
 import re
@@ -16,7 +16,7 @@ NAME: Final = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 
 
 class KnownHosts:
-    """An app that answers requests only for its own names: loopback, the allowed ones, and the address at which a
+    """An app that answers requests only for known names: loopback, the allowed names, and the address at which a
     request arrived."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
@@ -60,7 +60,7 @@ def names_of(host: str) -> tuple[str, ...]:
 
 
 def name_in(host: str | None) -> str:
-    """The name in the header `Host`, without its port; "" where there is none. Pure."""
+    """The name in the header `Host`, without its port; "" if there is none. Pure."""
     try:
         return _plain(urlsplit(f"//{host or ''}").hostname or "")
     except ValueError:
@@ -68,7 +68,7 @@ def name_in(host: str | None) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as others are compared with it."""
+    """A name in its form for comparisons."""
     name = name.lower().removesuffix(".")
     return name.removeprefix("::ffff:") if "." in name else name
 

@@ -19,8 +19,8 @@ def metrics_app(
 ) -> Starlette:
     """An app with `/metrics`, in the format of OpenMetrics or of Prometheus, and `/healthz`.
 
-    `status` returns the run's status, or None where it cannot be read; it is called in a thread. `calls`: how many
-    calls of `on_change` have had which outcome.
+    `status` returns the run's status, or None if it cannot be read; it is called in a thread. `calls`: the number of
+    `on_change` calls by outcome.
     """
 
     async def metrics(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The metrics of a run, in the order in which they are served: each says how it is read from a `RunStatus`. Pure."""
+"""The metrics of a run, in their order of output, each with the way to read it from a `RunStatus`. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Values = Iterable[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. Its labels are `run`, and then `labels`; a counter's name ends with `_total` and it only grows."""
+    """One metric. Its labels are `run`, and then `labels`; a counter only grows, and its name ends with `_total`."""
 
     name: str
     text: str
@@ -29,7 +29,7 @@ class Metric:
 
     @property
     def is_counter(self) -> bool:
-        """Whether it is a counter, and not a gauge."""
+        """Whether it is a counter rather than a gauge."""
         return self.name.endswith("_total")
 
 
@@ -92,7 +92,7 @@ def _of_workers(name: str, text: str, field: str) -> Metric:
 
 
 def _one_of(names: Iterable[StrEnum], present: str | None) -> dict[str, float]:
-    """1 for the one that is `present`, 0 for the others."""
+    """1 for the `present` name, 0 for the others."""
     return {name.value: float(name.value == present) for name in names}
 
 
@@ -112,7 +112,7 @@ def _workers_by_condition(run: RunStatus) -> Values:
 
 
 def _trained(line: Line) -> Metric:
-    """A number of the last trained batch, as the trainer has reported it; see `numbers_of`."""
+    """A number of the last trained batch, from the trainer's report; see `numbers_of`."""
 
     def read(run: RunStatus) -> Values:
         numbers = numbers_of((run.trainer and run.trainer.report) or {})
@@ -238,7 +238,7 @@ METRICS = (
                 "refused_outcomes"),
     _of_workers("rollq_worker_recomputed_tokens_total", "Tokens whose cache was recomputed", "recomputed_tokens"),
 )  # fmt: skip
-"""All metrics but the two below. Series without a value are absent."""
+"""All metrics except the two below. Series without a value are absent."""
 
 UP = Metric(
     "rollq_up", "1 if the run was read, 0 if its server does not answer or does not have it", (), lambda _: [((), 1.0)]

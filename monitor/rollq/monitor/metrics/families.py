@@ -12,14 +12,14 @@ from rollq.monitor.status.read import RunStatus
 
 
 class RunCollector(Collector):
-    """The metrics of a run named `run` whose status is `status`; None: it could not be read. `calls`: of `on_change`,
-    by outcome."""
+    """The metrics of the run `run` with `status`, None if it could not be read. `calls`: the number of `on_change`
+    calls by outcome."""
 
     def __init__(self, run: str, status: RunStatus | None, calls: Mapping[str, int] = MappingProxyType({})) -> None:
         self._run, self._status, self._calls = run, status, calls
 
     def collect(self) -> Iterator[Family]:
-        """Make the families, those without a value left out."""
+        """Make the families that have a value."""
         yield self._family(UP, [((), float(self._status is not None))])
         if self._calls:
             yield self._family(CALLS, [((outcome,), number) for outcome, number in self._calls.items()])

@@ -20,7 +20,7 @@ from rollq.monitor.metrics.allowed_hosts import KnownHosts, names_of
 log = logging.getLogger(__name__)
 
 STOP_WITHIN_S = 3
-"""How long answers that are under way may take after a signal to stop; an unreachable Redis is waited for 2 s."""
+"""How long running answers may take after a signal to stop. The wait for an unreachable Redis is 2 s."""
 
 
 def serve(
@@ -31,10 +31,10 @@ def serve(
     *,
     on_stop: Callable[[], object] = lambda: None,
 ) -> None:
-    """Serve `app` until SIGINT or SIGTERM, which then have the effect that they had before. Port 0: a free one.
+    """Serve `app` until SIGINT or SIGTERM, whose handlers are then restored. Port 0 means a free port.
 
-    It answers to the names of loopback, `host` and `allowed_hosts`. `on_stop` is called at such a signal, so that
-    answers without an end can end. Raises `ConfigError` if the address or a name cannot be used.
+    It answers to the names of loopback, `host` and `allowed_hosts`. `on_stop` is called at such a signal to end
+    unlimited answers. Raises `ConfigError` if the address or a name cannot be used.
     """
     app = KnownHosts(app, (*names_of(host), *allowed_hosts))
     try:
@@ -76,7 +76,7 @@ class _NotesRequests:
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether a request has a body, which may take its time to arrive. Pure."""
+    """Whether a request has a body, which may arrive later. Pure."""
     headers = dict(scope.get("headers", ()))
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):
 
 
 class _WarningsOnceAMinute(logging.Filter):
-    """Warnings of uvicorn are about requests that it cannot read, which anyone can send."""
+    """Passes one warning per minute: uvicorn warns about unreadable requests, which anyone can send."""
 
     def __init__(self) -> None:
         super().__init__()

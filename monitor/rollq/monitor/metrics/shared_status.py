@@ -1,4 +1,4 @@
-"""The last reading of a run, which all who ask within a second share."""
+"""The last reading of a run, shared by all requests within a second."""
 
 import logging
 import threading
@@ -11,13 +11,13 @@ from rollq.monitor.status.read import RunStatus
 log = logging.getLogger(__name__)
 
 MOST_OFTEN_S = 1.0
-"""However many ask, the server is read at most once in this time."""
+"""The server is read at most once in this time, for any number of requests."""
 LONGEST_S = 3.0
-"""How long one who asks waits for a server that hangs."""
+"""How long a request waits for a hanging server."""
 
 
 class SharedReading:
-    """Reads the status when it is asked for. Any thread may ask: one reading is made at a time, and all wait for it."""
+    """Reads the status on request, from any thread. One reading is made at a time, and all callers wait for it."""
 
     def __init__(
         self,
@@ -26,18 +26,19 @@ class SharedReading:
         longest_s: float = LONGEST_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` may raise `RollqError`; one who asks waits `longest_s` for it. `now` is a steady clock in seconds."""
+        """`read` may raise `RollqError`; a caller waits `longest_s` for it. `now` is a steady clock in seconds."""
         self._read, self._longest_s, self._now = read, longest_s, now
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._asked_s: float | None = None
         self._status: RunStatus | None = None
         self.problem = ""
-        """Why there was no status when it was asked for last; empty if there was one."""
+        """Why the last request got no status; empty if it got one."""
         self._answers = True
 
     def status(self) -> RunStatus | None:
-        """The status, read in the last second or now; None if it cannot be read, which is logged when it begins."""
+        """The status, read within the last second or now; None if it cannot be read. The beginning of such a time is
+        logged."""
         with self._lock:
             is_reading = self._asked_s is not None and not self._ready.is_set()
             if not is_reading and (self._asked_s is None or self._now() - self._asked_s >= MOST_OFTEN_S):

@@ -1,4 +1,4 @@
-"""The curves of a run by train step: read from the server, or from the files of its trainer where that is gone."""
+"""The curves of a run by train step: read from the server or, if that is gone, from the trainer's files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ RATE = "learning_rate"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a task's rules, or of the learning rate, which has no task. `step`: the first train step that was
-    claimed, or can be, after it."""
+    """A change of a task's rules, or of the learning rate, which has no task. `step`: the first train step that was or
+    can be claimed after it."""
 
     step: int
     time_s: float
@@ -30,8 +30,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RunCurves:
-    """The numbers of a run by train step. `changes` are in the order of their steps; files have none of rules. `note`:
-    why they are from files, for people."""
+    """The numbers of a run by train step. `changes` are in the order of their steps; files have no changes of rules.
+    `note`: why the numbers are from files, for people."""
 
     run: str
     source: Literal["server", "files"]
@@ -41,7 +41,7 @@ class RunCurves:
 
 
 def read_curves(buffer: MonitorBuffer) -> RunCurves:
-    """The curves that the server has. Raises `StoreLost` without the run."""
+    """The curves on the server. Raises `StoreLost` without the run."""
     found = {
         (revision.step, task_of(task), revision.what): Change(
             revision.step, revision.time_s, task_of(task), revision.what
@@ -56,8 +56,8 @@ def read_curves(buffer: MonitorBuffer) -> RunCurves:
 
 
 def rate_changes(rows: Sequence[StepRow]) -> Iterator[Change]:
-    """The changes of a learning rate that was constant for two steps before. So a schedule that changes it at each
-    step makes none, or one where it begins."""
+    """The changes of a learning rate that was constant for the two steps before. A schedule that changes it at each
+    step gives at most one change, at its beginning."""
     rates = [(row, row.numbers[RATE]) for row in rows if RATE in row.numbers]
     for ((_, former), (_, before)), (row, after) in zip(pairwise(rates), rates[2:], strict=False):
         if former == before != after:
@@ -65,8 +65,8 @@ def rate_changes(rows: Sequence[StepRow]) -> Iterator[Change]:
 
 
 def curves_in(folder: Path, run: str, why: str = "") -> RunCurves:
-    """The curves in the output folder of the trainer of a run; empty for a folder without any. `why`: the server has
-    none."""
+    """The curves in the output folder of the trainer of a run; empty for a folder without curves. `why`: why the server
+    has none."""
     steps = {row.step: row for row in _rows(folder / METRICS_FILE, numbers_of)}
     evaluations = {row.step: row for row in _rows(folder / EVALUATIONS_FILE, rewards_of)}
     rows = StepRows(*(tuple(found[step] for step in sorted(found)) for found in (steps, evaluations)))

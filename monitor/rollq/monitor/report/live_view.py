@@ -1,7 +1,7 @@
-"""The live view of a run in a terminal of 80 x 24 characters, made from records and buffer readings alone.
+"""The live view of a run in a terminal of 80 x 24 characters, made only from records and buffer readings.
 
 `LiveView` is a plain value and `render` a pure function of it. Pass the result to `rich.live.Live`, or print
-`plain_line` where there is no terminal.
+`plain_line` if there is no terminal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ SILENT_S = 5.0  # workers report each second
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """The content of the view. `total_steps` is 0 where no trainer's steps are known. `notes` are the latest events,
+    """The content of the view. `total_steps` is 0 if no trainer's steps are known. `notes` are the latest events,
     newest last; times are in seconds."""
 
     title: str
@@ -45,7 +45,7 @@ class LiveView:
 
     @property
     def progress(self) -> str:
-        """The last trained step of all, as in "step 3/150"; empty where no trainer's steps are known."""
+        """The last trained step and the total, as in "step 3/150"; empty if no trainer's steps are known."""
         return f"step {self.step}/{self.total_steps}" if self.total_steps else ""
 
     @property
@@ -175,7 +175,7 @@ def _depth_table(reading: BufferReading) -> Table:
         table.add_column(name, justify="right")
     for status in (status for status in Status if status not in AUDITED):
         if status is Status.LEAVING and not any(depths.get(status.value) for depths in columns.values()):
-            continue  # without an archive, no group ever is
+            continue  # without an archive, no group is leaving
         table.add_row(status.value, *(f"{depths.get(status.value, 0):,}" for depths in columns.values()))
     table.add_row("kept for inspection", *(f"{_kept(depths):,}" for depths in columns.values()), style="dim")
     return table

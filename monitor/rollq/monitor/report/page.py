@@ -1,6 +1,6 @@
-"""The page of the report: what a run did, in sentences, small tables and the plots that belong to them.
+"""The page of the report: a run in sentences, small tables and plots.
 
-A pure function of the summary and the steps. The page is one file, which opens offline.
+A pure function of the summary and the steps. The page is a single file that opens offline.
 """
 
 import html
@@ -11,7 +11,7 @@ from rollq.monitor.report.records import StepRecord
 from rollq.monitor.status.prompt_rows import PromptRows
 
 HARDLY = 0.1
-"""Up to this part of its time, a trainer hardly waits."""
+"""A trainer that waits at most this fraction of its time hardly waits."""
 NOT_KEPT = "The rows do not add up: groups were lost or counted twice. This is a bug of rollq."
 REASONS = {
     "archived": "trained; kept until the next checkpoint covers their step",
@@ -69,7 +69,7 @@ def render_page(title: str, summary: Mapping[str, Any], steps: Sequence[StepReco
 
 
 def lede(summary: Mapping[str, Any]) -> str:
-    """One sentence or two on the whole run."""
+    """One or two sentences about the whole run."""
     steps, tokens = summary.get("steps", 0), summary.get("trained_tokens", 0)
     parts = [f"The trainer made {_plural(steps, 'step')} and trained {tokens:,} tokens"]
     if "train_s" in summary:

@@ -1,7 +1,7 @@
 """The records of a run on disk: a JSON line per train step (`metrics.jsonl`) and per buffer reading (`depth.jsonl`).
 
-The trainer writes the former, the live view of `rollq demo` the latter. Both can be read at any time: a line that is
-still being written is skipped, and for a step that was trained again after a crash the last line counts.
+The trainer writes the former, the live view of `rollq demo` the latter. Both can be read at any time: an unfinished
+line is skipped, and the last line counts for a step that was trained again after a crash.
 """
 
 from collections.abc import Iterator, Mapping

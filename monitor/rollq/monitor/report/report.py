@@ -28,7 +28,7 @@ STEP_FIELDS = ("step", "time_s", "tokens", "wait_s", "train_s")
 SMOOTHING_STEPS = 20
 SMOOTHING_READINGS = 5
 WORKING_STATUSES = tuple(status.value for status in Status if status not in (*AUDITED, Status.ARCHIVED))
-"""The statuses that are drawn. Groups that stay would hide the others."""
+"""The statuses in the plot. Permanent ones would hide the others."""
 
 
 def write_report(
@@ -110,7 +110,7 @@ def reward_figure(steps: Sequence[StepRecord], held_out: Mapping[str, Mapping[st
 def _plot_held_out(
     axes: Any, task: str, held_out: Mapping[str, Mapping[str, float]], last_step: int, colour: str
 ) -> None:
-    """Draw the held-out reward of a task before the first and after the last step, as far as it is known."""
+    """Draw the held-out reward of a task before the first and after the last step, if known."""
     ends = {0: held_out.get("before", {}).get(task), last_step: held_out.get("after", {}).get(task)}
     measured = {step: reward for step, reward in ends.items() if reward is not None}
     if measured:

@@ -12,12 +12,12 @@ MOST_ROWS = 20
 MOST_CHANGES = 20
 MOST_EVALUATIONS = 2
 NAME_WIDTH = 12
-"""The name of an evaluation takes at most this much."""
+"""The most characters of an evaluation's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column: the name of its numbers, its title, and how a row of several steps is made of them."""
+    """One column: the name of its numbers, its title, and the way to combine several steps into a row."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ COLUMNS = (
     _Column("tokens_per_s", "tok/s", _short, _mean),
 )
 SPARE = ("longest", "tok/s", "lr", "clip", "KL", "grad", "entropy", "cut", "length", "equal")
-"""Titles of columns that are left out first where the terminal is narrow."""
+"""Titles of columns that a narrow terminal omits first."""
 
 
 def as_step_table(curves: RunCurves, width: int) -> str:
@@ -87,7 +87,7 @@ def _table(curves: RunCurves, width: int) -> list[str]:
 
 
 def _ranges(curves: RunCurves) -> list[Sequence[StepRow]]:
-    """The steps in ranges, or else the evaluations, of a run that has not trained yet."""
+    """The steps in ranges; for a run that has not trained yet, the evaluations."""
     rows = curves.rows.steps or curves.rows.evaluations
     parts = min(MOST_ROWS, len(rows))
     ends = [len(rows) * (at + 1) // parts for at in range(parts)]

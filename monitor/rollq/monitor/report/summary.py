@@ -12,8 +12,8 @@ from rollq.monitor.status.prompt_rows import PromptRows
 
 
 def conservation(reading: BufferReading) -> dict[str, Any]:
-    """Where the admitted groups of all tasks are: archived, elsewhere in the buffer, or dropped under a counted reason
-    (`trained` once a checkpoint covers them). `holds`: every group of every task is accounted for."""
+    """The places of all tasks' admitted groups: archived, elsewhere in the buffer, or dropped for a counted reason
+    (`trained` once a checkpoint covers them). `holds`: whether every group is accounted for."""
     dropped: Counter[str] = Counter()
     for counters in reading.progress.values():
         dropped.update(dropped_groups(counters))

@@ -1,1 +1,1 @@
-"""The status of a run: how it is read, what is diagnosed, and its text."""
+"""The status of a run: its reading, its diagnosis and its text."""

@@ -1,4 +1,4 @@
-"""The state of a run in one sentence: whether it makes progress, what blocks it if not, and what to do. Pure.
+"""The state of a run in one sentence: whether it makes progress, otherwise the obstacle and the remedy. Pure.
 
 `RULES` are tried in order: an earlier state explains the later ones.
 """
@@ -31,19 +31,19 @@ from rollq.monitor.status.trainer_words import described, is_silent, last_step, 
 from rollq.monitor.text.units import in_config, of_limit
 
 FIRST_WAIT_S = 60.0
-"""The first batch may take this long: workers load their model."""
+"""How long the first batch may take: workers load their model."""
 
 
 class State(StrEnum):
     """The state of a run: the first word on the screen."""
 
     STARTING = "starting"  # no trainer has started
-    TRAINING = "training"  # the trainer has what it needs, or waits no longer than usual
+    TRAINING = "training"  # the trainer has its batch, or waits no longer than usual
     STARVING = "starving"  # the trainer waits for groups for too long
     PAUSED = "paused"  # on purpose
-    FAILING = "failing"  # production yields nothing to train
+    FAILING = "failing"  # production yields no groups to train
     MEMORY_FULL = "memory full"  # nothing new is admitted
-    TRAINER_GONE = "trainer gone"  # it is silent, or has failed
+    TRAINER_GONE = "trainer gone"  # the trainer is silent or has failed
     STOPPED = "stopped"  # the trainer was asked to end
     FINISHED = "finished"  # the trainer has trained all its steps
 
@@ -61,7 +61,8 @@ _BAD = (State.FAILING, State.MEMORY_FULL, State.TRAINER_GONE)
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The state of a run, and why in one sentence. `remedies`: what to do, in this order; none where all is well."""
+    """The state of a run and the reason in one sentence. `remedies`: the steps to take, in order; empty for a healthy
+    run."""
 
     state: State
     sentence: str
@@ -73,14 +74,14 @@ class Diagnosis:
 
     @property
     def level(self) -> Level:
-        """How bad it is."""
+        """The severity."""
         if self.state in _BAD:
             return Level.BAD
         return Level.ATTENTION if self.remedies or self.state is State.STARVING else Level.GOOD
 
     @property
     def to_do(self) -> list[str]:
-        """The lines below the first one: what to do, a step each; none without a remedy."""
+        """The lines below the first: a remedy per line, if any."""
         if len(self.remedies) < 2:
             return [f"to do: {remedy}" for remedy in self.remedies]
         return ["to do:", *(f"  {number}. {remedy}" for number, remedy in enumerate(self.remedies, start=1))]
@@ -97,7 +98,7 @@ class Rule:
 
 
 def diagnose(run: RunStatus) -> Diagnosis:
-    """Diagnose a run: by the first rule that applies."""
+    """Diagnose a run by the first rule that applies."""
     rule = next(rule for rule in RULES if rule.applies(run))
     return Diagnosis(rule.state, "; ".join(rule.facts(run)), tuple(rule.remedies(run)))
 
@@ -127,7 +128,7 @@ def _training(run: RunStatus) -> list[str]:
 
 
 def _waiting(run: RunStatus) -> list[str]:
-    """The cause comes first, unless the trainer itself names it."""
+    """The cause comes first, unless the trainer reports it."""
     if trainer_of(run).unarchived:
         return _training(run)
     return [*_causes(run), *_trainer(run), *sentences(warnings(run))]
@@ -143,8 +144,8 @@ def _causes(run: RunStatus) -> list[str]:
 
 
 def _consequence(run: RunStatus, error: str = "") -> str:
-    """The work of the trainer, or how it failed; a failure with `error` in its name follows from the earlier part of
-    the sentence."""
+    """The trainer's activity or failure. A failure whose name contains `error` follows from the earlier part of the
+    sentence."""
     trainer = trainer_of(run)
     if trainer.phase is not TrainerPhase.FAILED or not trainer.error:
         return described(trainer)
@@ -195,7 +196,7 @@ def _to_speed_up(run: RunStatus) -> list[str]:
 
 
 def _restarts(run: RunStatus) -> Iterator[str]:
-    """Restart a trainer that is no longer there, and other roles that are missing."""
+    """Restart a trainer that is gone and other missing roles."""
     trainer = trainer_of(run)
     if trainer.has_ended or is_silent(trainer):
         covered = max((task.checkpoint for task in trained(run)), default=0)
@@ -240,10 +241,10 @@ def _is_resting(run: RunStatus) -> bool:
 
 
 def _waits_too_long(run: RunStatus) -> bool:
-    """Whether the trainer waits for a role that is missing, or for longer than twice its usual step.
+    """Whether the trainer waits for a missing role, or for more than twice its usual step.
 
-    The usual step is the training time; in a synchronous run, the median wait is added. An asynchronous run should not
-    wait, however common it is.
+    The usual step is the training time; in a synchronous run, the median wait is added. An asynchronous run should
+    never wait, even if its waits are common.
     """
     trainer = trainer_of(run)
     if trainer.unarchived or [*empty_tasks(run), *_missing_roles(run)]:
@@ -258,7 +259,7 @@ def _waits_too_long(run: RunStatus) -> bool:
 
 
 def _evaluates_alone(run: RunStatus) -> bool:
-    """Whether the trainer waits for an evaluation without a producer or a worker."""
+    """Whether the trainer waits for an evaluation that lacks a producer or a worker."""
     return trainer_of(run).phase is TrainerPhase.EVALUATING and any(_missing_roles(run))
 
 

@@ -1,7 +1,7 @@
-"""Whether some workers are idle while others hold most of the groups, in words. Pure.
+"""Detects idle workers while others hold most of the groups, as text. Pure.
 
 Workers are idle at the end of a batch because few groups are left, and just after its start because they are about to
-take some. Neither is reported: most of the batch must be left, and a worker must have been idle for a while.
+take some. Neither is reported: most of the batch must remain, and a worker must have been idle for a while.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ LEAST_IDLE_S = 5.0
 LEAST_PART = 0.5
 """More than this share of a batch must be under way."""
 OVERLOADED = 1.5
-"""A worker with this many times an even share of the groups, or more, holds too many."""
+"""A worker with at least this multiple of an even share of the groups holds too many."""
 MOST_NAMED = 2
 
 
@@ -29,7 +29,7 @@ def _awaited(run: RunStatus) -> int:
 
 
 def imbalance(run: RunStatus) -> str:
-    """A sentence saying that workers are idle while others hold most groups, if the trainer waits; else nothing."""
+    """A sentence if the trainer waits and workers are idle while others hold most groups; otherwise empty."""
     under_way = _awaited(run)
     if not under_way:
         return ""

@@ -1,4 +1,4 @@
-"""Workers that no longer report, in words: where each is, and which GPUs it may still hold. Pure."""
+"""Describes workers that no longer report: their places, and the GPUs that they may still hold. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ MOST_NAMED = 2
 
 
 def lost_workers(run: RunStatus) -> Iterator[tuple[str, str]]:
-    """A sentence for each worker that is silent or dead, with a remedy; the others of many are counted."""
+    """A sentence with a remedy for each silent or dead worker. If there are many, the rest are counted."""
     lost = {name: report for name, report in run.workers.items() if report["condition"] != "alive"}
     named = sorted(lost, key=lambda name: (lost[name]["age_s"], name))
     for name in named[:MOST_NAMED]:
@@ -35,5 +35,5 @@ def _remedy(report: Mapping[str, Any]) -> str:
 
 
 def gpus_in_words(gpus: str) -> str:
-    """GPUs, as `Place` has them, to follow a verb."""
+    """A text about GPUs, as in `Place`, to follow a verb."""
     return f"GPU {gpus}" if "," not in gpus.partition(" (")[0] else f"GPUs {gpus}"

@@ -1,4 +1,4 @@
-"""Facts about the production of a run, each with what to do about it. Pure."""
+"""Facts about the production of a run, each with a remedy. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,16 +13,16 @@ from rollq.monitor.status.trainer_words import shortened
 from rollq.monitor.text.units import count, seconds_in_words
 
 LEAST_OUTCOMES = 4
-"""Finished groups from which on none worth training is a failure, and not chance."""
+"""From this many finished groups on, no group worth training means a failure rather than chance."""
 LONG_WAIT_S = 5.0
 MOST_UNREWARDED = 0.1
-"""The share of judged samples without a reward from which on a run fails."""
+"""From this share of judged samples without a reward on, a run fails."""
 _RESTING = ("paused", "draining")
 """States of workers that take no groups, by order of an operator."""
 
 
 class Fact(NamedTuple):
-    """A part of the sentence, and what to do about it; a fact without words only asks for the remedy."""
+    """A part of the sentence with its remedy. A fact without words has only a remedy."""
 
     sentence: str
     remedy: str = ""
@@ -34,12 +34,12 @@ def sentences(facts: Iterable[Fact]) -> list[str]:
 
 
 def remedies_of(facts: Iterable[Fact]) -> list[str]:
-    """The remedies that facts ask for, in their order."""
+    """The remedies of facts, in their order."""
     return [fact.remedy for fact in facts if fact.remedy]
 
 
 def trainer_of(run: RunStatus) -> TrainerState:
-    """The trainer of a run that has one."""
+    """The trainer of a run that must have one."""
     assert run.trainer is not None
     return run.trainer
 
@@ -55,13 +55,13 @@ def sampled(run: RunStatus) -> list[TaskStatus]:
 
 
 def workers_of(run: RunStatus) -> str:
-    """The workers that are alive, and of how many, where others are silent or dead: `1 of 2 workers`."""
+    """The live workers, out of all if others are silent or dead: `1 of 2 workers`."""
     alive, known = len(run.alive_workers), len(run.workers)
     return f"{alive:,} of {count(known, 'worker')}" if 0 < alive < known else count(alive, "worker")
 
 
 def unrewarded(run: RunStatus) -> list[Fact]:
-    """That judges fail for too many samples, and how; empty if they do not."""
+    """How judges fail for too many samples; empty if they do not."""
     shares = {name: report.get("unrewarded") or 0.0 for name, report in run.alive_workers.items()}
     share = sum(shares.values()) / len(shares) if shares else 0.0
     if share < MOST_UNREWARDED:
@@ -108,7 +108,7 @@ def empty_tasks(run: RunStatus) -> Iterator[Fact]:
 
 
 def production(run: RunStatus) -> Iterator[Fact]:
-    """Who makes the groups of sampled tasks, and what holds production back."""
+    """The makers of sampled tasks' groups, and the limits on production."""
     if tasks := sampled(run):
         yield from map(Fact, _held(tasks))
         for task in tasks:
@@ -207,7 +207,7 @@ def is_held(task: TaskStatus) -> bool:
 
 
 def unproduced(run: RunStatus) -> list[str]:
-    """That nobody produces, where somebody should."""
+    """A missing producer, if one is needed."""
     silent = [task for task in run.tasks if task.is_sampled and not _is_produced(task)]
     ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
     since = f" for {seconds_in_words(min(ages))}" if ages else ""
@@ -227,7 +227,7 @@ def _unusable(task: TaskStatus) -> str:
 
 
 def warnings(run: RunStatus) -> list[Fact]:
-    """Faults that do not hold the run up, or not yet."""
+    """Faults that do not block the run, or not yet."""
     lost = [Fact(*lost) for lost in lost_workers(run)]
     return [*lost, *map(Fact, _doubts(run)), *_archive(run), *map(Fact, _failing_groups(run))]
 
@@ -263,6 +263,6 @@ def _is_produced(task: TaskStatus) -> bool:
 def _has_waited(run: RunStatus) -> bool:
     """Whether the trainer waits for groups, and for longer than production needs to notice."""
     trainer = run.trainer
-    if trainer is None or trainer.unarchived:  # then production may wait for the archive, too
+    if trainer is None or trainer.unarchived:  # then production may also wait for the archive
         return False
     return trainer.phase is TrainerPhase.WAITING and trainer.for_s > LONG_WAIT_S

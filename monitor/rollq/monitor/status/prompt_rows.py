@@ -1,4 +1,4 @@
-"""The rows of a task's prompts, accounted for: how many were read, used and left out. Pure."""
+"""Accounts for the rows of a task's prompts: how many were read, used and left out. Pure."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from rollq.buffer.calls.replies.prompts import Unusable
 class PromptRows(NamedTuple):
     """How many rows a file of prompts has, and how many of them producers have `read`.
 
-    `used`: they became prompts. `unusable`: they cannot be read as one. `too_long`: they have more tokens than
+    `used`: they became prompts. `unusable`: they cannot be read as prompts. `too_long`: they have more tokens than
     `max_prompt_tokens`.
     """
 
@@ -21,7 +21,7 @@ class PromptRows(NamedTuple):
 
     @classmethod
     def counted(cls, progress: Mapping[str, float]) -> "PromptRows | None":
-        """Those in the counters of a task; None before a producer has read any, and for tasks without prompts."""
+        """The rows in a task's counters; None before a producer has read any, and for tasks without prompts."""
         if "rows" not in progress:
             return None
         rows, read, unusable, too_long = (

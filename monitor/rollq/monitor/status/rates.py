@@ -10,7 +10,7 @@ from rollq.buffer.values.rollouts import Status
 WINDOW_MS = 60_000 + HISTORY_ROW_MS // 2
 """How old the first row may be: a minute, and half of the time between two rows."""
 LEAST_MS = 2_000
-"""Rates over less say nothing."""
+"""Rates over less time are meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class Rates:
 
     `groups`: attempts that workers have put, and `tokens` their new tokens. `trained`, `failed`, `filtered` and
     `expired`: groups. Mean times of groups in seconds: `queued_s` from admission to the first lease, `worked_s` with a
-    worker, for generation and judging, and `waited_s` until the trainer takes it; None while no group gets there. The
-    last one is by Little's law: the mean number of groups that wait, divided by the rate at which they leave.
-    `staleness`: mean train steps of the groups that were trained, of each one's oldest token.
+    worker, for generation and judging, and `waited_s` until the trainer takes it; None while no group gets there.
+    `waited_s` is by Little's law: the mean number of waiting groups, divided by the rate at which they leave.
+    `staleness`: the mean over trained groups of the oldest token's staleness, in train steps.
     """
 
     seconds: float
@@ -47,7 +47,7 @@ def rates(history: Sequence[HistoryRow], now: HistoryRow) -> Rates | None:
 
     def per_s(counter: str) -> float:
         before, after = rows[0].counters.get(counter, 0), now.counters.get(counter, 0)
-        return max(0.0, after - before) / seconds  # a rewind takes trained groups back
+        return max(0.0, after - before) / seconds  # a rewind reduces the number of trained groups
 
     def mean_s(summed_ms: str, counter: str) -> float | None:
         return per_s(summed_ms) / per_s(counter) / 1000 if per_s(counter) else None
@@ -69,7 +69,7 @@ def rates(history: Sequence[HistoryRow], now: HistoryRow) -> Rates | None:
 
 
 def _mean_depth(rows: Sequence[HistoryRow], status: Status) -> float:
-    """The mean number of groups with a status, each row weighed by the time to the next one."""
+    """The mean number of groups with a status, each row weighted by the time to the next."""
     sums = [
         ((after.at_ms - before.at_ms), (before.statuses.get(status, 0) + after.statuses.get(status, 0)) / 2)
         for before, after in pairwise(rows)

@@ -1,4 +1,4 @@
-"""The status of a run as a plain value, and how it is read. The views make text and JSON of it."""
+"""Reads the status of a run as a plain value, from which views make text and JSON."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,12 +34,12 @@ FORGOTTEN_WORKER_S = 600.0
 FORGOTTEN_ERROR_S = 600.0
 """How long the last error of a task is shown."""
 SILENT_TRAINER_S = 10.0
-"""Trainers say each second what they do."""
+"""Trainers report each second."""
 SILENT_PRODUCER_S = 10.0
-"""Producers look at each task at least every 2 seconds."""
+"""Producers check each task at least every 2 seconds."""
 RETIRED = "retired"
 SERVING, IDLE = "serving", "idle"
-"""States of a worker that takes groups: with some in hand, and without."""
+"""States of a worker that takes groups: with and without groups in hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,12 @@ class TaskStatus:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether batches take groups of it that workers make."""
+        """Whether batches take its groups and workers make them."""
         return self.is_trained and not self.offline
 
     @property
     def bound(self) -> str:
-        """How many groups are on their way to the trainer, and how many may be; "-" where no bound holds."""
+        """How many groups are on their way to the trainer, and the limit; "-" without a limit."""
         return "-" if self.offline else f"{self.scheduled - self.trained}/{self.limit - self.trained}"
 
     @property
@@ -133,9 +133,9 @@ class TaskStatus:
 class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
-    `tickets` counts tickets in the queue, `jobs` those that RQ has executing, finished or failed.
-    `workers` maps a worker to its last report, see `completed_report`. `trainer` is the one that took the run last,
-    brought up to date.
+    `tickets` counts tickets in the queue, `jobs` RQ's executing, finished and failed tickets. `workers` maps a worker
+    to its last report, see `completed_report`. `trainer` is the last trainer that took the run, with its state brought
+    up to date.
     """
 
     run: str
@@ -157,7 +157,7 @@ class RunStatus:
 def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None = None) -> RunStatus:
     """Read the status of a run, without changing anything. Raises `StoreLost` if the server does not have the run.
 
-    The work does not grow with the number of groups. `patience` is that with the queue's server.
+    The work does not grow with the number of groups. `patience` is for the queue's server.
     """
     trainer = buffer.trainer_state()
     tasks = tuple(with_last_step(task, trainer) for task in _task_statuses(buffer))
@@ -187,10 +187,10 @@ def with_last_step(task: TaskStatus, trainer: TrainerState | None) -> TaskStatus
 
 
 def completed_report(report: Mapping[str, Any], share: Mapping[str, float]) -> dict[str, Any]:
-    """The report of a worker with `age_s`, `condition`: alive, silent, or dead, and where the trainer says so with
+    """The report of a worker with `age_s`, `condition`: alive, silent, or dead, and, if the trainer reports it,
     `batch_share`, its part of the samples of the last trained batch.
 
-    The state of a worker that takes groups and has none is `idle`. One that is dead has no `tokens_per_s`.
+    A worker that takes groups and has none is `idle`. A dead worker has no `tokens_per_s`.
     """
     found = {**report, "condition": condition(report["age_s"]), **share}
     if found.get("state") == SERVING and not found.get("in_flight") and not found.get("samples_in_flight"):
@@ -201,9 +201,10 @@ def completed_report(report: Mapping[str, Any], share: Mapping[str, float]) -> d
 
 
 def batch_share(report: Mapping[str, Any], worker: str) -> dict[str, float]:
-    """The share of a worker of the samples of the last batch, by the trainer's report; empty where that lacks it.
+    """A worker's share of the samples of the last batch, from the trainer's report; empty if the report lacks it.
 
-    The report names the workers with the most samples. Others have made none, unless it counts some that are not named.
+    The report names the workers with the most samples. Other workers made none, unless it counts samples of unnamed
+    workers.
     """
     named, others = report.get("workers"), int(report.get("other_samples") or 0)
     if not isinstance(named, Mapping) or not all(isinstance(count, int) for count in named.values()):
@@ -215,7 +216,7 @@ def batch_share(report: Mapping[str, Any], worker: str) -> dict[str, float]:
 
 
 def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]) -> TrainerState | None:
-    """The state of a trainer, brought forward where its tasks show later steps than its last report.
+    """The state of a trainer, brought forward if its tasks show later steps than its last report.
 
     It reports each second, so its last report may be a second and several steps old. The last report of a killed
     trainer stays old.
@@ -235,7 +236,7 @@ def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]
 
 
 def _moved_on(trainer: TrainerState, batched: Sequence[TaskStatus]) -> TrainerState | None:
-    """The state of a trainer whose tasks are further than its last word; None if they are not."""
+    """The state of a trainer whose tasks are ahead of its last report; None if they are not."""
     phase = trainer.phase
     step = max((task.step for task in batched), default=trainer.step)
     has_batch = any(task.groups(Status.CLAIMED) for task in batched if task.step == step)
@@ -248,7 +249,7 @@ def _moved_on(trainer: TrainerState, batched: Sequence[TaskStatus]) -> TrainerSt
 
 
 def condition(age_s: float) -> str:
-    """The condition of a worker whose last report is so old: alive, silent, or dead."""
+    """The condition of a worker whose last report has this age: alive, silent, or dead."""
     if age_s <= SILENT_WORKER_S:
         return "alive"
     return "silent" if age_s <= DEAD_WORKER_S else "dead"

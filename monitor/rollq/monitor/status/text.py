@@ -25,7 +25,7 @@ from rollq.monitor.text.units import count, in_words, of_limit, seconds_in_words
 STATUS_VERSION = 2
 """Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
 WIDTH = 100
-"""Characters in a line, where the terminal says nothing else."""
+"""Characters per line if the terminal reports no width."""
 ALWAYS_SHOWN = (Status.PENDING, Status.RUNNING, Status.COMPLETED)
 WORKER_COLUMNS = {
     "host": "process",
@@ -45,13 +45,13 @@ WORKER_COLUMNS = {
 }
 """The fields of a worker's report that the table shows, with their titles; JSON has all fields."""
 SPARE_COLUMNS = ("gpus", "engine", "age_s", "groups", "failed_samples", "judge_s", "generate_s", "in_flight", "version")
-"""Those that are left out first where the terminal is narrow."""
+"""Fields that a narrow terminal omits first."""
 IN_SECONDS = {"generate_s", "judge_s", "age_s"}
 MOST_PRODUCERS = 3
-"""Producers that are named."""
+"""How many producers are named."""
 FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")
 QUIET_TRAINER_S = 2.0
-"""A trainer that was heard before is shown by what it did then."""
+"""A trainer silent for longer is shown with its last activity."""
 MISMATCH_FIELDS = ("mean", "p99", "max", "kl", "effective_sample_size")
 """The fields of the trainer's mismatch that are shown; JSON also has them by task, worker and version."""
 
@@ -80,7 +80,7 @@ def _plain(run: RunStatus) -> Mapping[str, Any]:
 
 
 def as_table(run: RunStatus, width: int = WIDTH) -> str:
-    """Return the diagnosis, what to do, and tables of tasks and workers; at most `width` characters wide if names are
+    """Return the diagnosis, the remedies, and tables of tasks and workers; at most `width` characters wide if names are
     short."""
     diagnosis = diagnose(run)
     lines = [line for text in (str(diagnosis), *diagnosis.to_do) for line in _wrapped(text, width)]
@@ -112,7 +112,7 @@ def run_line(run: RunStatus) -> str:
 
 
 def producers_line(tasks: Iterable[TaskStatus]) -> str:
-    """Where the producers are that any task has seen, the latest one first; empty without any."""
+    """The places of all producers that any task has seen, the latest first; empty if there are none."""
     seen: dict[Place, float] = {}
     for producer in (producer for task in tasks for producer in task.producers):
         seen[producer.place] = min(producer.silent_s, seen.get(producer.place, producer.silent_s))
@@ -164,7 +164,7 @@ def _evaluation_cells(state: EvaluationState | None) -> list[str]:
 
 
 def reward_cell(task: TaskStatus, tasks: Sequence[TaskStatus]) -> str:
-    """The mean reward of a task in the last step; the lowest of several that are trained is called so."""
+    """The mean reward of a task in the last step; the lowest of several trained tasks is marked."""
     if task.reward is None:
         return "-"
     rewards = {other.reward for other in tasks if other.reward is not None and not other.is_retired}
@@ -232,7 +232,7 @@ def _dropped(groups: Mapping[str, int]) -> str:
 
 
 def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
-    """Facts that are shown where there are any; in a full buffer, always what samples take."""
+    """Optional facts about a task. In a full buffer, always includes the bytes of samples."""
     lines = []
     if task.offline:
         lines.append(f"offline: {int(task.progress.get('inserted', 0)):,} groups were inserted so far")
@@ -289,7 +289,7 @@ def _where(place: Place | None) -> list[str]:
 
 
 def _phase(trainer: TrainerState) -> str:
-    """The work of a trainer, and since when."""
+    """The trainer's activity and its duration."""
     if not trainer.has_ended and (trainer.silent_s > QUIET_TRAINER_S or is_silent(trainer)):
         return f"last heard {seconds_in_words(trainer.silent_s)} ago, then {last_work(trainer)}"
     lasting = seconds_in_words(trainer.for_s)
@@ -315,7 +315,7 @@ def _reported(report: Mapping[str, Any]) -> list[str]:
 
 
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
-    """A row for each worker, those in trouble first."""
+    """A row for each worker, workers in trouble first."""
     ordered = sorted(workers.items(), key=lambda item: (item[1]["condition"] == "alive", item[0]))
     columns = worker_columns(workers, width)
     rows = [[name, *(worker_cell(column, report) for column in columns)] for name, report in ordered]
@@ -323,7 +323,7 @@ def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[
 
 
 def worker_columns(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
-    """The columns of the table of workers that fit into a width; where it is too wide, it lacks some."""
+    """The columns of the table of workers that fit into a width; optional columns are omitted first."""
     present = [column for column in WORKER_COLUMNS if any(report.get(column, "") != "" for report in workers.values())]
     widest = {
         column: max(len(WORKER_COLUMNS[column]), *(len(worker_cell(column, report)) for report in workers.values()))

@@ -1,11 +1,11 @@
-"""The work of a trainer, or its last work, in words. Pure."""
+"""Describes a trainer's current or last activity. Pure."""
 
 from rollq.buffer.values.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status.read import SILENT_TRAINER_S
 from rollq.monitor.text.units import count, seconds_in_words
 
 MOST_ERROR = 400
-"""Characters of an error that are shown."""
+"""The most characters of an error."""
 _BETWEEN_STEPS = {
     TrainerPhase.PUBLISHING: "publishing weights",
     TrainerPhase.SAVING: "saving a checkpoint",
@@ -19,7 +19,7 @@ def is_silent(trainer: TrainerState) -> bool:
 
 
 def described(trainer: TrainerState) -> str:
-    """The trainer's work, how it ended, or its silence."""
+    """The trainer's activity, its end, or its silence."""
     if not is_silent(trainer):
         return _work(trainer)
     last = f"; it was then {last_work(trainer)}" if trainer.phase else ""
@@ -30,14 +30,14 @@ def described(trainer: TrainerState) -> str:
 
 
 def last_step(trainer: TrainerState) -> list[str]:
-    """How long ago it has trained its last step, if it still runs and has trained one."""
+    """How long ago it trained its last step, if it still runs and has trained a step."""
     if trainer.last_step_s is None or trainer.phase is TrainerPhase.COMMITTED or is_silent(trainer):
         return []
     return [f"last step {seconds_in_words(trainer.last_step_s)} ago"]
 
 
 def last_work(trainer: TrainerState) -> str:
-    """The work of a silent trainer when it was last heard."""
+    """The last reported activity of a silent trainer."""
     match trainer.phase:
         case TrainerPhase.WAITING:
             return f"waiting for step {trainer.step}"
@@ -52,7 +52,7 @@ def last_work(trainer: TrainerState) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text on one line, cut where it is long."""
+    """A text on one line, shortened if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= MOST_ERROR else line[: MOST_ERROR - 3] + "..."
 

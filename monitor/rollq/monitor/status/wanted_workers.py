@@ -1,4 +1,4 @@
-"""How many workers a run needs so that its trainer does not wait for them. Pure."""
+"""The number of workers that keeps a run's trainer from waiting. Pure."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -11,9 +11,9 @@ from rollq.monitor.status.production_facts import workers_of
 from rollq.monitor.status.read import RunStatus, TaskStatus
 
 LEAST_KEEP_RATE = 0.05
-"""A lower keep rate asks for a look at the task, not for more workers."""
+"""A lower keep rate is a problem of the task that more workers do not solve."""
 LEAST_SPEED = 0.5
-"""The wanted workers all have enough work for this part of their full speed."""
+"""All wanted workers have enough work for this fraction of their full speed."""
 TOLERANCE = 1e-6
 
 
@@ -26,7 +26,7 @@ class Speed:
     places: int
 
     def tokens_per_s(self, samples: float) -> float:
-        """Tokens a second of `samples`; those without a place wait."""
+        """Tokens per second with `samples`; samples without a place wait."""
         n = min(samples, self.places)
         return n / (self.step_s + self.sample_step_s * n)
 
@@ -34,12 +34,12 @@ class Speed:
 def wanted_workers(run: RunStatus) -> int | None:
     """The number of workers that would keep the trainer from waiting; None while a part of it is unknown.
 
-    It is 0 when the trainer has ended, or when no task produces, and else at least 1: see `workers_for`. The trainer
-    takes `batch_groups` in the average time of a step without the wait. A share `keep_rate` (at least 0.05) of the
-    groups is worth training, so more are made.
+    It is 0 if the trainer has ended or no task produces, otherwise at least 1: see `workers_for`. The trainer takes
+    `batch_groups` in the average time of a step without the wait. A share `keep_rate` (at least 0.05) of the groups is
+    worth training, so more are made.
 
-    In a synchronous run the trainer always waits while a batch is generated. Then it is the number with which a batch
-    takes no longer to generate than to train.
+    In a synchronous run the trainer always waits while a batch is generated. The number is then the smallest with which
+    generation takes no longer than training.
     """
     tasks = [task for task in run.tasks if task.is_sampled and task.control in ("run", "sleep")]
     if not tasks or (run.trainer and run.trainer.has_ended):
@@ -56,8 +56,8 @@ def wanted_workers(run: RunStatus) -> int | None:
 def workers_for(tokens_per_s: float, speeds: Mapping[Speed, int], *, groups: int, samples: float) -> int:
     """The number of workers that make `tokens_per_s`, at least 1.
 
-    `speeds`: how many of the present workers have each; new ones would be as fast on average. All workers share the
-    `groups` and `samples` that may be under way: with more workers, each has fewer samples, and is slower.
+    `speeds`: how many of the current workers have each speed; new workers would be as fast on average. All workers
+    share the `groups` and `samples` that may be under way: with more workers, each has fewer samples, and is slower.
     """
     workers = sum(speeds.values())
 
@@ -89,7 +89,7 @@ def _needed_tokens_per_s(task: TaskStatus, trainer: TrainerState | None) -> floa
 
 
 def _tokens_of_a_group(task: TaskStatus) -> float | None:
-    """Tokens that a group takes: of the last minute, or if nothing came in it, of all groups so far."""
+    """Mean tokens per group in the last minute or, without groups in it, so far."""
     if task.rates and task.rates.groups:
         return task.rates.tokens / task.rates.groups
     produced = task.progress.get("produced")
@@ -109,6 +109,6 @@ def _under_way(task: TaskStatus) -> tuple[int, float]:
 
 
 def _speeds(reports: Iterable[Mapping[str, Any]]) -> Counter[Speed]:
-    """How many workers have each speed, of those that know it."""
+    """How many workers have each known speed."""
     reported = (report["speed"] for report in reports if report.get("speed"))
     return Counter(Speed(speed["step_s"], speed["sample_step_s"], speed["places"]) for speed in reported)

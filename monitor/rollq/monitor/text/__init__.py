@@ -1,1 +1,1 @@
-"""Text for terminals: tables, units, and what models wrote."""
+"""Text for terminals: tables, units, and models' texts."""

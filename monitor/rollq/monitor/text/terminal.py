@@ -1,4 +1,4 @@
-"""Text of models and users on a terminal: it cannot control it, and lines are as wide as they look. Pure."""
+"""Text of models and users for a terminal: it cannot control the terminal, and widths are as displayed. Pure."""
 
 import unicodedata
 from collections.abc import Iterator

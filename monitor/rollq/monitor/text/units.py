@@ -6,7 +6,7 @@ from rollq.buffer.common.counting import count as count
 
 
 def in_words(size: float) -> str:
-    """A number of bytes in the unit that suits it."""
+    """A number of bytes in a suitable unit."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:,.0f} {unit}"
@@ -20,12 +20,12 @@ def of_limit(used: int, limit: int) -> str:
 
 
 def in_config(size: float) -> str:
-    """A number of bytes as the server's configuration takes it, rounded up to MiB."""
+    """A number of bytes in the form of the server's configuration, rounded up to MiB."""
     return f"{math.ceil(size / 2**20)}mb"
 
 
 def seconds_in_words(seconds: float) -> str:
-    """A number of seconds in the unit that suits it."""
+    """A number of seconds in a suitable unit."""
     if 0 < seconds < 0.1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:

@@ -32,7 +32,7 @@ _PR_SET_DUMPABLE = 4
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="runner")
     parser.add_argument("--gateway", help="URL of a worker's gateway")
     parser.add_argument("--tasks", nargs="*", default=[], help="tasks to take sessions from (default: all)")
@@ -81,7 +81,7 @@ def outcomes(asked: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def take_key() -> str:
-    """The gateway's key. The model's programs must not find it, so no variable keeps it, and the user's other processes
+    """The gateway's key. The model's programs must not find it: no variable keeps it, and the user's other processes
     cannot read this process's memory."""
     if key := os.environ.get(KEY_VARIABLE):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}

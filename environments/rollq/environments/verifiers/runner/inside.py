@@ -1,4 +1,4 @@
-"""The harness `inside`: the conversation of the model with a task's MCP tools, without another process."""
+"""The harness `inside`: a conversation of the model with a task's MCP tools, without a separate process."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ __all__ = ["Inside"]
 OVERFLOW = "context_length_exceeded"
 """The code of a call whose prompt has outgrown the model's context."""
 AGAIN = (429, 502, 503, 504)
-"""Statuses after which a call is repeated."""
+"""Statuses after which a call is retried."""
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 Message = dict[str, Any]
@@ -81,14 +81,14 @@ def connections() -> aiohttp.ClientSession:
 
 
 class Chat:
-    """The model, as it is reached in one episode."""
+    """The model's endpoint in one episode."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, secret: str, model: str, trace: Trace) -> None:
         self._http, self._url, self._model, self._trace = http, url, model, trace
         self._headers = {"Authorization": f"Bearer {secret}"}
 
     async def answer(self, messages: list[Message], tools: list[Message]) -> Message | None:
-        """The model's next message; None if there is none, since a limit has been reached. Raises `HarnessError`."""
+        """The model's next message; None if a limit has been reached. Raises `HarnessError`."""
         body = {"model": self._model, "messages": messages, **({"tools": tools} if tools else {})}
         for pause_s in (*PAUSES_S, None):
             try:
@@ -138,8 +138,8 @@ class Tools:
         return cls(clients, schemas)
 
     async def result(self, call: Mapping[str, Any]) -> Message:
-        """The message with the result of a call; what is wrong with the call itself is for the model to read. A call is
-        never repeated, since it may have changed something. Raises `ToolsetError` for a server that is lost."""
+        """The message with the result of a call, or with the fault of the call for the model to read. A call is never
+        repeated, since it may have changed something. Raises `ToolsetError` for a server that is lost."""
         name = str(call["function"]["name"])
         return {"role": "tool", "tool_call_id": call["id"], "content": await self._content(name, call)}
 

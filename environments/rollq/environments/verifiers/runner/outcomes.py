@@ -1,4 +1,4 @@
-"""How an episode of verifiers ends its session: with rewards, or as failed. Pure."""
+"""The outcome of verifiers' episode for its session: rewards or a failure. Pure."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def failure(kind: str, reason: str) -> Outcome:
 
 
 def outcome_of(episode: Episode[Any, Any, Any], seat: str) -> Outcome:
-    """The outcome of an episode, whose trained seat is `seat`."""
+    """The outcome of an episode with the trained seat `seat`."""
     traces = (
         [trace for trace in episode.traces if trace.agent.name == seat]
         if len(episode.traces) > 1
@@ -53,7 +53,7 @@ def _failed(episode: Episode[Any, Any, Any]) -> Outcome:
 
 
 def kind_of(error: str, message: str, *, is_scored: bool = False) -> str:
-    """The kind of a failure with an error of verifiers, which came once rewards were computed, or before."""
+    """The failure kind of an error of verifiers. `is_scored`: it came after rewards were computed."""
     if error == "TaskError":
         return "grader" if is_scored else "environment"
     if error == "ProviderError" and OVERFLOW in message:

@@ -12,7 +12,7 @@ from verifiers.v1.taskset import Taskset
 TASK = "task"
 """The digest of a task in a row's `env`."""
 MOST_UNKNOWN = 50_000
-"""Tasks that are looked at for a row, beyond the last one that was found."""
+"""How many tasks after the last match are searched for a row."""
 
 
 def row_of(task: Task) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def digest_of(task: Task) -> str:
 
 
 class Tasks:
-    """The tasks of a set by their digests; the set is read as far as it is needed."""
+    """The tasks of a set by their digests. The set is read only as far as needed."""
 
     def __init__(self, taskset: Taskset[Any, Any]) -> None:
         self._rest: Iterator[Task] = iter(taskset)

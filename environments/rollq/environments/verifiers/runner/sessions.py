@@ -10,11 +10,11 @@ import aiohttp
 from rollq.environments.verifiers.runner.outcomes import Outcome, failure
 
 WAIT_S = 30.0
-"""How long the gateway lets a request for a session wait."""
+"""How long a request for a session waits at the gateway."""
 PAUSE_S = 2.0
-"""Between tries of a gateway that does not answer."""
+"""Pause between tries of a gateway that does not answer."""
 TRIES = 5
-"""Of sending an outcome."""
+"""Timeout of sending an outcome."""
 
 Play = Callable[[Mapping[str, Any]], Awaitable[Outcome]]
 
@@ -68,7 +68,7 @@ class Sessions:
         await self._send(session, path, body)
 
     async def _send(self, session: Mapping[str, Any], path: str, body: Mapping[str, Any]) -> None:
-        """Send the outcome. One that the gateway refuses becomes a failure; a session that is over needs none."""
+        """Send the outcome. If the gateway refuses it, send a failure; a session that is over needs no outcome."""
         headers = {"Authorization": f"Bearer {session['reward_token']}"}
         for left in range(TRIES, 0, -1):
             try:

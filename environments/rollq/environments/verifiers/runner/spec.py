@@ -1,4 +1,4 @@
-"""Opens an environment of verifiers from what a worker says about it, and refuses what cannot be trained."""
+"""Opens an environment of verifiers by a worker's specification, and refuses environments that cannot be trained."""
 
 import difflib
 import pkgutil
@@ -81,7 +81,7 @@ def _config(config_class: type[EnvConfig], spec: Mapping[str, Any], data: dict[s
 
 
 def _nearest(taskset: str) -> str:
-    """The end of the message for a task set that does not exist: the names of others that are like it."""
+    """The end of the message for an unknown task set: similar names."""
     names = [module.name for module in pkgutil.iter_modules()]
     from verifiers.v1 import tasksets
 

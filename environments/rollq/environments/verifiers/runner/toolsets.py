@@ -1,7 +1,7 @@
-"""The start of toolsets: a few at a time for each processor, and noticed at once when they do not start.
+"""Starts toolsets: a few at a time per processor. A failure to start is noticed at once.
 
 verifiers starts a program for each toolset of each episode, which imports verifiers: 3 to 10 s of a processor. It gives
-up on one after 180 s, which many that start together all exceed, and does not look whether the program still runs.
+up after 180 s, which many concurrent starts all exceed, and does not check whether the program still runs.
 """
 
 import ast
@@ -20,7 +20,7 @@ from verifiers.v1.runtimes import Runtime
 
 LOOK_S = 0.2
 STARTS = 4
-"""At the same time, for each processor; most of a start is waiting."""
+"""Concurrent starts per processor; most of a start is waiting."""
 GUARD = 'if __name__ == "__main__":\n    {name}.run()'
 """The end of a toolset's module, since verifiers starts it as a program."""
 
@@ -29,7 +29,7 @@ _places = asyncio.Semaphore(STARTS * (os.cpu_count() or 1))
 
 
 def watch_starts() -> None:
-    """Have verifiers start toolsets with `started`."""
+    """Make verifiers start toolsets with `started`."""
     launch.serve_in_runtime = started
 
 
@@ -74,7 +74,7 @@ def toolsets_of(env: Env[Any]) -> Iterator[Any]:
 
 
 def problem_of(toolset: Any) -> str:
-    """Why a toolset cannot start; empty if nothing shows that."""
+    """Why a toolset cannot start; empty if no fault is found."""
     name, module = type(toolset).__name__, type(toolset).__module__
     found = find_spec(module)
     if found is None or not found.origin:
@@ -85,7 +85,7 @@ def problem_of(toolset: Any) -> str:
 
 
 def _runs(source: str, name: str) -> bool:
-    """Whether a module runs the class of this name when it is the program."""
+    """Whether a module runs the class of this name when run as a program."""
     blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
     tested = [block for block in blocks if "__main__" in ast.unparse(block.test)]
     return any(f"{name}.run()" in ast.unparse(block) for block in tested)

@@ -1,4 +1,4 @@
-"""Plays episodes with a model that always says the same, for checks without a model."""
+"""Plays episodes with a model that always gives the same answer, for checks without a real model."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ COMPLETION = {
 
 
 async def tried(spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The outcome of each row's episode, `path`, `body` and `seconds`, and how many processes are left. Raises
+    """The outcome of each row's episode, `path`, `body` and `seconds`, and the number of remaining processes. Raises
     `SpecError`."""
     slots = asyncio.Semaphore(AT_ONCE)
     async with AsyncExitStack() as stack:
