@@ -36,6 +36,7 @@ GROUPS = {
         "groups": ("rollq.cli.commands.groups", "Find, show, sample again or drop groups; exclude rows."),
     },
     "Data": {
+        "convert": ("rollq.cli.commands.convert", "Write a rollq.toml from settings of XTuner or Trinity-RFT."),
         "import": ("rollq.cli.commands.import_", "Put finished samples of a file into an offline task."),
         "export": ("rollq.cli.commands.archive", "Write groups of the buffer or of an archive to a file."),
         "archive": ("rollq.cli.commands.archive", "Keep what is trained or dropped as Parquet files."),

@@ -1,0 +1,55 @@
+"""Keys of `rollq.toml` by their dotted names, with `NAME` for the name of a task: whether they exist, and defaults.
+
+From the models that check the file.
+"""
+
+import typing
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rollq.cli.settings.migration.written import Path
+from rollq.cli.settings.model import RollqSettings
+from rollq.cli.settings.task_settings import EvaluationSettings, TaskSettings
+from rollq.cli.settings.task_tables import MAIN, SUBTABLES, field_of
+from rollq.workers.groups.task_settings import NOT_TRAINED
+
+MODELS: Final[Mapping[str, type[BaseModel]]] = {"tasks": TaskSettings, "evaluations": EvaluationSettings}
+
+
+def field_at(key: str) -> FieldInfo | None:
+    """The field of the models that a key sets, or None if there is no such key."""
+    root, *rest = key.split(".")
+    if root in MODELS:
+        if len(rest) == 2 and rest[1] in MAIN:
+            return MODELS[root].model_fields.get(rest[1])
+        if len(rest) == 3 and rest[2] in SUBTABLES.get(rest[1], ()):
+            return MODELS[root].model_fields.get(field_of(rest[1], rest[2]))
+        return None
+    model: type[BaseModel] | None = RollqSettings
+    found: FieldInfo | None = None
+    for part in (root, *rest):
+        found = model.model_fields.get(part) if model else None
+        model = _model(found) if found else None
+    return found
+
+
+def default_of(key: str) -> Any:
+    """The default of a key; None if it has none."""
+    field = field_at(key)
+    return None if field is None or field.is_required() else field.get_default(call_default_factory=True)
+
+
+def is_only_evaluated(path: Path) -> bool:
+    """Whether a task that is trained cannot have this sampling parameter."""
+    return path[0] == "tasks" and path[-1] in NOT_TRAINED
+
+
+def _model(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a table, if the field is one."""
+    for kind in (field.annotation, *typing.get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

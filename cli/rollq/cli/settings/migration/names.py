@@ -1,0 +1,15 @@
+"""Names of runs, tasks and evaluations, which are part of keys in Redis and so are plain. Pure."""
+
+import re
+
+
+def plain_name(name: str, longest: int = 40) -> str:
+    """`name` with a dash for each run of other signs."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:longest].strip("-.")
+    return f"{plain}-run" if plain.endswith(".toml") else plain or "run"
+
+
+def dotted(name: str, module: str) -> str:
+    """The dotted path of a function that the reader writes, in a module beside `rollq.toml`."""
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "function"
+    return f"{module}.{f'_{plain}' if plain[0].isdigit() else plain}"

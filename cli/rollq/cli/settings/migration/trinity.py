@@ -1,0 +1,249 @@
+"""Trinity-RFT's YAML as `rollq.toml`: what is about the whole run. Tasks are in `trinity_tasks.py`."""
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import MAX_BATCH_GROUPS
+from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.names import plain_name
+from rollq.cli.settings.migration.table import system
+from rollq.cli.settings.migration.trinity_algorithm import Algorithm, convert_algorithm
+from rollq.cli.settings.migration.trinity_engine import convert_engine
+from rollq.cli.settings.migration.trinity_source import ENOUGH_STEPS, Source, text_of
+from rollq.cli.settings.migration.trinity_tasks import Limits, convert_taskset, offline_task
+from rollq.cli.settings.migration.trinity_trainer import convert_checkpoints, convert_learning
+from rollq.cli.settings.migration.values import Placeholder
+from rollq.cli.settings.migration.written import Path as Place
+
+FEWEST_TABLES: Final = 3
+"""Tables of Trinity that a file has at least. Single ones, such as `model`, are in many systems' files."""
+OFFLINE: Final = {"sft": "sft", "cpt": "sft", "dpo": "dpo"}
+
+
+def checked(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a file. Raises `ConfigError` if it is not Trinity-RFT's."""
+    known = set(system("trinity").groups["Config"])
+    if "actor_rollout_ref" in data and "buffer" not in data:
+        raise ConfigError(
+            f"{path}: settings of verl, named by `trainer_config_path` of Trinity-RFT; convert the file that names them"
+        )
+    if len(known & data.keys()) < FEWEST_TABLES:
+        raise ConfigError(
+            f"{path}: neither settings of Trinity-RFT nor of XTuner; of the tables of Trinity-RFT it has "
+            f"{', '.join(sorted(known & data.keys())) or 'none'}"
+        )
+    return data
+
+
+def convert(path: Path, data: dict[str, Any]) -> Conversion:
+    """The new file for the content of a Trinity file."""
+    run, source = Conversion(system("trinity")), Source(data)
+    _names(run, source, path)
+    algorithm = convert_algorithm(run, source.algorithm)
+    limits = _limits(run, source)
+    places = _tasks(run, source, algorithm, limits)
+    for at in places:
+        _staleness(run, source, at)
+    _duration(run, source, places)
+    convert_engine(run, source, limits)
+    convert_learning(run, source, limits)
+    convert_checkpoints(run, source, places)
+    _watching(run, source)
+    run.copy(source.explorer)
+    run.copy(source.timeout)
+    run.copy(source.experience)
+    for given in source.all:
+        run.rest(given)
+    return run
+
+
+def _names(run: Conversion, source: Source, path: Path) -> None:
+    root = source.root
+    parts = {name: text_of(run.take(root, name)) for name in ("project", "group", "name")}
+    title = "-".join(part for part in (parts["project"], parts["name"]) if part)
+    run.put(root, "name", "run", plain_name(title or path.stem, 64))
+    folder = text_of(run.take(root, "checkpoint_root_dir"), "checkpoints")
+    output = "/".join([folder.rstrip("/") or "checkpoints", *(part for part in parts.values() if part)])
+    has_variables = isinstance(root.fields.get("checkpoint_root_dir"), Placeholder)
+    run.put(root, "checkpoint_root_dir", "trainer.output", Placeholder(output) if has_variables else output)
+
+
+def _limits(run: Conversion, source: Source) -> Limits:
+    """Prompt and response tokens. Trinity derives a missing one from the longest sequence."""
+    names = ("max_model_len", "max_prompt_tokens", "max_response_tokens")
+    whole, prompt, response = (
+        value if isinstance(value := run.take(source.model, name), int) else None for name in names
+    )
+    if whole is not None and prompt is None and response is None:
+        prompt = whole // 2
+    if whole is not None and response is None and prompt is not None:
+        response = whole - min(prompt, whole - 1)
+    if whole is not None and prompt is None and response is not None:
+        prompt = whole - min(response, whole - 1)
+    prompt, response = max(prompt or 2048, 1), max(response or 2048, 1)
+    return Limits(whole or prompt + response, prompt, response)
+
+
+def _tasks(run: Conversion, source: Source, algorithm: Algorithm, limits: Limits) -> list[Place]:
+    """The tables of tasks and evaluations. Returns the places of tasks."""
+    single, several = source.input.fields.get("taskset"), source.input.fields.get("tasksets")
+    tasksets = [table for table in (single, *(several if isinstance(several, list) else [])) if isinstance(table, dict)]
+    evaluations = source.input.fields.get("eval_tasksets")
+    evaluations = (
+        [table for table in evaluations or [] if isinstance(table, dict)] if isinstance(evaluations, list) else []
+    )
+    source.input.taken |= {"taskset", "tasksets", "eval_tasksets"}
+    if source.root.fields.get("mode") == "train" and algorithm.kind in OFFLINE:
+        tasksets = []
+    places = [
+        convert_taskset(run, source.input, source.model, source.engine, table, "tasks", algorithm, limits)
+        for table in tasksets
+    ]
+    if not places:
+        places = [offline_task(run, source.experience, algorithm, limits)]
+    _filters(run, source.pipeline, places)
+    _equal_rewards(run, source.algorithm, places)
+    _batches(run, source, places, algorithm)
+    for table in evaluations:
+        convert_taskset(run, source.input, source.model, source.engine, table, "evaluations", algorithm, limits)
+    for name in ("default_workflow_type", "default_eval_workflow_type", "default_reward_fn_type"):
+        run.take(source.input, name)
+    if source.root.fields.get("mode") == "bench":
+        run.written.note(
+            (*places[0], "prompts"), "`rollq evaluate` runs the evaluations; rollq.toml needs a task as well"
+        )
+    return places
+
+
+def _batches(run: Conversion, source: Source, places: list[Place], algorithm: Algorithm) -> None:
+    groups, note = _groups(run, source.buffer, algorithm)
+    if len(places) == 1:
+        run.put(source.buffer, "batch_size", "tasks.NAME.batch_groups", groups, places[0], note)
+    else:
+        run.put(
+            source.buffer, "batch_size", "batch.groups", groups, note=note or "Trinity takes turns through the tasksets"
+        )
+
+
+def _groups(run: Conversion, buffer: Given, algorithm: Algorithm) -> tuple[int, str]:
+    """Groups of a batch, and how they differ from Trinity's batch."""
+    size, experiences = run.take(buffer, "batch_size"), run.take(buffer, "train_batch_size")
+    size = size if isinstance(size, int) and size > 0 else 1
+    if not isinstance(experiences, int) or experiences < 1:
+        groups, note = size, ""
+    elif algorithm.counts_otherwise:
+        groups, note = (
+            size,
+            f"prompts; train_batch_size = {experiences} also counts turns of samples, or samples of experts",
+        )
+    else:
+        groups = max(1, round(experiences / algorithm.repeat_times))
+        whole = "" if groups * algorithm.repeat_times == experiences else ", rounded"
+        note = (
+            ""
+            if groups == size
+            else f"train_batch_size = {experiences}, by {algorithm.repeat_times} samples of a prompt{whole}"
+        )
+    if groups > MAX_BATCH_GROUPS:
+        return MAX_BATCH_GROUPS, f"{groups} in Trinity; a batch has at most {MAX_BATCH_GROUPS}"
+    return groups, note
+
+
+def _filters(run: Conversion, pipeline: Given, places: list[Place]) -> None:
+    """Operators of the experience pipeline that are filters of rollq."""
+    operators = pipeline.fields.get("operators")
+    known = {"dapo_dynamic_sampling": "zero_advantage", "mask_response_truncated": "overlong"}
+    if not isinstance(operators, list):
+        return
+    pipeline.taken.add("operators")
+    for place, operator in enumerate(item for item in operators if isinstance(item, dict)):
+        given = Given("OperatorConfig", operator, f"{pipeline.where}operators[{place}].")
+        name = run.take(given, "name")
+        for at in places if name in known else ():
+            filters = run.written.values.get((*at, "filters"), [])
+            run.put(given, "name", "tasks.NAME.filters", list(dict.fromkeys([*filters, known[name]])), at)
+        if name not in known:
+            run.leave(given, "name", "rollq has no such operator: write a filter, or a group judge that shapes rewards")
+        run.rest(given)
+
+
+def _equal_rewards(run: Conversion, given: Given, places: list[Place]) -> None:
+    """Groups that Trinity's advantages leave out."""
+    arguments = given.fields.get("advantage_fn_args")
+    threshold = arguments.get("std_threshold") if isinstance(arguments, dict) else None
+    for at in places if isinstance(threshold, int | float) else ():
+        filters = run.written.values.get((*at, "filters"), [])
+        note = "" if threshold == 0 else f"of equal rewards; in Trinity of a deviation up to {threshold:g}"
+        run.put(
+            given,
+            "advantage_fn_args",
+            "tasks.NAME.filters",
+            list(dict.fromkeys([*filters, "zero_advantage"])),
+            at,
+            note,
+        )
+
+
+def _staleness(run: Conversion, source: Source, at: Place) -> None:
+    sync = source.sync
+    interval, own = run.take(sync, "sync_interval"), run.take(sync, "trainer_sync_interval")
+    name, interval = ("trainer_sync_interval", own) if isinstance(own, int) else ("sync_interval", interval)
+    interval = interval if isinstance(interval, int) and interval > 0 else 1
+    run.put(sync, name, "tasks.NAME.staleness.sync_weights_interval", interval, at)
+    offset, style = run.take(sync, "sync_offset"), run.take(sync, "sync_style")
+    offset = offset if isinstance(offset, int) else 0
+    bound = _bound(run, source.algorithm)
+    if (*at, "offline") in run.written.values:
+        return
+    if bound is not None:
+        run.put(
+            source.algorithm,
+            "sample_strategy_args",
+            "tasks.NAME.max_staleness",
+            math.ceil(bound / interval),
+            at,
+            "in syncs, of staleness_control's steps",
+        )
+    elif style in (None, "fixed") or offset:
+        note = "" if offset % interval == 0 else f"{offset} steps in Trinity, in syncs of {interval}"
+        run.put(sync, "sync_offset", "tasks.NAME.max_staleness", math.ceil(offset / interval), at, note)
+    else:
+        run.set("tasks.NAME.max_staleness", 2, at, f"sync_style = {style} has no bound in Trinity; rollq needs one")
+
+
+def _bound(run: Conversion, algorithm: Given) -> int | None:
+    """Steps that a sample may be behind, one less than `staleness_control` says."""
+    arguments = run.take(algorithm, "sample_strategy_args")
+    if run.take(algorithm, "sample_strategy") != "staleness_control" or not isinstance(arguments, dict):
+        return None
+    steps = arguments.get("max_staleness")
+    return max(int(steps) - 1, 0) if isinstance(steps, int | float) and math.isfinite(steps) else None
+
+
+def _duration(run: Conversion, source: Source, places: list[Place]) -> None:
+    steps = [(given, run.take(given, "total_steps")) for given in (source.trainer, source.buffer)]
+    epochs = run.take(source.buffer, "total_epochs")
+    known = [(given, value) for given, value in steps if isinstance(value, int) and value > 0]
+    if known:
+        given, value = known[0]
+        run.put(given, "total_steps", "trainer.steps", value)
+    else:
+        run.set("trainer.steps", ENOUGH_STEPS, note="training ends after the passes over the prompts")
+    has_passes = isinstance(epochs, int) and epochs > 0 and not isinstance(steps[1][1], int)
+    for at in places:
+        if has_passes and (*at, "offline") not in run.written.values:
+            run.put(source.buffer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)
+
+
+def _watching(run: Conversion, source: Source) -> None:
+    kind = run.take(source.monitor, "monitor_type")
+    if kind in ("tensorboard", "wandb", "mlflow"):
+        run.put(source.monitor, "monitor_type", "trainer.trackers", [kind])
+    elif "monitor_type" in source.monitor:
+        run.leave(source.monitor, "monitor_type", "rollq has tensorboard, wandb and mlflow")
+    project = text_of(source.root.fields.get("project"))
+    if project and kind in ("wandb", "mlflow"):
+        key = "trainer.wandb.project" if kind == "wandb" else "trainer.mlflow.experiment"
+        run.put(source.root, "project", key, project)

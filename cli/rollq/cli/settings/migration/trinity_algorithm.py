@@ -1,0 +1,280 @@
+"""Trinity-RFT's algorithms as `[trainer.loss]` and `[trainer.advantages]`."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.names import dotted
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """An algorithm of Trinity: its name, samples of a prompt, and the functions that it is made of."""
+
+    kind: str
+    repeat_times: int
+    loss: str
+    advantage: str
+    kl: str
+    arguments: dict[str, Any]
+
+    @property
+    def counts_otherwise(self) -> bool:
+        """Whether experiences are turns, or of experts, and not only whole samples of a group."""
+        return self.kind in ("multi_step_grpo", "gigpo") or self.loss in ("mix", "mix_chord")
+
+    @property
+    def takes_single(self) -> bool:
+        """Whether rollq can train groups of one sample with it."""
+        return self.advantage == "reinforceplusplus"
+
+
+DEFAULTS: Final[dict[str, tuple[int, str, str, str]]] = {
+    "sft": (1, "sft", "none", "none"), "cpt": (1, "sft", "none", "none"), "raft": (1, "sft", "none", "none"),
+    "dpo": (1, "dpo", "none", "k2"), "ppo": (1, "ppo", "ppo", "k2"), "grpo": (2, "ppo", "grpo", "k2"),
+    "dapo": (16, "ppo", "grpo", "none"), "reinforceplusplus": (2, "ppo", "reinforceplusplus", "k2"),
+    "rloo": (2, "ppo", "rloo", "k2"), "opmd": (2, "opmd", "opmd", "k2"), "asymre": (2, "opmd", "asymre", "none"),
+    "topr": (2, "topr", "reinforce", "k2"), "cispo": (2, "cispo", "grpo", "k2"), "gspo": (2, "gspo", "grpo", "k2"),
+    "sapo": (2, "sapo", "grpo", "k2"), "mix": (8, "mix", "grpo", "k2"), "mix_chord": (8, "mix_chord", "grpo", "k2"),
+    "sppo": (2, "sppo", "opmd", "none"), "rec": (2, "rec", "rec", "k2"), "gigpo": (8, "ppo", "gigpo", "k2"),
+    "multi_step_grpo": (8, "ppo", "step_wise_grpo", "k2"), "on_policy_distill": (8, "ppo", "on_policy_distill", "none"),
+    "jsd": (8, "ppo", "jsd", "none"),
+}  # fmt: skip
+"""Algorithm -> its default of `repeat_times`, policy loss, advantage function and KL loss."""
+KL: Final = {"k2": "k2", "k3": "k3", "low_var_kl": "k3", "corrected_k3": "k3_unbiased"}
+AGGREGATIONS: Final = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum": "constant"}
+LOSS: Final = "trainer.loss."
+ADVANTAGES: Final = "trainer.advantages."
+
+
+def convert_algorithm(run: Conversion, given: Given) -> Algorithm:
+    """The tables `[trainer.loss]` and `[trainer.advantages]`. Returns what other tables depend on."""
+    algorithm = _algorithm(run, given)
+    if algorithm.loss in ("sft", "dpo"):
+        _imitation(run, given, algorithm)
+    else:
+        _loss(run, given, algorithm)
+        _old_logprobs(run, given)
+        _kl(run, given, algorithm)
+        _advantages(run, given, algorithm)
+    return algorithm
+
+
+def _algorithm(run: Conversion, given: Given) -> Algorithm:
+    kind = str(run.take(given, "algorithm_type")).lower()
+    times, loss, advantage, kl = DEFAULTS.get(kind, (2, kind, "grpo", "k2"))
+    repeat = run.take(given, "repeat_times")
+    named = {name: run.take(given, name) for name in ("policy_loss_fn", "advantage_fn", "kl_loss_fn")}
+    arguments = run.take(given, "policy_loss_fn_args")
+    return Algorithm(
+        kind=kind,
+        repeat_times=repeat if isinstance(repeat, int) and repeat > 0 else times,
+        loss=str(named["policy_loss_fn"] or loss),
+        advantage=str(named["advantage_fn"] or advantage),
+        kl=str(named["kl_loss_fn"] or kl),
+        arguments=arguments if isinstance(arguments, dict) else {},
+    )
+
+
+def _imitation(run: Conversion, given: Given, algorithm: Algorithm) -> None:
+    run.put(given, "algorithm_type", f"{LOSS}preset", "ppo", note="for tasks outside of trainer.loss.sft")
+    if algorithm.kind == "raft":
+        run.leave(
+            given, "algorithm_type", "RAFT imitates samples chosen by reward: write a loop, or import chosen samples"
+        )
+    if algorithm.loss == "dpo":
+        run.leave(given, "algorithm_type", "`rollq train` has no loss of pairs; examples/losses/dpo.py has one")
+
+
+def _loss(run: Conversion, given: Given, algorithm: Algorithm) -> None:
+    match algorithm.loss:
+        case "ppo":
+            _ppo(run, given, algorithm, "ppo", "token-mean")
+        case "gspo":
+            _ppo(run, given, algorithm, "gspo", "seq-mean-token-mean")
+        case "mix":
+            _ppo(run, given, algorithm, "ppo", "token-mean")
+            run.written.note(
+                ("trainer", "loss", "preset"),
+                "mix also imitates experts: import them into an offline task, and set trainer.loss.sft = "
+                "{ NAME = mu / (1 - mu) }",
+            )
+        case "cispo":
+            high = _number(algorithm, "clip_range_high", 0.28)
+            _preset(run, given, "cispo")
+            run.put(given, "policy_loss_fn_args", f"{LOSS}ratio_cap", 1 + high)
+            _aggregation(run, given, algorithm, "token-mean")
+        case "sapo":
+            _preset(run, given, "sapo", "rollq scales terms by 4 / temperature, as the paper; Trinity does not")
+            run.put(given, "policy_loss_fn_args", f"{LOSS}sapo_positive", _number(algorithm, "tau_pos", 1.0))
+            run.put(given, "policy_loss_fn_args", f"{LOSS}sapo_negative", _number(algorithm, "tau_neg", 1.05))
+            _aggregation(run, given, algorithm, "token-mean")
+        case "topr":
+            _preset(run, given, "topr", "for samples of any age, as in Trinity")
+            _aggregation(run, given, algorithm, "token-mean")
+        case "importance_sampling":
+            _preset(run, given, "reinforce", "-ratio x advantage, without a clip")
+            _aggregation(run, given, algorithm, "token-mean")
+        case "rec":
+            _rec(run, given, algorithm)
+        case other:
+            name = "policy_loss_fn" if "policy_loss_fn" in given else "algorithm_type"
+            run.put(
+                given,
+                name,
+                f"{LOSS}preset",
+                dotted(other, "losses"),
+                note=f"{other} in Trinity: write this function, or a loop: docs/guide/losses.md",
+            )
+
+
+def _preset(run: Conversion, given: Given, preset: str, note: str = "") -> None:
+    name = "policy_loss_fn" if "policy_loss_fn" in given else "algorithm_type"
+    run.put(given, name, f"{LOSS}preset", preset, note=note)
+
+
+def _number(algorithm: Algorithm, name: str, default: float) -> float:
+    value = algorithm.arguments.get(name)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _ppo(run: Conversion, given: Given, algorithm: Algorithm, preset: str, aggregation: str) -> None:
+    _preset(run, given, preset)
+    low, high = (0.2, 0.2) if preset == "ppo" else (3e-4, 4e-4)
+    both = algorithm.arguments.get("clip_range")
+    low, high = (both, both) if isinstance(both, int | float) else (low, high)
+    name = "policy_loss_fn_args"
+    run.put(given, name, f"{LOSS}clip_low", _number(algorithm, "clip_range_low", low))
+    run.put(given, name, f"{LOSS}clip_high", _number(algorithm, "clip_range_high", high))
+    if preset == "ppo":
+        run.put(given, name, f"{LOSS}dual_clip", _number(algorithm, "clip_ratio_c", 3.0))
+        if algorithm.arguments.get("enable_sequence_masking"):
+            run.put(given, name, f"{LOSS}mask", "opsm")
+            run.put(given, name, f"{LOSS}mask_divergence", _number(algorithm, "delta_sequence_masking", 0.1))
+    _aggregation(run, given, algorithm, aggregation)
+
+
+def _aggregation(run: Conversion, given: Given, algorithm: Algorithm, default: str) -> None:
+    mode = run.take(given, "loss_agg_mode") or algorithm.arguments.get("loss_agg_mode") or default
+    if mode in AGGREGATIONS:
+        run.put(given, "loss_agg_mode", f"{LOSS}aggregation", AGGREGATIONS[mode])
+        if mode == "seq-mean-token-sum":
+            run.put(given, "loss_agg_mode", f"{LOSS}constant_tokens", 1)
+    elif mode == "seq-mean-token-sum-norm":
+        run.put(
+            given,
+            "loss_agg_mode",
+            f"{LOSS}aggregation",
+            "constant",
+            note="set constant_tokens; Trinity does not divide by the number of samples",
+        )
+
+
+def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
+    clip, weight = algorithm.arguments.get("clip_mode", "none"), algorithm.arguments.get("weight", "none")
+    low, high = _number(algorithm, "epsilon_low", 0.2), _number(algorithm, "epsilon_high", 0.2)
+    presets = {
+        ("one-side", "none"): "rec", ("gspo-one-side", "none"): "rec", ("one-side", "importance_sampling"): "ppo",
+        ("none", "importance_sampling"): "reinforce",
+    }  # fmt: skip
+    preset = presets.get((clip, weight))
+    if preset is None:
+        _preset(
+            run,
+            given,
+            "losses.rec",
+            f"rec with clip_mode {clip} and weight {weight}: write this function: docs/guide/losses.md",
+        )
+        return
+    _preset(run, given, preset, "the same gradient as rec's" if preset == "ppo" else "")
+    if preset != "reinforce":
+        run.put(given, "policy_loss_fn_args", f"{LOSS}clip_low", min(low, 0.999999))
+        run.put(given, "policy_loss_fn_args", f"{LOSS}clip_high", high)
+    if clip == "gspo-one-side":
+        run.set(f"{LOSS}ratio", "sequence")
+        run.set(f"{LOSS}aggregation", "sequence")
+    if algorithm.arguments.get("regularizer") not in (None, "none"):
+        run.written.comment(
+            "algorithm.policy_loss_fn_args.regularizer",
+            "none, because rollq pulls towards the initial model only: trainer.loss.kl",
+        )
+
+
+def _old_logprobs(run: Conversion, given: Given) -> None:
+    bypass, correction = run.take(given, "bypass_old_logprobs"), run.take(given, "rollout_correction")
+    if run.written.values.get(("trainer", "loss", "preset")) == "topr":
+        return
+    if (
+        isinstance(correction, dict)
+        and correction.get("rollout_is") in ("token", "sequence")
+        and not correction.get("bypass_mode", True)
+    ):
+        run.put(given, "rollout_correction", f"{LOSS}old_logprobs", "recomputed")
+        run.put(given, "rollout_correction", f"{LOSS}correction", "truncated")
+        run.put(given, "rollout_correction", f"{LOSS}correction_level", correction["rollout_is"])
+        cap = correction.get("rollout_is_threshold")
+        run.put(given, "rollout_correction", f"{LOSS}importance_cap", cap if isinstance(cap, int | float) else 2.0)
+        return
+    if isinstance(correction, dict):
+        run.leave(given, "rollout_correction", "rollq corrects only recomputed logprobs: trainer.loss.correction")
+    if bypass is False:
+        run.put(given, "bypass_old_logprobs", f"{LOSS}old_logprobs", "recomputed")
+        run.put(given, "bypass_old_logprobs", f"{LOSS}correction", "none")
+
+
+def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
+    arguments, penalty = run.take(given, "kl_loss_fn_args"), run.take(given, "kl_penalty_fn")
+    weight = arguments.get("kl_coef", 0.001) if isinstance(arguments, dict) else 0.001
+    in_reward = run.take(given, "kl_penalty_fn_args")
+    if algorithm.kl in KL and isinstance(weight, int | float) and weight > 0:
+        run.put(given, "kl_loss_fn_args", f"{LOSS}kl_coefficient", float(weight))
+        run.put(given, "kl_loss_fn", f"{LOSS}kl", KL[algorithm.kl])
+    elif algorithm.kl not in (*KL, "none") and weight:
+        run.leave(
+            given, "kl_loss_fn", "its gradient does not pull towards the initial model; k2 and k3 do: trainer.loss.kl"
+        )
+    if penalty in (None, "none"):
+        return
+    share = in_reward.get("kl_coef", 0.001) if isinstance(in_reward, dict) else 0.001
+    if penalty == "k1" and ("trainer", "loss", "kl") not in run.written.values:
+        run.put(given, "kl_penalty_fn", f"{LOSS}kl", "reward")
+        run.put(given, "kl_penalty_fn_args", f"{LOSS}kl_coefficient", float(share))
+    else:
+        run.leave(given, "kl_penalty_fn", "rollq has k1 in the reward, and one term of KL")
+
+
+def _advantages(run: Conversion, given: Given, algorithm: Algorithm) -> None:
+    arguments = run.take(given, "advantage_fn_args")
+    arguments = arguments if isinstance(arguments, dict) else {}
+    name = "advantage_fn" if "advantage_fn" in given else "algorithm_type"
+    eps = arguments.get("epsilon", 1e-6)
+    match algorithm.advantage:
+        case "grpo" | "grpo_verl":
+            run.set(f"{ADVANTAGES}deviation", "sample", note="torch.std divides by n - 1")
+            run.put(
+                given,
+                "advantage_fn_args",
+                f"{ADVANTAGES}eps",
+                eps if isinstance(eps, int | float) and eps > 0 else 1e-6,
+            )
+            if arguments.get("std_cal_level") == "batch":
+                run.put(given, "advantage_fn_args", f"{ADVANTAGES}scale", "batch")
+        case "rloo":
+            run.put(given, name, f"{ADVANTAGES}baseline", "leave_one_out")
+            run.put(given, name, f"{ADVANTAGES}scale", "none")
+        case "rec":
+            scale = "group" if arguments.get("std_normalize") else "none"
+            run.put(given, "advantage_fn_args", f"{ADVANTAGES}scale", scale)
+        case "opmd" if arguments.get("opmd_baseline", "mean") == "mean":
+            run.put(given, name, f"{ADVANTAGES}scale", "none")
+        case "reinforceplusplus":
+            run.put(
+                given, name, f"{ADVANTAGES}baseline", "batch", note="Trinity whitens over tokens, rollq over samples"
+            )
+            run.put(given, name, f"{ADVANTAGES}scale", "batch")
+        case "step_wise_grpo":
+            run.set(f"{ADVANTAGES}deviation", "sample", note="a sample's reward is for all of its turns, as in Trinity")
+        case other:
+            reason = f"{other} needs a loop with Batch.with_token_advantages: docs/guide/own-loop.md"
+            run.leave(given, name, reason)
+            run.set(f"{ADVANTAGES}baseline", "group", note=f"GRPO's, and not Trinity's: {reason}")

@@ -1,0 +1,61 @@
+"""Trinity-RFT's rollout model as `[worker]`."""
+
+from typing import Any, Final
+
+from rollq.cli.settings.migration.conversion import Conversion
+from rollq.cli.settings.migration.trinity_source import Source, text_of
+from rollq.cli.settings.migration.trinity_tasks import Limits
+from rollq.cli.settings.migration.values import Placeholder
+
+ENGINE_ARGS: Final = {
+    "tensor_parallel_size": 1, "data_parallel_size": 1, "pipeline_parallel_size": 1, "enable_expert_parallel": False,
+    "enforce_eager": False, "enable_prefix_caching": True, "enable_chunked_prefill": True,
+    "gpu_memory_utilization": None, "seed": 0,
+}  # fmt: skip
+"""Setting of a rollout model, and argument of vLLM -> vLLM's default, which is left out."""
+
+
+def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
+    engine, model = source.engine, run.take(source.model, "model_path")
+    args: dict[str, Any] = {"max_model_len": limits.whole}
+    for name, default in ENGINE_ARGS.items():
+        value = run.take(engine, name)
+        if isinstance(value, bool | int | float) and value != default:
+            args[name] = value
+    longest, extra, dtype = (run.take(engine, name) for name in ("max_model_len", "extra_engine_args", "dtype"))
+    if isinstance(longest, int):
+        args["max_model_len"] = longest
+    args |= extra if isinstance(extra, dict) else {}
+    kind = text_of(run.take(engine, "engine_type"), "vllm")
+    path = text_of(model, "model")
+    hub = "a folder of the model: download it from the Hub" if _is_of_hub(path) else ""
+    path_note = f"replace {path}: environment variables without a default" if isinstance(model, Placeholder) else hub
+    run.put(source.model, "model_path", "trainer.model", path, note=path_note)
+    if kind == "sglang":
+        run.put(engine, "engine_type", "worker.engine", "sglang", note="start SGLang's servers, and name them in urls")
+        run.set("worker.options", {"urls": ["http://127.0.0.1:30000"], "push_model": path})
+    elif kind == "external":
+        run.put(engine, "engine_type", "worker.engine", "openai", note="name the servers in urls")
+        run.set("worker.options", {"urls": ["http://127.0.0.1:8000/v1"]})
+    else:
+        note = "" if kind in ("vllm", "vllm_async") else f"{kind} in Trinity"
+        run.put(engine, "engine_type", "worker.engine", "vllm", note=note)
+        kept = {"dtype": dtype if dtype in ("auto", "float32", "float16") else "bfloat16", "engine_args": args}
+        run.put(source.model, "model_path", "worker.options", {"model": path} | kept)
+    _attempts(run, source)
+
+
+def _is_of_hub(path: str) -> bool:
+    """Whether a path looks like the name of a model or a data set of the Hub: `owner/name`."""
+    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/")
+
+
+def _attempts(run: Conversion, source: Source) -> None:
+    tries = run.take(source.explorer, "max_retry_times")
+    for path in [path[:2] for path in run.written.values if path[0] == "tasks" and path[2:] == ("group_size",)]:
+        if (
+            isinstance(tries, int)
+            and "max_retry_times" in source.explorer
+            and (*path, "offline") not in run.written.values
+        ):
+            run.put(source.explorer, "max_retry_times", "tasks.NAME.limits.max_tries", tries + 1, path)

@@ -1,0 +1,48 @@
+"""The tables of a Trinity-RFT file, each with what was taken from it."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rollq.cli.settings.migration.conversion import Given
+from rollq.cli.settings.migration.values import Placeholder
+
+ENOUGH_STEPS: Final = 1_000_000
+"""Train steps of a run that ends after passes over the prompts."""
+
+
+class Source:
+    """The tables of a Trinity file, each with what was taken from it."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.root = Given("Config", data, "")
+        self.algorithm = self._below(self.root, "algorithm", "AlgorithmConfig")
+        self.optimizer = self._below(self.algorithm, "optimizer", "OptimizerConfig")
+        self.model = self._below(self.root, "model", "ModelConfig")
+        self.buffer = self._below(self.root, "buffer", "BufferConfig")
+        self.explorer = self._below(self.root, "explorer", "ExplorerConfig")
+        self.engine = self._below(self.explorer, "rollout_model", "InferenceModelConfig")
+        self.timeout = self._below(self.explorer, "dynamic_timeout", "DynamicTimeoutConfig")
+        self.trainer = self._below(self.root, "trainer", "TrainerConfig")
+        self.sync = self._below(self.root, "synchronizer", "SynchronizerConfig")
+        self.monitor = self._below(self.root, "monitor", "MonitorConfig")
+        self.input = self._below(self.buffer, "explorer_input", "ExplorerInput")
+        self.trainer_input = self._below(self.buffer, "trainer_input", "TrainerInput")
+        self.experience = self._below(self.trainer_input, "experience_buffer", "ExperienceBufferConfig")
+        processor = self._below(self.root, "data_processor", "DataProcessorConfig")
+        self.pipeline = self._below(processor, "experience_pipeline", "ExperiencePipelineConfig")
+        self.all = [
+            self.algorithm, self.optimizer, self.model, self.buffer, self.explorer, self.engine, self.timeout,
+            self.trainer, self.sync, self.monitor, self.input, self.trainer_input, self.experience, processor,
+            self.pipeline, self.root,
+        ]  # fmt: skip
+
+    def _below(self, owner: Given, name: str, group: str) -> Given:
+        value = owner.fields.get(name)
+        if isinstance(value, dict):
+            owner.taken.add(name)
+        return Given(group, value if isinstance(value, dict) else {}, f"{owner.where}{name}.")
+
+
+def text_of(value: Any, default: str = "") -> str:
+    """A text, with the names of environment variables in it."""
+    return value if isinstance(value, str) else value.text if isinstance(value, Placeholder) else default

@@ -1,0 +1,265 @@
+"""Trinity-RFT's tasksets as tables `[tasks.NAME]` and `[evaluations.NAME]`."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.names import dotted, plain_name
+from rollq.cli.settings.migration.trinity_algorithm import Algorithm
+from rollq.cli.settings.migration.values import Placeholder
+from rollq.cli.settings.migration.written import Path as Place
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Tokens of a whole sequence, of a prompt and of a response."""
+
+    whole: int
+    prompt: int
+    response: int
+
+
+ONE_TURN: Final = frozenset(
+    f"{start}{name}_workflow"
+    for start in ("", "async_")
+    for name in ("simple", "math", "math_boxed", "math_eval", "math_rm", "math_ruler", "simple_mm")
+) | {
+    "math_trainable_ruler_workflow",
+    "rubric_judge_workflow",
+    "on_policy_distill_workflow",
+    "on_policy_distill_math_workflow",
+}
+"""Workflows that ask the model once."""
+OWN_PROMPT: Final = frozenset(
+    {"math_workflow", "async_math_workflow", "math_boxed_workflow", "async_math_boxed_workflow", "math_eval_workflow"}
+)
+"""Workflows with a system prompt, if the format has none."""
+JUDGES: Final = {
+    "math_reward": "math",
+    "math_boxed_reward": "math",
+    "accuracy_reward": "math",
+    "math_dapo_reward": "math",
+}
+_PAIRS: Final = (
+    "DPO in Trinity: `rollq train` has no loss of pairs, and this only imitates; examples/losses/dpo.py has it"
+)
+ORDERS: Final = {"sequential": "file", "shuffle": "shuffle", "random": "random", "difficulty_based": "difficulty"}
+
+
+def convert_taskset(
+    run: Conversion,
+    owner: Given,
+    model: Given,
+    engine: Given,
+    table: dict[str, Any],
+    root: str,
+    algorithm: Algorithm,
+    limits: Limits,
+) -> Place:
+    """One table of a task or an evaluation. Returns its place."""
+    title = table.get("name") if isinstance(table.get("name"), str) else ""
+    at = (root, _name(run, str(title or ("taskset" if root == "tasks" else "eval_taskset"))))
+    given = Given("TasksetConfig", table, f"{owner.where}{'taskset' if root == 'tasks' else 'eval_tasksets'}[{at[1]}].")
+    form = _below(given, "format", "FormatConfig")
+    sampling = _below(given, "rollout_args", "GenerationConfig")
+    selector = _below(given, "data_selector" if "data_selector" in given else "task_selector", "DataSelectorConfig")
+    run.take(given, "name")
+    _prompts(run, given, at)
+    _size(run, given, at, algorithm)
+    _sampling(run, model, engine, sampling, at, limits)
+    _columns(run, form, at, limits)
+    _thinking(run, (form, engine, model), at)
+    _workflow(run, owner, given, form, at)
+    if root == "tasks":
+        _order(run, selector, at)
+    for part in (form, sampling, selector, given):
+        run.rest(part)
+    return at
+
+
+def offline_task(run: Conversion, buffer: Given, algorithm: Algorithm, limits: Limits) -> Place:
+    """The task of a run whose samples come from a file."""
+    at = ("tasks", _name(run, str(buffer.fields.get("name") or "samples")))
+    if algorithm.kind in ("sft", "cpt", "dpo"):
+        run.set("tasks.NAME.offline", True, at, "fill it with `rollq import`")
+        run.set("trainer.loss.sft", {at[1]: 1.0}, note=_PAIRS if algorithm.kind == "dpo" else "")
+        run.set("tasks.NAME.group_size", 1, at, "samples of a row of the file")
+    else:
+        run.set("tasks.NAME.prompts", "prompts.jsonl", at, "replace: the file has no taskset")
+        run.set("tasks.NAME.group_size", max(algorithm.repeat_times, 2), at)
+    run.set("tasks.NAME.max_tokens", limits.response, at)
+    run.set("tasks.NAME.rows.max_prompt_tokens", limits.prompt, at)
+    return at
+
+
+def _below(owner: Given, name: str, group: str) -> Given:
+    value = owner.fields.get(name)
+    if isinstance(value, dict):
+        owner.taken.add(name)
+    return Given(group, value if isinstance(value, dict) else {}, f"{owner.where}{name}.")
+
+
+def _name(run: Conversion, title: str) -> str:
+    name = plain_name(title)
+    names = {path[1] for path in run.written.values if path[0] in ("tasks", "evaluations")}
+    while name in names:
+        name += "-2"
+    return name
+
+
+def _prompts(run: Conversion, given: Given, at: Place) -> None:
+    path, split = run.take(given, "path"), run.take(given, "split")
+    subset = given.fields.get("subset_name")
+    if not isinstance(path, str | Placeholder):
+        path, note = "prompts.jsonl", "replace: the taskset has no known path"
+    else:
+        text = path if isinstance(path, str) else path.text
+        is_file = text.endswith((".jsonl", ".json", ".parquet", ".arrow"))
+        loaded = f", {subset!r}" if isinstance(subset, str) else ""
+        note = (
+            ""
+            if is_file
+            else f"a file, or the folder of load_dataset({text!r}{loaded}, split={split!r}).save_to_disk(folder)"
+        )
+    run.put(given, "path", "tasks.NAME.prompts", path, at, note)
+
+
+def _size(run: Conversion, given: Given, at: Place, algorithm: Algorithm) -> None:
+    if at[0] == "tasks":
+        note = "" if algorithm.repeat_times > 1 else "rollq's groups need two samples to compare"
+        run.set(
+            "tasks.NAME.group_size",
+            max(algorithm.repeat_times, 1 if algorithm.takes_single else 2),
+            at,
+            "" if algorithm.takes_single else note,
+        )
+        run.take(given, "repeat_times")
+    else:
+        times = run.take(given, "repeat_times")
+        run.put(
+            given, "repeat_times", "tasks.NAME.group_size", times if isinstance(times, int) and times > 0 else 1, at
+        )
+
+
+def _sampling(run: Conversion, model: Given, engine: Given, sampling: Given, at: Place, limits: Limits) -> None:
+    keys = {
+        "temperature": "tasks.NAME.temperature",
+        "top_p": "tasks.NAME.sampling.top_p",
+        "top_k": "tasks.NAME.sampling.top_k",
+    }
+    for name, key in keys.items():
+        source = sampling if name in sampling and sampling.fields[name] is not None else model
+        value = run.take(source, name)
+        if name == "temperature" and value == 0 and at[0] == "tasks":
+            run.leave(source, name, "all samples of a group would be the same")
+            continue
+        if isinstance(value, int | float):
+            run.put(source, name, key, max(value, 0) if name == "top_k" else value, at)
+    longest = run.take(sampling, "max_tokens")
+    tokens = longest if isinstance(longest, int) and longest > 0 else limits.response
+    run.set("tasks.NAME.max_tokens", tokens, at, "of all turns of a sample together")
+    for name, key in (
+        ("min_response_tokens", "tasks.NAME.sampling.min_tokens"),
+        ("repetition_penalty", "tasks.NAME.sampling.repetition_penalty"),
+    ):
+        if name in model and isinstance(value := run.take(model, name), int | float):
+            run.put(model, name, key, value, at)
+    if "ignore_eos" in engine and isinstance(ends := run.take(engine, "ignore_eos"), bool):
+        run.put(engine, "ignore_eos", "tasks.NAME.sampling.ignore_eos", ends, at)
+
+
+def _columns(run: Conversion, form: Given, at: Place, limits: Limits) -> None:
+    run.copy(form, at)
+    run.set("tasks.NAME.rows.chat", True, at)
+    run.set("tasks.NAME.rows.max_prompt_tokens", limits.prompt, at, "longer prompts are left out; Trinity cuts them")
+
+
+def _thinking(run: Conversion, sources: tuple[Given, ...], at: Place) -> None:
+    for given in sources:
+        if "enable_thinking" in given and isinstance(thinks := run.take(given, "enable_thinking"), bool):
+            run.put(given, "enable_thinking", "tasks.NAME.rows.template_options", {"enable_thinking": thinks}, at)
+            return
+
+
+def _workflow(run: Conversion, owner: Given, given: Given, form: Given, at: Place) -> None:
+    """The agent loop and the judge."""
+    common = "default_workflow_type"
+    if at[0] == "evaluations" and owner.fields.get("default_eval_workflow_type"):
+        common = "default_eval_workflow_type"
+    own = run.take(given, "default_workflow_type")
+    name = own if isinstance(own, str) else owner.fields.get(common)
+    if isinstance(name, str) and name not in ONE_TURN:
+        loop = dotted(name.rpartition(".")[2].removesuffix("_workflow"), "loops")
+        run.set(
+            "tasks.NAME.agent_loop",
+            loop,
+            at,
+            f"{name} in Trinity: write this loop, or an environment: docs/guide/agents.md",
+        )
+    if name in OWN_PROMPT and "system_prompt" not in form:
+        run.written.note((*at, "prompts"), f"{name} has a system prompt in its code: set rows.system_prompt")
+    _judge(run, owner, given, name, at)
+
+
+def _judge(run: Conversion, owner: Given, given: Given, workflow: Any, at: Place) -> None:
+    own = run.take(given, "default_reward_fn_type")
+    name = own if isinstance(own, str) else owner.fields.get("default_reward_fn_type")
+    if name in JUDGES or (not isinstance(name, str) and isinstance(workflow, str) and workflow in OWN_PROMPT):
+        note = (
+            "Trinity's math_reward also rewards the format <think>...</think><answer>...</answer>"
+            if name in ("math_reward", None)
+            else ""
+        )
+        run.set("tasks.NAME.judge", "math", at, note)
+        if name == "math_dapo_reward":
+            _overlong(run, given, at)
+        return
+    if isinstance(name, str):
+        run.set(
+            "tasks.NAME.judge",
+            dotted(name.rpartition(".")[2], "judges"),
+            at,
+            f"{name} in Trinity: write this function: docs/guide/judges.md",
+        )
+    else:
+        run.set(
+            "tasks.NAME.judge",
+            "judges.reward",
+            at,
+            "the workflow gives the rewards in Trinity: write this function, or have the loop give them",
+        )
+
+
+def _overlong(run: Conversion, given: Given, at: Place) -> None:
+    """The soft penalty for long answers. A judge with rewards of 1 and 0 has half of it."""
+    arguments = run.take(given, "reward_fn_args")
+    if not isinstance(arguments, dict) or not arguments.get("enable_overlong_penalty") or at[0] == "evaluations":
+        return
+    tokens, factor = arguments.get("cache_length"), arguments.get("penalty_factor")
+    if isinstance(tokens, int) and isinstance(factor, int | float):
+        run.put(
+            given,
+            "reward_fn_args",
+            "tasks.NAME.judging.overlong_buffer_tokens",
+            min(tokens, int(run.written.values[*at, "max_tokens"])),
+            at,
+        )
+        half = "half of Trinity's, whose rewards are 1 and -1; divided by the deviation, advantages are the same"
+        run.put(given, "reward_fn_args", "tasks.NAME.judging.overlong_penalty", factor / 2, at, half)
+
+
+def _order(run: Conversion, selector: Given, at: Place) -> None:
+    kind, columns = run.take(selector, "selector_type"), run.take(selector, "feature_keys")
+    if kind in ORDERS:
+        run.put(selector, "selector_type", "tasks.NAME.curriculum.prompt_order", ORDERS[kind], at)
+    elif kind == "offline_easy2hard" and isinstance(columns, list) and columns:
+        run.put(
+            selector,
+            "feature_keys",
+            "tasks.NAME.curriculum.prompt_order",
+            {"by": str(columns[0]), "ascending": False},
+            at,
+            "the highest pass rate first",
+        )
+    elif "selector_type" in selector:
+        run.leave(selector, "selector_type", "write a custom order: docs/guide/prompts.md")

@@ -1,0 +1,109 @@
+"""Trinity-RFT's trainer and optimizer as `[trainer]`."""
+
+from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.trinity_source import ENOUGH_STEPS, Source
+from rollq.cli.settings.migration.trinity_tasks import Limits
+from rollq.cli.settings.migration.written import Path as Place
+
+
+def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
+    optimizer = source.optimizer
+    run.copy(optimizer)
+    run.copy(source.model)
+    clips = [
+        (given, name, run.take(given, name))
+        for given, name in ((optimizer, "clip_grad"), (source.trainer, "grad_clip"))
+    ]
+    for given, name, value in clips:
+        if name in given and isinstance(value, int | float):
+            run.put(given, name, "trainer.gradient_clip", value)
+    style, old = run.take(optimizer, "lr_scheduler_type"), run.take(optimizer, "warmup_style")
+    name = "warmup_style" if isinstance(old, str) else "lr_scheduler_type"
+    schedule = old if isinstance(old, str) else style
+    if schedule in ("cosine", "linear"):
+        note = (
+            "over all steps: replace trainer.steps"
+            if run.written.values.get(("trainer", "steps")) == ENOUGH_STEPS
+            else ""
+        )
+        run.put(optimizer, name, "trainer.schedule", schedule, note=note)
+    elif schedule not in ("constant", None):
+        run.leave(optimizer, name, "rollq has constant, linear and cosine")
+    _warm_up(run, optimizer)
+    run.set("trainer.device", "cuda")
+    run.set("trainer.dtype", "bfloat16")
+    tokens = run.take(source.trainer, "max_token_len_per_gpu")
+    tokens = tokens if isinstance(tokens, int) else 2 * limits.whole
+    longest = max((_longest(run, path[:2]) for path in run.written.values if path[0] == "tasks"), default=0)
+    note = f"{tokens} in Trinity; rollq needs room for a whole sample" if tokens < longest else ""
+    run.put(source.trainer, "max_token_len_per_gpu", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
+    _lora(run, source.model)
+
+
+def _longest(run: Conversion, at: Place) -> int:
+    values = run.written.values
+    return int(values.get((*at, "rows", "max_prompt_tokens"), 4096)) + int(values.get((*at, "max_tokens"), 1024))
+
+
+def _warm_up(run: Conversion, optimizer: Given) -> None:
+    steps, ratio = run.take(optimizer, "lr_warmup_steps"), run.take(optimizer, "lr_warmup_steps_ratio")
+    total = run.written.values.get(("trainer", "steps"))
+    if isinstance(steps, int) and steps > 0:
+        run.put(optimizer, "lr_warmup_steps", "trainer.warmup_steps", steps)
+    elif isinstance(ratio, int | float) and ratio > 0:
+        if total == ENOUGH_STEPS:
+            run.leave(optimizer, "lr_warmup_steps_ratio", "the number of steps is unknown; set trainer.warmup_steps")
+        else:
+            run.put(optimizer, "lr_warmup_steps_ratio", "trainer.warmup_steps", round(ratio * int(total or 0)))
+
+
+def _lora(run: Conversion, model: Given) -> None:
+    configs = model.fields.get("lora_configs")
+    if isinstance(configs, list) and configs and isinstance(configs[0], dict):
+        model.taken.add("lora_configs")
+        adapter = Given("LoRAConfig", configs[0], f"{model.where}lora_configs[0].")
+        run.copy(adapter)
+        run.rest(adapter)
+
+
+def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) -> None:
+    trainer = source.trainer
+    every, keep, export = (
+        run.take(trainer, name) for name in ("save_interval", "max_checkpoints_to_keep", "save_hf_checkpoint")
+    )
+    if isinstance(every, int) and every > 0:
+        run.put(trainer, "save_interval", "trainer.checkpoint_every", every)
+        for at in places if every > 100 else ():
+            run.put(trainer, "save_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
+        if export == "always":
+            run.put(trainer, "save_hf_checkpoint", "trainer.export_every", every)
+    elif "save_interval" in trainer:
+        run.leave(trainer, "save_interval", "rollq always saves checkpoints, every 10 steps")
+    if isinstance(keep, int) and keep > 0:
+        run.put(trainer, "max_checkpoints_to_keep", "trainer.keep_checkpoints", keep)
+    elif "max_checkpoints_to_keep" in trainer:
+        run.leave(
+            trainer,
+            "max_checkpoints_to_keep",
+            "rollq keeps a number of checkpoints; trainer.export_every keeps weights",
+        )
+    run.put(
+        source.sync,
+        "sync_method",
+        "trainer.transport",
+        "path",
+        note="workers read weights in trainer.output, which all machines must see; or use s3",
+    )
+    run.take(source.sync, "sync_method")
+    if run.take(source.algorithm, "enable_router_replay") is True:
+        run.put(source.algorithm, "enable_router_replay", "trainer.replay_experts", True, note="experimental")
+    every = run.take(source.explorer, "eval_interval")
+    has_evaluations = any(path[0] == "evaluations" for path in run.written.values)
+    first = run.take(source.explorer, "eval_on_startup")
+    if has_evaluations and isinstance(every, int) and every > 0:
+        interval = run.written.values.get((*places[0], "staleness", "sync_weights_interval"), 1)
+        whole = max(every // interval, 1) * interval
+        note = "" if whole == every else f"{every} in Trinity, which makes it a multiple of its sync_interval as well"
+        run.put(source.explorer, "eval_interval", "trainer.evaluate_every", whole, note=note)
+        if first is False:
+            run.put(source.explorer, "eval_on_startup", "trainer.evaluate_at_start", False)

@@ -1,0 +1,145 @@
+"""The new `rollq.toml`: keys with values and notes, and comments for settings that have no key."""
+
+import json
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Final
+
+from rollq.cli.settings.task_tables import MAIN, SUBTABLES
+from rollq.consumer.settings import TrainerSettings
+from rollq.workers.settings import WorkerSettings
+
+Path = tuple[str, ...]
+"""The place of a key: `("tasks", "math", "sampling", "top_p")`."""
+
+WIDTH: Final = 110
+_FIRST: Final = ("run", "seed")
+_ORDER: Final = ("tasks", "batch", "evaluations", "producer", "worker", "trainer")
+_OPTIONS: Final = ("worker", "options")
+_BELOW: Final = ("options", "loss", "advantages", "lora", "wandb", "mlflow")
+"""Tables below `[worker]` and `[trainer]`, which have a head; the keys of others are dotted: `rows.prompt_field`."""
+
+
+@dataclass(slots=True)
+class Written:
+    """The content of the new file, in the order in which it was put."""
+
+    values: dict[Path, Any] = field(default_factory=dict)
+    notes: dict[Path, list[str]] = field(default_factory=dict)
+    comments: dict[str, list[str]] = field(default_factory=dict)
+    """How it is in rollq -> the settings that have no key for this reason."""
+
+    def put(self, path: Path, value: Any, note: str = "") -> None:
+        """Set a key. A second note for a key is added to the first. The options of the engine have a table."""
+        if path == _OPTIONS:
+            self.values |= {(*path, name): option for name, option in value.items()}
+            return
+        self.values[path] = value
+        if note:
+            self.note(path, note)
+
+    def note(self, path: Path, note: str) -> None:
+        """Say something about a key, above it."""
+        notes = self.notes.setdefault(path, [])
+        if note not in notes:
+            notes.append(note)
+
+    def comment(self, setting: str, text: str) -> None:
+        """Add a setting to the comments at the end. Those with the same text share a line."""
+        settings = self.comments.setdefault(text, [])
+        if setting not in settings:
+            settings.append(setting)
+
+    def drop(self, path: Path, reason: str) -> None:
+        """Turn a key into a comment."""
+        value = self.values.pop(path)
+        self.notes.pop(path, None)
+        self.comment(f"{'.'.join(path)} = {toml(value)}", f"left out, because rollq refuses it: {reason}")
+
+    def data(self) -> dict[str, Any]:
+        """The content of the file as a reader of TOML returns it."""
+        tree: dict[str, Any] = {}
+        for path, value in self.values.items():
+            table = tree
+            for part in path[:-1]:
+                table = table.setdefault(part, {})
+            table[path[-1]] = value
+        return tree
+
+    def text(self, head: str) -> str:
+        """The file. `head` is the comment at its top."""
+        lines = _comment(head)
+        lines += [line for key in _FIRST if (key,) in self.values for line in self._lines((key,), key)]
+        for table in sorted({_table(path) for path in self.values if len(path) > 1}, key=self._place):
+            lines += ["", f"[{'.'.join(map(_key, table))}]"]
+            for path in sorted((path for path in self.values if len(path) > 1 and _table(path) == table), key=_rank):
+                lines += self._lines(path, ".".join(map(_key, path[len(table) :])))
+        if self.comments:
+            lines += ["", "# Without a key in rollq.toml:"]
+            for text, settings in self.comments.items():
+                lines += _comment(f"{'; '.join(settings)}: {text}", indent="#   ")
+        return "\n".join(lines) + "\n"
+
+    def _lines(self, path: Path, name: str) -> list[str]:
+        notes = [line for note in self.notes.get(path, ()) for line in _comment(note)]
+        return [*notes, f"{name} = {toml(self.values[path])}"]
+
+    def _place(self, table: Path) -> tuple[int, int]:
+        if len(table) == 1 or table[0] in ("worker", "trainer"):
+            return _ORDER.index(table[0]), 1 + _BELOW.index(table[1]) if table[1:] else 0
+        return _ORDER.index(table[0]), next(place for place, path in enumerate(self.values) if _table(path) == table)
+
+
+def _table(path: Path) -> Path:
+    """The table whose head a key is under."""
+    has_head = path[0] in ("tasks", "evaluations") or (len(path) > 2 and path[1] in _BELOW)
+    return path[:2] if has_head else path[:1]
+
+
+_TASK: Final[list[Path]] = [(key,) for key in MAIN] + [
+    (table, key) for table, keys in SUBTABLES.items() for key in keys
+]
+_KEYS: Final[Mapping[str, list[Path]]] = {
+    "trainer": [(key,) for key in ("model", "output", "steps", *TrainerSettings.model_fields)],
+    "worker": [(key,) for key in WorkerSettings.model_fields],
+    "tasks": _TASK,
+    "evaluations": _TASK,
+}
+
+
+def _rank(path: Path) -> int:
+    """The place of a key in its table: as `rollq settings` has them."""
+    keys, key = _KEYS.get(path[0], []), path[len(_table(path)) :]
+    return keys.index(key) if key in keys else len(keys)
+
+
+def _comment(text: str, indent: str = "# ") -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent[:2], subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _key(part: str) -> str:
+    plain = part.replace("_", "").replace("-", "")
+    return part if plain.isascii() and plain.isalnum() else json.dumps(part)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(str(key))} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, str | PurePath):
+        text = str(value).encode("utf-8", "replace").decode("utf-8")
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    raise TypeError(f"{type(value).__name__} has no TOML")

@@ -1,0 +1,296 @@
+"""XTuner v1's RL trainer configs as `rollq.toml`: what is about the whole run. Tasks are in `xtuner_tasks.py`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rules.settings import MAX_BATCH_GROUPS
+from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.names import plain_name
+from rollq.cli.settings.migration.table import system
+from rollq.cli.settings.migration.values import Made, Placeholder, Unknown, shown
+from rollq.cli.settings.migration.xtuner_loss import convert_loss
+from rollq.cli.settings.migration.xtuner_tasks import convert_evaluation, convert_task, made
+
+TRAINERS: Final = ("RLColocateTrainerConfig", "RLDisaggregatedTrainerConfig")
+ENOUGH_STEPS: Final = 1_000_000
+"""Train steps of a run that ends after passes over the prompts."""
+
+
+def trainer_of(path: Path, names: Mapping[str, Any]) -> Made:
+    """The trainer's config among what a file assigns. Raises `ConfigError` if there is none."""
+    configs = [value for value in (names.get("trainer"), *names.values()) if isinstance(value, Made)]
+    for config in configs:
+        if config.group in TRAINERS or "agent_loop_manager_cfg" in config.fields:
+            return config
+    if any(config.group.endswith("TrainerConfig") for config in configs):
+        raise ConfigError(
+            f"{path}: settings of XTuner's trainer for SFT or pre-training; rollq takes those for RL, "
+            f"{' or '.join(TRAINERS)}"
+        )
+    raise ConfigError(f"{path}: a Python file without XTuner's {' or '.join(TRAINERS)}")
+
+
+def convert(path: Path, config: Made) -> Conversion:
+    """The new file for an XTuner config."""
+    run = Conversion(system("xtuner"))
+    trainer = Given(config.group if config.group in TRAINERS else TRAINERS[0], config.fields, "trainer.")
+    rollout = made(config.fields.get("rollout_config"), "RolloutConfig")
+    worker = made(config.fields.get("train_worker_cfg"), "WorkerConfig")
+    trainer.taken |= {"rollout_config", "train_worker_cfg", "agent_loop_manager_cfg", "eval_agent_loop_manager_cfg"}
+    name = run.take(rollout, "env")
+    run.set("run", plain_name(name if isinstance(name, str) and name else path.stem, 64))
+    run.copy(trainer)
+    is_sync = _tasks(run, trainer)
+    _duration(run, trainer)
+    _checkpoints(run, trainer)
+    _evaluations(run, trainer)
+    _engine(run, rollout, trainer)
+    _learning(run, worker, trainer)
+    convert_loss(run, worker, made(config.fields.get("advantage_estimator_config"), "GRPOAdvantageConfig"))
+    trainer.taken.add("advantage_estimator_config")
+    _places(run, trainer, is_sync)
+    for given in (worker, rollout, trainer):
+        run.rest(given)
+    return run
+
+
+def _specs(manager: Any) -> list[Any]:
+    """The tasks of an agent loop manager, which may have one, several, or be one itself."""
+    if not isinstance(manager, Made):
+        return []
+    tasks = manager.fields.get("tasks", manager)
+    return [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, Made)]
+
+
+def _tasks(run: Conversion, trainer: Given) -> bool:
+    """The tables of tasks. Returns whether all are produced synchronously."""
+    specs = _specs(trainer.fields.get("agent_loop_manager_cfg")) or [Made("TaskSpecConfig")]
+    groups = run.take(trainer, "train_batch_size")
+    interval = run.take(trainer, "sync_weights_interval")
+    if not isinstance(groups, int) or groups < 1:
+        groups, note = 64, "replace: prompts of a train step"
+    else:
+        note = "" if groups <= MAX_BATCH_GROUPS else f"{groups} in XTuner; a batch has at most {MAX_BATCH_GROUPS}"
+    groups = min(groups, MAX_BATCH_GROUPS)
+    asynchronous = []
+    for spec in specs:
+        at, is_async = convert_task(run, spec, len(specs))
+        asynchronous.append(is_async)
+        run.put(trainer, "sync_weights_interval", "tasks.NAME.staleness.sync_weights_interval", interval, at)
+        if len(specs) == 1:
+            run.put(trainer, "train_batch_size", "tasks.NAME.batch_groups", groups, at, note)
+    if len(specs) > 1:
+        run.put(trainer, "train_batch_size", "batch.groups", groups, note=note)
+    run.set("producer.strategy", "async" if any(asynchronous) else "sync")
+    if any(asynchronous) and not all(asynchronous):
+        run.written.note(("producer", "strategy"), "one for all tasks; in XTuner some are synchronous")
+    if not any(asynchronous):
+        run.written.values.pop(("producer", "over_sample"), None)
+    return not any(asynchronous)
+
+
+def _duration(run: Conversion, trainer: Given) -> None:
+    steps, epochs = run.take(trainer, "total_train_steps"), run.take(trainer, "total_epochs")
+    if isinstance(steps, int):
+        run.put(trainer, "total_train_steps", "trainer.steps", steps)
+        if epochs is not None:
+            run.leave(trainer, "total_epochs", "total_train_steps comes first")
+        return
+    if isinstance(epochs, int):
+        for at in _places_of_tasks(run):
+            run.put(trainer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)
+        run.put(
+            trainer,
+            "total_epochs",
+            "trainer.steps",
+            ENOUGH_STEPS,
+            note="training ends after the passes over the prompts",
+        )
+        return
+    run.set("trainer.steps", ENOUGH_STEPS, note="replace: the file has no known number of steps or epochs")
+
+
+def _places_of_tasks(run: Conversion) -> list[tuple[str, ...]]:
+    return list(dict.fromkeys(path[:2] for path in run.written.values if path[0] == "tasks"))
+
+
+def _checkpoints(run: Conversion, trainer: Given) -> None:
+    every = run.take(trainer, "checkpoint_interval")
+    if isinstance(every, int) and every > 0:
+        run.put(trainer, "checkpoint_interval", "trainer.checkpoint_every", every)
+        if every > 100:
+            for at in _places_of_tasks(run):
+                run.put(trainer, "checkpoint_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
+    elif "checkpoint_interval" in trainer:
+        run.leave(trainer, "checkpoint_interval", "rollq always saves checkpoints, every 10 steps")
+    keep = run.take(trainer, "checkpoint_maxkeep")
+    if isinstance(keep, int) and keep > 0:
+        run.put(trainer, "checkpoint_maxkeep", "trainer.keep_checkpoints", keep)
+    elif "checkpoint_maxkeep" in trainer:
+        run.leave(
+            trainer,
+            "checkpoint_maxkeep",
+            "rollq keeps a number of checkpoints: trainer.keep_checkpoints; trainer.export_every keeps weights",
+        )
+    if run.take(trainer, "checkpoint_no_save_optimizer") is True:
+        run.put(trainer, "checkpoint_no_save_optimizer", "trainer.save_optimizer", False)
+    exports = run.take(trainer, "hf_interval")
+    if isinstance(exports, int) and exports > 0:
+        run.put(trainer, "hf_interval", "trainer.export_every", exports, note="XTuner also exports after the last step")
+
+
+def _evaluations(run: Conversion, trainer: Given) -> None:
+    specs = _specs(trainer.fields.get("eval_agent_loop_manager_cfg"))
+    is_enabled, every = run.take(trainer, "enable_evaluate"), run.take(trainer, "evaluate_step")
+    first = run.take(trainer, "enable_initial_evaluate")
+    for spec in specs:
+        convert_evaluation(run, spec)
+    if specs and is_enabled and isinstance(every, int):
+        run.put(trainer, "evaluate_step", "trainer.evaluate_every", every)
+        run.put(trainer, "enable_initial_evaluate", "trainer.evaluate_at_start", bool(first))
+    elif specs:
+        run.put(trainer, "enable_evaluate", "trainer.evaluate_every", 0, note="enable_evaluate is false")
+    run.rest(made(trainer.fields.get("evaluator_config"), "EvaluatorConfig"))
+    trainer.taken.add("evaluator_config")
+
+
+ENGINE_ARGS: Final = {
+    "tensor_parallel_size": "tensor_parallel_size", "data_parallel_size": "data_parallel_size",
+    "gpu_memory_utilization": "gpu_memory_utilization", "context_length": "max_model_len", "random_seed": "seed",
+    "rollout_max_batch_size_per_instance": "max_num_seqs", "enable_chunked_prefill": "enable_chunked_prefill",
+    "enable_prefix_caching": "enable_prefix_caching",
+}  # fmt: skip
+"""Field of a rollout config -> argument of vLLM."""
+SAME_IN_VLLM: Final = {"tensor_parallel_size": 1, "data_parallel_size": 1}
+
+
+def _engine(run: Conversion, rollout: Given, trainer: Given) -> None:
+    args: dict[str, Any] = {}
+    for name, argument in ENGINE_ARGS.items():
+        value = run.take(rollout, name)
+        if isinstance(value, bool | int | float) and value != SAME_IN_VLLM.get(name):
+            args[argument] = value
+    experts = run.take(rollout, "expert_parallel_size")
+    if isinstance(experts, int) and experts > 1:
+        args["enable_expert_parallel"] = True
+    prefill = run.take(rollout, "chunked_prefill_size")
+    if args.get("enable_chunked_prefill") and isinstance(prefill, int):
+        args["max_num_batched_tokens"] = prefill
+    args |= _extra_args(run, rollout)
+    model, dtype = run.take(rollout, "model_path"), run.take(rollout, "dtype")
+    options = {
+        "model": _text(model or trainer.fields.get("load_from"), "model"),
+        "dtype": dtype if dtype in ("float32", "float16") else "bfloat16",
+    }
+    run.set("worker.engine", "vllm", note="XTuner's engine is chosen by environment variables")
+    run.put(rollout, "model_path", "worker.options", options | ({"engine_args": args} if args else {}))
+    _limits(run, rollout, trainer)
+
+
+def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
+    """The reaction of a worker to what takes too long, or fails."""
+    if (tokenizer := run.take(rollout, "tokenizer_path")) is not None and "tokenizer_path" not in trainer:
+        run.put(rollout, "tokenizer_path", "worker.tokenizer", tokenizer)
+    for name, key in (
+        ("rollout_timeout", "worker.attempt_timeout_s"),
+        ("max_retry_per_worker", "worker.engine_restarts"),
+    ):
+        if isinstance(value := run.take(rollout, name), int | float):
+            run.put(rollout, name, key, value)
+    if isinstance(tries := run.take(rollout, "max_retry_per_sample"), int):
+        for at in _places_of_tasks(run):
+            run.put(rollout, "max_retry_per_sample", "tasks.NAME.limits.max_tries", tries + 1, at)
+    if run.take(rollout, "enable_return_routed_experts") is True:
+        run.put(rollout, "enable_return_routed_experts", "trainer.replay_experts", True, note="experimental")
+
+
+def _extra_args(run: Conversion, rollout: Given) -> dict[str, Any]:
+    """The arguments for vLLM in `extra_rollout_config`."""
+    extra = run.take(rollout, "extra_rollout_config")
+    if isinstance(extra, Made):
+        extra = extra.fields
+    if not isinstance(extra, dict):
+        return {}
+    for name, value in extra.items():
+        if not str(name).startswith("vllm_"):
+            run.without += 1
+            run.written.comment(
+                f"RolloutConfig.extra_rollout_config {name} = {shown(value)}", "none, because the engine is vLLM"
+            )
+    return {str(name).removeprefix("vllm_"): value for name, value in extra.items() if str(name).startswith("vllm_")}
+
+
+def _text(value: Any, default: str) -> str:
+    """A path as a text, with the names of environment variables in it."""
+    return value if isinstance(value, str) else value.text if isinstance(value, Placeholder) else default
+
+
+def _learning(run: Conversion, worker: Given, trainer: Given) -> None:
+    optimizer = made(worker.fields.get("optim_cfg"), "AdamWConfig")
+    sharding = made(worker.fields.get("fsdp_cfg"), "FSDPConfig")
+    rates = made(worker.fields.get("lr_cfg"), "LRConfig")
+    worker.taken |= {"optim_cfg", "fsdp_cfg", "lr_cfg"}
+    run.copy(optimizer)
+    run.copy(worker)
+    if optimizer.group == "MuonConfig":
+        run.written.note(
+            ("trainer", "learning_rate"), "of Muon in XTuner; rollq's optimizer is AdamW, which needs another"
+        )
+    dtype = sharding.fields.get("param_dtype", "bfloat16")
+    is_double = isinstance(dtype, Unknown) is False and getattr(dtype, "name", dtype) in ("torch.float32", "float32")
+    sharding.taken.add("param_dtype")
+    run.put(sharding, "param_dtype", "trainer.dtype", "float32" if is_double else "bfloat16")
+    ratio = run.take(sharding, "recompute_ratio")
+    run.put(sharding, "recompute_ratio", "trainer.checkpoint_activations", bool(ratio))
+    model = run.take(worker, "load_from")
+    if "load_from" not in trainer:
+        run.put(worker, "load_from", "trainer.model", model if model is not None else "model")
+    longest = max((_longest(run, at) for at in _places_of_tasks(run)), default=0)
+    tokens = run.take(worker, "pack_max_length")
+    tokens = tokens if isinstance(tokens, int) else 0
+    note = f"{tokens} in XTuner; rollq needs room for a whole sample" if 0 < tokens < longest else ""
+    run.put(worker, "pack_max_length", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
+    run.rest(optimizer)
+    run.rest(sharding)
+    run.rest(rates)
+
+
+def _longest(run: Conversion, at: tuple[str, ...]) -> int:
+    """Most tokens of a sample of a task with its prompt."""
+    prompt = run.written.values.get((*at, "rows", "max_prompt_tokens"), 4096)
+    sample = run.written.values.get((*at, "max_tokens"), 2048)
+    return int(prompt) + int(sample)
+
+
+def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
+    """Where the run keeps its files, and which devices it has."""
+    output = run.take(trainer, "work_dir")
+    run.put(trainer, "work_dir", "trainer.output", output if output is not None else "work_dir")
+    run.set(
+        "trainer.transport",
+        "path",
+        note="workers read weights in trainer.output, which all machines must see; or use s3",
+    )
+    tracker = run.take(trainer, "exp_tracker")
+    if tracker == "tensorboard":
+        run.put(trainer, "exp_tracker", "trainer.trackers", ["tensorboard"])
+    for name in ("rollout_resources", "train_resources", "resources"):
+        resources = made(trainer.fields.get(name), "AcceleratorResourcesConfig")
+        resources.where = f"{name}."
+        trainer.taken.add(name)
+        if name in trainer:
+            device = "npu" if run.take(resources, "accelerator") == "NPU" else "cuda"
+            run.put(resources, "accelerator", "trainer.device", device)
+            run.rest(resources)
+    one_step = run.written.values.get((*_places_of_tasks(run)[0], "staleness", "sync_weights_interval")) == 1
+    if trainer.group == "RLColocateTrainerConfig":
+        if is_sync and one_step:
+            run.set("trainer.colocated", True, note="experimental: engines sleep while the trainer uses their GPUs")
+        else:
+            run.written.comment(
+                "RLColocateTrainerConfig with asynchronous production",
+                'none, because rollq\'s engines take turns with the trainer only with producer.strategy = "sync" and a '
+                "weight sync after every step; give workers and trainer different GPUs",
+            )

@@ -1,0 +1,140 @@
+"""XTuner's judgers as judges of a task or an evaluation."""
+
+from typing import Any, Final
+
+from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.names import dotted
+from rollq.cli.settings.migration.table import system
+from rollq.cli.settings.migration.values import Made, Named, Unknown
+
+Place = tuple[str, ...]
+Judge = dict[str, Any]
+"""`judge`, and `options` if it takes some; the form in which a table of judges has them."""
+
+GSM8K: Final = r"#### (-?[0-9.,]+)"
+THOUGHT: Final = r"(?s)^<think>.*</think>.*\\boxed\{.*\}"
+
+
+def convert_judge(run: Conversion, task: Given, at: Place) -> None:
+    """The judge of a task or an evaluation."""
+    config = task.fields.get("judger_config")
+    if not isinstance(config, Made):
+        loop = task.fields.get("agent_loop_config")
+        reason = "none in XTuner: its agent loop gives the rewards"
+        if isinstance(loop, Made) and loop.group == "SingleTurnAgentLoopConfig":
+            reason = "none in XTuner, or known only when its file runs"
+        run.set("tasks.NAME.judge", "judges.reward", at, f"{reason}; write this function: docs/guide/judges.md")
+        return
+    if config.group == "ComposedJudgerConfig":
+        _composed(run, task, config, at)
+        return
+    judge, note = _judge(run, config, at)
+    run.set("tasks.NAME.judge", judge["judge"], at, note)
+    if "options" in judge:
+        run.set("tasks.NAME.judge_options", judge["options"], at)
+
+
+def _composed(run: Conversion, task: Given, config: Made, at: Place) -> None:
+    """A judge for each value of `data_source`, or several that are added."""
+    given = Given("ComposedJudgerConfig", config.fields, "ComposedJudgerConfig.")
+    branches = run.take(given, "branches")
+    judges: dict[str, Judge] = {}
+    for name, branch in branches.items() if isinstance(branches, dict) else ():
+        if isinstance(branch, Made):
+            judges[str(name)], note = _judge(run, branch, at)
+            if note:
+                run.written.note((*at, "judge"), f"{name}: {note}")
+    if judges:
+        sources = _mapping(task) or {name: {name: 1.0} for name in judges}
+        table = {source: _several(judges, weights) for source, weights in sources.items()}
+        run.put(
+            given, "branches", "tasks.NAME.judge", {"field": "data_source"} | {k: v for k, v in table.items() if v}, at
+        )
+    else:
+        run.set("tasks.NAME.judge", "judges.reward", at, "its branches are known only when the XTuner file runs")
+    run.rest(given)
+
+
+def _mapping(task: Given) -> dict[str, dict[str, float]]:
+    """Data source -> branch -> weight, if the rows' tokenizer has such a mapping."""
+    value: Any = task.fields
+    for step in ("sampler_config", "dataloader_cfg", "dataset_config_list", 0, "tokenize_fn", "data_judger_mapping"):
+        value = value.fields if isinstance(value, Made) else value
+        is_there = isinstance(value, list) and value if step == 0 else isinstance(value, dict) and step in value
+        value = value[step] if is_there else None
+    return (
+        {str(source): weights for source, weights in value.items() if isinstance(weights, dict)}
+        if isinstance(value, dict)
+        else {}
+    )
+
+
+def _several(judges: dict[str, Judge], weights: dict[str, float]) -> Any:
+    """The judges of a data source, in the form of a table of judges."""
+    found = [
+        judges[name] | ({} if weight == 1 else {"weight": weight}) for name, weight in weights.items() if name in judges
+    ]
+    if len(found) != 1:
+        return found
+    return found[0]["judge"] if found[0].keys() == {"judge"} else found[0]
+
+
+def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
+    """A judge, and how it differs from XTuner's."""
+    known = config.group in system("xtuner").groups
+    given = Given(config.group if known else "JudgerConfig", config.fields, f"{config.group}.")
+    given.taken |= {"judger_name", "reward_handler"}
+    run.converted += len(given.taken & config.fields.keys())
+    match config.group:
+        case "GSM8KJudgerConfig":
+            judge, note = (
+                {"judge": "regex", "options": {"pattern": GSM8K}},
+                "XTuner looks at the last 300 characters only",
+            )
+        case "GEO3KJudgerConfig":
+            judge, note = _geometry(run, given)
+        case "DapoMathJudgerConfig":
+            judge, note = {"judge": "math"}, 'XTuner compares normalized texts after "Answer:", and rewards 1 and -1'
+            _overlong(run, given, at)
+        case _:
+            judge, note = _custom(config)
+    run.rest(given)
+    return judge, note
+
+
+def _geometry(run: Conversion, given: Given) -> tuple[Judge, str]:
+    extra = run.take(given, "extra_info")
+    weight = extra.get("format_score") if isinstance(extra, dict) else 0.1
+    weight = weight if isinstance(weight, int | float) else 0.1
+    form = {"judge": "regex", "weight": weight, "options": {"pattern": THOUGHT, "compare": False}}
+    parts = {"right": {"judge": "math", "weight": 1 - weight}, "format": form}
+    return {"judge": "weighted", "options": {"parts": parts}}, "XTuner grades with mathruler, rollq with math-verify"
+
+
+def _overlong(run: Conversion, given: Given, at: Place) -> None:
+    """The soft penalty for long answers. A judge with rewards of 1 and 0 has half of it."""
+    is_used = run.take(given, "enable_overlong_buffer")
+    tokens, factor = run.take(given, "overlong_buffer_len"), run.take(given, "overlong_penalty_factor")
+    if at[0] == "evaluations" or not is_used or not isinstance(tokens, int):
+        return
+    note = ""
+    longest = run.written.values.get((*at, "max_tokens"))
+    if isinstance(longest, int) and tokens > longest:
+        note, tokens = f"{tokens} in XTuner, more than max_tokens", longest
+    elif (limit := given.fields.get("max_response_len")) not in (None, longest):
+        note = f"counted back from max_tokens; in XTuner from {limit!r}"
+    run.put(given, "overlong_buffer_len", "tasks.NAME.judging.overlong_buffer_tokens", tokens, at, note)
+    if isinstance(factor, int | float):
+        half = "half of XTuner's, whose rewards are 1 and -1; divided by the deviation, advantages are the same"
+        run.put(given, "overlong_penalty_factor", "tasks.NAME.judging.overlong_penalty", factor / 2, at, half)
+
+
+def _custom(config: Made) -> tuple[Judge, str]:
+    """A judge that has to be written, or a server."""
+    handler = config.fields.get("reward_handler")
+    if isinstance(handler, str) and handler.startswith(("http://", "https://")):
+        note = "the server gets prompt, answer, metadata and text, and answers with a reward: docs/guide/judges.md"
+        return {"judge": "http", "options": {"url": handler}}, note
+    name = handler.name if isinstance(handler, Named) else handler.text if isinstance(handler, Unknown) else ""
+    path = dotted(name.rpartition(".")[2] or config.group.removesuffix("JudgerConfig").lower(), "judges")
+    return {"judge": path}, "write this function of prompt and sample: docs/guide/judges.md"

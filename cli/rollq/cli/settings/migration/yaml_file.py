@@ -1,0 +1,120 @@
+"""Reads a YAML file of settings with OmegaConf's interpolations. Nothing in it is run: tags are refused.
+
+Environment variables count as unset: `${oc.env:NAME,default}` is its default. `${a.b}` is the value at that place.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.settings.migration.expressions import joined
+from rollq.cli.settings.migration.values import Placeholder, Unknown
+
+MOST_NODES: Final = 100_000
+MOST_ROUNDS: Final = 20
+"""Interpolations within one text, and within each other."""
+
+_FLOAT: Final = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.[\d_]+)([eE][-+]?\d+)|[-+]?(\d[\d_]*\.[\d_]*|\.[\d_]+)")
+"""Numbers with a point or an exponent, such as 1e-6, which YAML 1.1 takes for a text and OmegaConf for a number."""
+_INNERMOST: Final = re.compile(r"\$\{([^${}]*)\}")
+
+
+def content(path: Path, text: str) -> dict[str, Any]:
+    """The mapping in the file, resolved. Raises `ConfigError` if it is not one, or needs what is not read."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{path}: YAML needs the package {error.name!r}: pip install 'rollq[convert]'") from error
+
+    class Loader(yaml.SafeLoader):
+        """PyYAML's safe loader, with OmegaConf's numbers."""
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+.0123456789")
+    )
+    try:
+        data = Loader(text).get_single_data()
+    except yaml.constructor.ConstructorError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ConfigError(
+            f"{path}: line {line}: {error.problem}: tags and unusual keys are not read; remove them"
+        ) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: neither settings of Trinity-RFT nor of XTuner: the file has no mapping of keys")
+    return _Resolver(path, data).resolved()
+
+
+class _Resolver:
+    """Replaces interpolations in the content of a file."""
+
+    def __init__(self, path: Path, data: dict[Any, Any]) -> None:
+        self._path = path
+        self._data = data
+        self._nodes = 0
+
+    def resolved(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._value(self._data, 0)
+        return found
+
+    def _value(self, value: Any, depth: int) -> Any:
+        self._nodes += 1
+        if self._nodes > MOST_NODES or depth > MOST_ROUNDS:
+            raise ConfigError(f"{self._path}: too large, or refers to itself: write its values out")
+        if isinstance(value, dict):
+            return {str(key): self._value(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._value(item, depth + 1) for item in value]
+        return self._text(value) if isinstance(value, str) and "${" in value else value
+
+    def _text(self, text: str) -> Any:
+        parts: list[Any] = [text]
+        for _ in range(MOST_ROUNDS):
+            place = next((at for at, part in enumerate(parts) if isinstance(part, str) and "${" in part), None)
+            match = _INNERMOST.search(parts[place]) if place is not None else None
+            if place is None or match is None:
+                break
+            part, value = parts[place], self._one(match[1])
+            if match.span() == (0, len(part)) and len(parts) == 1:
+                if not isinstance(value, str) or "${" not in value:
+                    return value
+                parts = [value]
+                continue
+            if isinstance(value, bool | int | float):
+                value = str(value)
+            if isinstance(value, str):
+                parts[place] = part[: match.start()] + value + part[match.end() :]
+            else:
+                inner = value if isinstance(value, Placeholder) else Unknown(text)
+                parts[place : place + 1] = [part[: match.start()], inner, part[match.end() :]]
+        found = joined("", [part for part in parts if part != ""])
+        return Unknown(text) if found is NotImplemented or "${" in (found if isinstance(found, str) else "") else found
+
+    def _one(self, inside: str) -> Any:
+        """The value of one interpolation."""
+        kind, colon, rest = inside.partition(":")
+        if colon:
+            name, comma, default = rest.partition(",")
+            if kind.strip() not in ("oc.env", "env"):
+                return Unknown("${" + inside + "}")
+            return _scalar(default.strip()) if comma else Placeholder(name.strip())
+        found: Any = self._data
+        for part in inside.strip().split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return Unknown("${" + inside + "}") if found is None or isinstance(found, dict | list) else found
+
+
+def _scalar(text: str) -> Any:
+    """The default of an environment variable as YAML would read it."""
+    words = {"null": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text.strip("'\"")
