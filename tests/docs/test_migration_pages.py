@@ -4,37 +4,30 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.values.rollouts import Status
-from rollq.cli.settings.model import RollqSettings
-from rollq.cli.settings.task_settings import EvaluationSettings, TaskSettings
-from rollq.cli.settings.task_tables import field_of, place_of
-from rollq.consumer.settings import TrainerSettings
-from rollq.producer.settings import ProducerSettings
-from rollq.workers.settings import WorkerSettings
+from rollq.cli.settings.migration.keys import MODELS, field_at
+from rollq_docs import migration
 from support.producer_run import TASK, begin, lease, make_run, producer, prompt_file, put, task_settings, train
 
 PAGES = Path(__file__).parents[2] / "docs" / "migration"
-TABLES: dict[str, type[BaseModel]] = {
-    "tasks": TaskSettings,
-    "evaluations": EvaluationSettings,
-    "producer": ProducerSettings,
-    "worker": WorkerSettings,
-    "trainer": TrainerSettings,
-}
 SETTING = re.compile(r"`(tasks|evaluations|producer|worker|trainer)\.(?:<name>\.)?([a-z_.]+)")
 
 
 @pytest.mark.parametrize("page", ["from-xtuner.md", "from-trinity.md"])
 def test_every_setting_that_a_page_names_exists(page: str) -> None:
-    named = set(SETTING.findall((PAGES / page).read_text()))
+    written = (PAGES / page).read_text("utf-8").partition(migration.TITLE)[0]
+    named = {f"{table}.x.{key}" if table in MODELS else f"{table}.{key}" for table, key in SETTING.findall(written)}
     assert len(named) > 5
-    fields = {(table, key): field_of(*key.rpartition(".")[::2]) if "." in key else key for table, key in named}
-    assert {(table, key) for (table, key), field in fields.items() if field not in TABLES[table].model_fields} == set()
-    assert {key for (table, key), field in fields.items() if table == "tasks" and place_of(field) != key} == set()
-    assert set(TABLES) <= {*RollqSettings.model_fields}
+    assert [key for key in sorted(named) if field_at(key) is None] == []
+
+
+@pytest.mark.parametrize("path", migration.PAGES, ids=lambda path: path.name)
+def test_a_page_lists_every_setting_of_its_system(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert text == migration.page(text, migration.PAGES[path]), "run `python -m rollq_docs.migration`"
+    assert text.count("\n| `") > 150
 
 
 @pytest.mark.parametrize(
