@@ -43,6 +43,9 @@ AVOID = {
     r"\b(is|are) not to be had\b": "is unavailable",
     r"; needed (is|are)\b": "expected",
     r"\bhas gone since\b": "is gone",
+    r"(?<!exited\s)\bby (itself|themselves)\b": "automatically, alone, nothing",
+    r"\bone after the other\b": "one after another",
+    r"\b(is|are) what\b": "the noun",
 }
 """Pattern, matched in any case with any white space for a space -> what to write instead."""
 

@@ -54,7 +54,7 @@ class TrainedGroup:
 
 
 def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
-    """A row for each sample of a group. `step`: the one that trained it, or the next one when it left.
+    """A row for each sample of a group. `step`: the step that trained it, or the next step when it left.
 
     If a group's fields cannot be read, logs that and returns one row with the outcome `damaged`.
     """

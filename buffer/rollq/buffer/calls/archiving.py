@@ -42,7 +42,7 @@ class Archiving(BufferCore):
     def take_to_archive(
         self, task: str, archiver: str, *, most: int, wait_s: float, trouble: str = ""
     ) -> Portion | None:
-        """The groups of the next file; None while there are none, or another archiver is at work.
+        """The groups of the next file; None if there are none, or while another archiver holds the task.
 
         Groups that left at the current step wait `wait_s` for others, unless there are `most`. The portion stays the
         same for all archivers until `forget_archived`. `trouble`: why the last one is not written, for people.

@@ -69,7 +69,7 @@ def _exceeds(ends: Mapping[str, int], groups: "Mapping[str, Sequence[_Counted]]"
 
 
 def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
-    """The batch from the replies to the claims of all its tasks, see `claim.lua`, and from what was known of it.
+    """The batch from the replies to the claims of all its tasks, see `claim.lua`, and from its `known` part.
 
     None if the replies are of another round, or if another rank divided more of the batch than these claims saw.
     """

@@ -23,7 +23,7 @@ _GONE = ("Z", "X")
 class Holder:
     """The trainer of the live epoch. Its lease ends at `deadline_ms` of the server's clock, in `left_s` seconds.
 
-    `process` is what `this_process` returned in it; empty when it is unknown.
+    `process` is the result of `this_process` in it; empty if unknown.
     """
 
     epoch: int

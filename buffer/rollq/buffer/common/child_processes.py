@@ -1,4 +1,5 @@
-"""Child processes that end with their parent, however it ends. Imports only the standard library, to start fast."""
+"""Child processes that end with their parent, even if the parent is killed. Imports only the standard library, to start
+fast."""
 
 import ctypes
 import os

@@ -162,7 +162,7 @@ class ImageProcessor:
 
 
 def _stack(tensors: Sequence[Any]) -> Any:
-    """Tensors of rows, one after the other; each dimension but the first is padded with zeros to the largest."""
+    """Tensors of rows, one after another; each dimension but the first is padded with zeros to the largest."""
     from torch import cat
     from torch.nn.functional import pad
 

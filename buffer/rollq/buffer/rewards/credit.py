@@ -1,7 +1,7 @@
 """Credit: what single tokens and turns of a sample earned, and the advantages that follow from it. Pure functions.
 
 Rewards of tokens travel as the named array `token_rewards`, float32 [R] over the response tokens of each segment. A
-*step* is what has a separate return: a token, or a turn of the model. Workers put the reward of a turn on its last
+*step* is a unit with a separate return: a token, or a turn of the model. Workers put the reward of a turn on its last
 token, and the trainer adds the rewards up by steps.
 """
 

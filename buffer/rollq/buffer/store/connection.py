@@ -1,9 +1,9 @@
 """How rollq reaches a Redis server, and how it waits for one that is unavailable.
 
 `connect` returns only clients of servers that are recent enough, have Functions and evict nothing. `patiently` runs a
-command and waits out what passes by itself (a restart, a failover, a full disk), with a line of the log a minute.
-Errors of rollq's own functions (`ROLLQ_<CODE> ...`) and errors about a command itself pass through both unchanged. No
-message, repr or log line made here contains a password.
+command and waits out temporary failures (a restart, a failover, a full disk), with a log line per minute. Errors of
+rollq's own functions (`ROLLQ_<CODE> ...`) and errors about a command itself pass through both unchanged. No message,
+repr or log line made here contains a password.
 """
 
 import logging

@@ -31,7 +31,7 @@ class Waiter:
         raise TimeoutError(waiter.reason)
 
     The body runs at least once unless `stop` is set, and once more after the last wake-up before the deadline. The loop
-    ends by itself when `stop` is set or, with `timed_out`, after the timeout.
+    ends when `stop` is set or, with `timed_out`, after the timeout.
     """
 
     def __init__(

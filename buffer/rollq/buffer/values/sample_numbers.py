@@ -11,9 +11,9 @@ Numbers = Mapping[str, tuple[float | None, ...]]
 
 MOST_NAMES: Final = 16
 MOST_CHARACTERS: Final = 64
-"""A group keeps at most this many names, reward parts first, and no longer ones: a claim carries all its numbers."""
+"""A group keeps at most this many names of at most this length, reward parts first: a claim carries all its numbers."""
 MOST: Final = 1e300
-"""Larger numbers, which a sum might not hold, are left out."""
+"""Larger numbers are left out, since a sum might overflow."""
 OWN: Final = frozenset({"judge_s"})
 """Numbers of rollq, which workers report."""
 

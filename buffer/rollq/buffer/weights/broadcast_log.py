@@ -1,9 +1,9 @@
 """Weight broadcasts from the trainer straight into engines: how the members agree, through a log in Redis. No torch.
 
 A broadcast is the log (a stream) of one publication. The trainer and the workers append to it and read it from its
-start. It has attempts, one after the other: workers report that they are ready, the trainer names the members once,
-they meet, and the attempt is over. A worker that comes while no attempt is open says so, and the trainer opens another
-when it can.
+start. It has attempts, one after another: workers report that they are ready, the trainer names the members once, they
+meet, and the attempt is over. A worker that comes while no attempt is open says so, and the trainer opens another when
+it can.
 
 Invariant: the order of the log decides, and only the trainer names members. So the trainer and the workers agree on the
 members, even if one of them dies, is slow, or writes an entry twice.

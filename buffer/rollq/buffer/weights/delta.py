@@ -1,9 +1,9 @@
 """A delta: what changed in the safetensors files of a model since the version before, tensor by tensor.
 
-A delta file holds the compressed parts of the tensors that changed, one after the other, then an index in JSON, its
-length in 8 bytes (little-endian), and `MAGIC`. A part is the XOR of at most `PART_BYTES` bytes of a tensor, with the
-bytes of its numbers sorted by significance, compressed with zstd. Both versions have the same safetensors headers, file
-by file, so that names, dtypes, shapes and offsets are the same.
+A delta file holds the compressed parts of the changed tensors, one after another, then an index in JSON, its length in
+8 bytes (little-endian), and `MAGIC`. A part is the XOR of at most `PART_BYTES` bytes of a tensor, with the bytes of its
+numbers sorted by significance, compressed with zstd. Both versions have the same safetensors headers, file by file, so
+that names, dtypes, shapes and offsets are the same.
 
 Invariant: `apply_delta` changes nothing outside the tensors of the files it is given, and allocates no more than a few
 times `PART_BYTES` and the index, for any delta. It raises `WeightsError` for a delta of another base.

@@ -4,8 +4,8 @@ A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX
 
     prefix         24 bytes, little endian: magic, version of this layout, length and xxh3_64 of all that follows
     header         8 bytes of length, then JSON: tensor name -> dtype, shape, offsets; padded to 8 bytes
-    prompts        int32    the different prompts, one after the other
-    ids            int32    the response ids of every segment, one after the other
+    prompts        int32    the different prompts, one after another
+    ids            int32    the response ids of every segment, one after another
     logprobs       float32  of every response id
     loss_mask      bool     of every response id; absent when no segment has a mask
     s<i>/<name>    any      the named arrays of segment i, counted over all samples

@@ -143,7 +143,7 @@ def _mask(segment: Segment) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _joined_arrays(run: Sequence[Segment]) -> NamedArrays:
-    """Arrays per token, which every later segment has, one after the other; others as they are in the first."""
+    """Arrays per token, which every later segment has, joined; other arrays from the first segment."""
     first, *others = run
     return {
         name: np.concatenate([segment.arrays[name] for segment in run])

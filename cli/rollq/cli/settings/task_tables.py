@@ -1,7 +1,7 @@
 """The tables of a task in `rollq.toml`: the keys that everybody sets, and a table below for each other subject.
 
-The file's tables become one flat table, which is what the models of the roles check; `place_of` leads back from a key
-to its place in the file, for errors. Pure.
+The file's tables become one flat table, which the roles' models check. `place_of` maps a key back to its place in the
+file, for errors. Pure.
 """
 
 import difflib

@@ -67,7 +67,7 @@ class Evaluation:
     url: str | None = None
 
     def run(self, weights: Sequence[Path]) -> Iterator[Evaluated]:
-        """The metrics of each folder of weights, one after the other.
+        """The metrics of each folder of weights, one after another.
 
         Raises `RoleFailed` when a role cannot be kept running, and `ConfigError` when one refuses its settings.
         """

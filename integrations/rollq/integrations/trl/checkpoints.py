@@ -1,6 +1,6 @@
 """Which of TRL's checkpoints are complete, and the lineage of each: a file in each folder that is written last.
 
-TRL writes the files of a checkpoint one after the other, and each rank its own, so a folder without this file may lack
+TRL writes the files of a checkpoint one after another, each rank separately, so a folder without this file may lack
 some.
 """
 

@@ -69,7 +69,7 @@ class Feed:
             raise ConfigError(f"step {batch.step}: {error}; {where}") from None
 
     def _next(self) -> Batch | None:
-        """The batch of the next step; None at the end. Publishes, or saves, if that is what the batch lacks."""
+        """The batch of the next step; None at the end. Publishes or saves if the batch waits for it."""
         started_s = time.monotonic()
         while True:
             match self._ranks.lead(self._ask):

@@ -113,7 +113,7 @@ def _ages(summary: Mapping[str, Any]) -> str:
     rows = [(f"{age}" + (" (the newest)" if int(age) == 0 else ""), f"{share:.1%}") for age, share in shares.items()]
     return _table(("Steps behind the newest weights", "trained tokens"), rows) + _note(
         "A token's age (staleness) counts the train steps between the weights that sampled it and the newest. All at 0 "
-        "means that generation and training took turns; 1 is what generating one step ahead gives. No token may be "
+        "means that generation and training took turns; with generation one step ahead it is 1. No token may be "
         "older than max_staleness allows, even after faults in the run."
     )
 

@@ -63,7 +63,7 @@ class ServerSettings(RetrySettings):
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
     )
-    server_follows: bool = Field(default=False, description="the server loads each published version by itself")
+    server_follows: bool = Field(default=False, description="the server loads each published version without rollq")
     push_model: Path | None = Field(
         default=None, description="folder of the model served: each version is loaded into the servers"
     )
