@@ -111,7 +111,7 @@ class _Reader:
         raise _Returned(None if node.value is None else self.value(node.value))
 
     def expression(self, node: ast.Expr) -> None:
-        """`list.append` and `list.extend` are what matters of statements that are expressions."""
+        """Of statements that are expressions, only `list.append` and `list.extend` matter."""
         call = node.value
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and len(call.args) == 1):
             return
