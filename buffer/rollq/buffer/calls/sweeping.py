@@ -23,7 +23,7 @@ class Sweeping(BufferCore):
     """Calls that tidy up. They may run at any time, in any number of processes."""
 
     def reap(self, task: str, producer: Place | None = None) -> Reaped:
-        """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere.
+        """Take back the groups of workers whose lease ran out. Call it about once a second, in any process.
 
         `producer`: the location of the calling producer, for monitors.
         """
@@ -39,7 +39,7 @@ class Sweeping(BufferCore):
         """Move every group with one of these statuses that is too stale to expired, or drop it. Returns how many.
 
         This only tidies up: such groups stopped counting when the version or step moved. Raises `ConfigError` for other
-        statuses, whose groups do not age.
+        statuses: their groups do not age.
         """
         if others := sorted(set(statuses) - {Status.COMPLETED, Status.ABORTED}):
             raise ConfigError(f"groups that are {others[0].value} do not expire: give completed, aborted, or both")

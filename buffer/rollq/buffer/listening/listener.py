@@ -23,7 +23,7 @@ SWEEP_S: Final = 1.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address. Port 0: a free one. Raises `OSError`."""
+    """A socket that listens at an address. Port 0 means a free port. Raises `OSError`."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:

@@ -1,4 +1,4 @@
-"""Credit: what single tokens and turns of a sample earned, and the advantages that follow from it. Pure functions.
+"""Credit: the rewards of single tokens and turns of a sample, and the resulting advantages. Pure.
 
 Rewards of tokens travel as the named array `token_rewards`, float32 [R] over the response tokens of each segment. A
 *step* is a unit with a separate return: a token, or a turn of the model. Workers put the reward of a turn on its last
@@ -22,13 +22,13 @@ StepKind = Literal["tokens", "turns"]
 TOKEN_REWARDS: Final = "token_rewards"
 """Name of the array in `Segment.arrays`."""
 TURN_REWARDS: Final = "turn_rewards"
-"""Name of the list in `Sample.extra` of what an environment gave in its steps: a number for each turn of the model."""
+"""Name of the list in `Sample.extra` of an environment's rewards: a number for each turn of the model."""
 JUDGED_REWARD: Final = "judged_reward"
-"""Name in `Sample.extra` of what the judge said, where a penalty has changed the reward since."""
+"""Name in `Sample.extra` of the judge's reward, if a penalty has changed the reward."""
 
 
 def judged_reward(sample: Sample) -> float | None:
-    """The reward that the judge gave to a sample: whether it is right, before a length penalty."""
+    """The judge's reward of a sample, before a length penalty."""
     judged: float | None = sample.extra.get(JUDGED_REWARD, sample.reward)
     return judged
 
@@ -64,7 +64,7 @@ def token_advantages(
     *,
     discount: float = 1.0,
 ) -> list[Float32Array]:
-    """The advantages of the tokens of N samples, float32 [R_i] each: what follows, compared with the group.
+    """The advantages of the tokens of N samples, float32 [R_i] each: the return, compared with the group's.
 
     `rewards` float [R_i] of each sample's tokens; `steps` int [R_i], the step of each token, from 0 and never falling;
     `groups` int [N], the group of each sample, from 0. A step's reward is the sum of its tokens', and its return is

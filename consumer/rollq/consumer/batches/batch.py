@@ -187,7 +187,8 @@ class Batch:
 
     @property
     def task_rewards(self) -> dict[str, float]:
-        """The mean reward of the valid samples of each task that has any, in the order of their names."""
+        """The mean reward of each task's valid samples, for tasks that have valid samples, in the order of their
+        names."""
         tasks = np.array([task_of(self.group_ids[index][0]) for index in self.sample_groups])
         means = {task: self.rewards[self.valid & (tasks == task)] for task in sorted(set(tasks.tolist()))}
         return {task: float(rewards.mean()) for task, rewards in means.items() if len(rewards)}

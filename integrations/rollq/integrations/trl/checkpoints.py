@@ -1,7 +1,7 @@
-"""Which of TRL's checkpoints are complete, and the lineage of each: a file in each folder that is written last.
+"""Marks TRL's complete checkpoints with their lineage, by a file in each folder that is written last.
 
-TRL writes the files of a checkpoint one after another, each rank separately, so a folder without this file may lack
-some.
+TRL writes the files of a checkpoint one after another, each rank separately, so a folder without this file may be
+incomplete.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ class TrlCheckpoint(NamedTuple):
 
 
 def folder_of(output: Path, step: int) -> Path:
-    """The folder that TRL saves the checkpoint of a step in."""
+    """TRL's folder for the checkpoint of a step."""
     return output / f"checkpoint-{step}"
 
 
@@ -41,6 +41,7 @@ def finish(folder: Path, step: int, lineage: str) -> None:
 def newest_checkpoint(output: Path) -> TrlCheckpoint | None:
     """The complete checkpoint of the highest step in TRL's `output_dir`; None without any."""
     marks = [(orjson.loads(mark.read_bytes()), mark.parent) for mark in output.glob(f"checkpoint-*/{MARK}")]
-    found = [TrlCheckpoint(state["step"], folder, state["lineage"]) for state, folder in marks]
-    ours = [one for one in found if one.folder == folder_of(output, one.step)]  # not copies under other names
+    checkpoints = [TrlCheckpoint(state["step"], folder, state["lineage"]) for state, folder in marks]
+    # without renamed copies
+    ours = [checkpoint for checkpoint in checkpoints if checkpoint.folder == folder_of(output, checkpoint.step)]
     return max(ours, default=None)

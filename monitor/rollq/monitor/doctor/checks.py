@@ -238,7 +238,8 @@ def check_access(facts: ServerFacts) -> Finding:
 
 
 def _make_users(facts: ServerFacts) -> Iterator[str]:
-    """The commands that make users and, where the server has a configuration file, name them there and end it."""
+    """The commands that make users and, if the server has a configuration file, name the ACL file in it and stop the
+    server."""
     yield f"rollq runs acl {facts.settings} --passwords passwords > rollq.acl"
     if file := facts.info.get("config_file"):
         yield f'echo "aclfile $PWD/rollq.acl" >> {quote(file)}'
@@ -303,7 +304,7 @@ CLUSTER_CHECKS: Sequence[Check] = (
     check_replicas,
     *(check for check in BUFFER_CHECKS if check not in (check_server_kind, check_replication)),
 )
-"""For each primary."""
+"""The checks of each primary."""
 QUEUE_CHECKS: Sequence[Check] = (
     check_queue_kind,
     check_eviction,
@@ -373,7 +374,7 @@ def _finding(check: str, level: Level, message: str, *commands: str) -> Finding:
 
 
 def _set(facts: ServerFacts, directive: str) -> tuple[str, ...]:
-    """The commands that set a directive now and, where the server has a configuration file, after a restart."""
+    """The commands that set a directive now and, if the server has a configuration file, for later restarts."""
     commands = [f"{facts.cli} config set {directive}"]
     if facts.info.get("config_file"):
         commands.append(f"{facts.cli} config rewrite")

@@ -37,8 +37,7 @@ class SharedReading:
         self._answers = True
 
     def status(self) -> RunStatus | None:
-        """The status, read within the last second or now; None if it cannot be read. The beginning of such a time is
-        logged."""
+        """The status, read within the last second or now; None if it cannot be read. The first failure is logged."""
         with self._lock:
             is_reading = self._asked_s is not None and not self._ready.is_set()
             if not is_reading and (self._asked_s is None or self._now() - self._asked_s >= MOST_OFTEN_S):

@@ -86,7 +86,7 @@ class UserFunction:
 
 
 async def called_in_slot(slot: CallSlot, call: Callable[[Callable[[], None]], Awaitable[T]]) -> T:
-    """Await a call that releases its slot itself, when it has ended."""
+    """Await a call that releases its slot when it has ended."""
     try:
         return await call(slot.release)
     except BaseException:

@@ -46,8 +46,8 @@ class Claimed:
     `counting` has one entry for each group, from its first claim: its tokens never get older than that. `claim_round`
     names this claim for its release; `releases`: how often the step was already released in this epoch.
 
-    While the batch fills, `lack` says what is missing: later calls return the same groups and more. `parts` are the
-    ends of its parts, as numbers of groups, and the groups are in the order of the parts. `plan_round` is for
+    While the batch fills, `lack` has the missing groups per task: later calls return the same groups and more. `parts`
+    are the ends of its parts, as numbers of groups, and the groups are in the order of the parts. `plan_round` is for
     `Claiming.divide`. `planned` are the groups per task of the whole batch.
     """
 

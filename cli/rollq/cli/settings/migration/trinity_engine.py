@@ -12,7 +12,7 @@ ENGINE_ARGS: Final = {
     "enforce_eager": False, "enable_prefix_caching": True, "enable_chunked_prefill": True,
     "gpu_memory_utilization": None, "seed": 0,
 }  # fmt: skip
-"""Setting of a rollout model, and argument of vLLM -> vLLM's default, which is left out."""
+"""Setting of a rollout model and vLLM's argument -> vLLM's default. A default value is left out."""
 
 
 def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:

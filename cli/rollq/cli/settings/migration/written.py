@@ -25,12 +25,12 @@ _BELOW: Final = ("options", "loss", "advantages", "lora", "wandb", "mlflow")
 
 @dataclass(slots=True)
 class Written:
-    """The content of the new file, in the order in which it was put."""
+    """The content of the new file, in the order of insertion."""
 
     values: dict[Path, Any] = field(default_factory=dict)
     notes: dict[Path, list[str]] = field(default_factory=dict)
     comments: dict[str, list[str]] = field(default_factory=dict)
-    """How it is in rollq -> the settings that have no key for this reason."""
+    """Explanation -> the settings that have no key for that reason."""
 
     def put(self, path: Path, value: Any, note: str = "") -> None:
         """Set a key. A second note for a key is added to the first. The options of the engine have a table."""
@@ -42,13 +42,13 @@ class Written:
             self.note(path, note)
 
     def note(self, path: Path, note: str) -> None:
-        """Say something about a key, above it."""
+        """Add a comment above a key."""
         notes = self.notes.setdefault(path, [])
         if note not in notes:
             notes.append(note)
 
     def comment(self, setting: str, text: str) -> None:
-        """Add a setting to the comments at the end. Those with the same text share a line."""
+        """Add a setting to the comments at the end. Settings with the same text share a line."""
         settings = self.comments.setdefault(text, [])
         if setting not in settings:
             settings.append(setting)
@@ -111,7 +111,7 @@ _KEYS: Final[Mapping[str, list[Path]]] = {
 
 
 def _rank(path: Path) -> int:
-    """The place of a key in its table: as `rollq settings` has them."""
+    """The rank of a key in its table, in the order of `rollq settings`."""
     keys, key = _KEYS.get(path[0], []), path[len(_table(path)) :]
     return keys.index(key) if key in keys else len(keys)
 
