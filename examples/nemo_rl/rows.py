@@ -9,17 +9,20 @@ def rows_of(batch: Batch, pad_id: int = 0) -> tuple[list[str], dict[str, torch.T
     """Ids of the rows, and their fields: [B, T] where there is a value per token, else [B]."""
     sequences = list(batch.sequences)
     tokens = {
-        "input_ids": ([torch.from_numpy(one.ids).long() for one in sequences], pad_id),
-        "generation_logprobs": ([torch.from_numpy(one.logprobs).float() for one in sequences], 0),
-        "token_mask": ([torch.from_numpy(one.loss_mask).float() for one in sequences], 0),
-        "prompt_ids_for_adv": ([torch.from_numpy(one.ids[: one.prompt_tokens]).long() for one in sequences], pad_id),
+        "input_ids": ([torch.from_numpy(sequence.ids).long() for sequence in sequences], pad_id),
+        "generation_logprobs": ([torch.from_numpy(sequence.logprobs).float() for sequence in sequences], 0),
+        "token_mask": ([torch.from_numpy(sequence.loss_mask).float() for sequence in sequences], 0),
+        "prompt_ids_for_adv": (
+            [torch.from_numpy(sequence.ids[: sequence.prompt_tokens]).long() for sequence in sequences],
+            pad_id,
+        ),
     }
     fields = {
         name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=pad)
         for name, (values, pad) in tokens.items()
     }
-    fields["input_lengths"] = torch.tensor([len(one.ids) for one in sequences])
+    fields["input_lengths"] = torch.tensor([len(sequence.ids) for sequence in sequences])
     fields["sample_mask"] = torch.ones(len(sequences))
-    fields["total_reward"] = torch.tensor([float(batch.rewards[one.sample]) for one in sequences])
+    fields["total_reward"] = torch.tensor([float(batch.rewards[sequence.sample]) for sequence in sequences])
     groups = [batch.group_ids[int(index)] for index in batch.sequence_groups]
     return [f"{batch.step}-{task}-{group}_g{row}" for row, (task, group) in enumerate(groups)], fields

@@ -133,9 +133,13 @@ class Trying:
         """The samples with the rewards of their group judge; failed samples are unchanged."""
         started_s = monotonic()
         given = [
-            replace(one.sample, reward=one.verdict.reward, reward_parts={**one.verdict.parts, **one.verdict.facts})
-            for one in samples
-            if not one.verdict.error
+            replace(
+                sample.sample,
+                reward=sample.verdict.reward,
+                reward_parts={**sample.verdict.parts, **sample.verdict.facts},
+            )
+            for sample in samples
+            if not sample.verdict.error
         ]
         try:
             verdicts = iter(await judge.verdicts(prompt, given))
@@ -143,8 +147,8 @@ class Trying:
             verdicts = iter([Verdict(error=str(error))] * len(given))
         each_s = (monotonic() - started_s) / len(samples)
         return [
-            one if one.verdict.error else JudgedText(one.sample, next(verdicts), one.judge_s + each_s)
-            for one in samples
+            sample if sample.verdict.error else JudgedText(sample.sample, next(verdicts), sample.judge_s + each_s)
+            for sample in samples
         ]
 
     async def _judged(self, prompt: Prompt, sample: Sample) -> JudgedText:

@@ -158,7 +158,11 @@ def check_object(made: Any, contract: Contract, path: str) -> None:
     """Raise `ConfigError` unless `made`, created from the object at `path`, has the contract's functions and flags."""
     where, name = _written(contract, path), type(made).__name__
     flags = [flag for flag in contract.flags if flag.default is None and not hasattr(made, flag.name)]
-    methods = [one for one in contract.functions if not one.optional and not callable(getattr(made, one.name, None))]
+    methods = [
+        function
+        for function in contract.functions
+        if not function.optional and not callable(getattr(made, function.name, None))
+    ]
     missing: list[Flag | Function] = [*flags, *methods]
     if missing:
         names, signatures = ", ".join(one.name for one in missing), ", ".join(map(str, missing))
@@ -210,5 +214,5 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 def _plain(signature: inspect.Signature) -> str:
     """The signature without types."""
-    parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))

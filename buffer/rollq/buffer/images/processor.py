@@ -166,11 +166,11 @@ def _stack(tensors: Sequence[Any]) -> Any:
     from torch import cat
     from torch.nn.functional import pad
 
-    largest = [max(sizes) for sizes in zip(*(one.shape[1:] for one in tensors), strict=True)]
+    largest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
     padded = []
-    for one in tensors:
-        missing = [most - size for most, size in zip(largest, one.shape[1:], strict=True)]
-        padded.append(pad(one, [number for gap in reversed(missing) for number in (0, gap)]))
+    for tensor in tensors:
+        missing = [most - size for most, size in zip(largest, tensor.shape[1:], strict=True)]
+        padded.append(pad(tensor, [number for gap in reversed(missing) for number in (0, gap)]))
     return cat(padded)
 
 

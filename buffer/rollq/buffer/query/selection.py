@@ -53,7 +53,7 @@ class Selection:
         """Where a group, or its numbers, comes in a ranked list; None for one that is not wanted."""
         if group.status not in self.statuses or (self.row is not None and group.row != self.row):
             return None
-        wanted = None if self.sample is None else [one for one in outcomes if self.sample.accepts(one)]
+        wanted = None if self.sample is None else [outcome for outcome in outcomes if self.sample.accepts(outcome)]
         if wanted == []:
             return None
         return self.sort.place(group, wanted) if self.sort else 0.0

@@ -60,7 +60,7 @@ def evaluate(
 
     def show() -> None:
         if as_json:
-            click.echo(orjson.dumps([{"weights": str(one.folder), "metrics": one.metrics} for one in results]))
+            click.echo(orjson.dumps([{"weights": str(result.folder), "metrics": result.metrics} for result in results]))
         elif results:
             click.echo("\n".join(tables(results, list(settings.evaluations))))
         if plot_file and results:

@@ -21,7 +21,7 @@ class Progress(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Raise `InvalidGroup` before the update, unless the gradient is finite. The batch stays claimed."""
-        gradients = [one.grad for one in given["model"].parameters() if one.grad is not None]
+        gradients = [parameter.grad for parameter in given["model"].parameters() if parameter.grad is not None]
         if not math.isfinite(float(torch.nn.utils.get_total_norm(gradients))):
             raise InvalidGroup(
                 f"step {state.global_step + 1}: the gradient is not finite: check the weights and the learning rate; "

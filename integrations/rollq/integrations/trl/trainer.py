@@ -193,7 +193,11 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 f"GRPOConfig router_aux_loss_coef = {self.args.router_aux_loss_coef!r}: set it to 0: the balancing "
                 "loss of a mixture of experts depends on micro-batches"
             )
-        small = {str(one.dtype) for one in self.model.parameters() if one.requires_grad and one.element_size() < 4}
+        small = {
+            str(parameter.dtype)
+            for parameter in self.model.parameters()
+            if parameter.requires_grad and parameter.element_size() < 4
+        }
         for dtype in sorted(small):
             log.warning(
                 "the model has weights in %s, whose updates are rounded away at small learning rates: load it in "

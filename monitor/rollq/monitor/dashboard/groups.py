@@ -59,8 +59,15 @@ def row_of(group: FoundGroup, sample: OneSample | None = None) -> dict[str, Any]
 
 def _outcome_rows(outcomes: Sequence[SampleOutcome], sample: OneSample | None) -> list[list[Any]]:
     rows = [
-        [one.index, one.reward, one.tokens, one.finish_reason, one.is_valid, sample is None or sample.accepts(one)]
-        for one in outcomes
+        [
+            outcome.index,
+            outcome.reward,
+            outcome.tokens,
+            outcome.finish_reason,
+            outcome.is_valid,
+            sample is None or sample.accepts(outcome),
+        ]
+        for outcome in outcomes
     ]
     return sorted(sorted(rows, key=lambda row: not row[-1])[:MOST_SAMPLES])
 

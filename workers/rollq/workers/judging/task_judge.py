@@ -64,8 +64,8 @@ def make_task_judge(judge: str | Mapping[str, Any], options: Mapping[str, Any], 
         raise AssertionError("the judge of the row is asked")
 
     async def close() -> None:
-        for one in judges.values():
-            await one.close()
+        for judge in judges.values():
+            await judge.close()
 
     return Judge(
         f"by {by_column.field}",

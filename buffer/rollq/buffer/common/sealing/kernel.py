@@ -57,7 +57,7 @@ def hide_memory() -> None:
 def _checked(name: str, function: str, *arguments: Any) -> int:
     call = getattr(ctypes.CDLL(None, use_errno=True), function)
     call.restype = ctypes.c_long if function == "syscall" else ctypes.c_int
-    result: int = call(*(ctypes.c_long(one) if isinstance(one, int) else one for one in arguments))
+    result: int = call(*(ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

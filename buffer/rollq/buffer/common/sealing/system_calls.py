@@ -67,7 +67,7 @@ def allow_only_computing() -> None:
     The process must have given up gaining rights.
     """
     instructions = list(_filter(column()))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in instructions))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions))
     program = struct.pack("HxxxxxxQ", len(instructions), ctypes.addressof(code))
     if system_call("seccomp", _SET_FILTER, _ALL_THREADS, ctypes.c_char_p(program)):
         raise OSError("seccomp: a thread has a different filter")

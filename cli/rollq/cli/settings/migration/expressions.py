@@ -121,7 +121,7 @@ def _chosen(choose: Callable[..., Any]) -> Callable[..., Any]:
     def safe(*arguments: Any) -> Any:
         return (
             choose(arguments)
-            if arguments and all(isinstance(one, int | float) for one in arguments)
+            if arguments and all(isinstance(argument, int | float) for argument in arguments)
             else NotImplemented
         )
 
