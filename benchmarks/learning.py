@@ -36,9 +36,11 @@ AGENTS = "## An agent over the gateway"
 """Heading of the section about agents, which `benchmarks.agent_learning` writes."""
 ENVIRONMENTS = "## An environment"
 """Heading of the section about a task of reasoning-gym, which `benchmarks.environment_learning` writes."""
+REPLAY = "## Groups that are trained several times"
+"""Heading of the section about `max_uses`, which `benchmarks.replay` writes."""
 PRECISION = "## Passes in bfloat16"
 """Heading of the last section of the page, which `benchmarks.precision` writes."""
-HEADINGS = ("", PRETRAINED, AGENTS, ENVIRONMENTS, PRECISION)
+HEADINGS = ("", PRETRAINED, AGENTS, ENVIRONMENTS, REPLAY, PRECISION)
 """Headings of the page's parts, in order; the first part begins the page."""
 
 
