@@ -214,8 +214,8 @@ def test_a_row_has_its_own_tools() -> None:
     for given in (tools, orjson.dumps(tools).decode()):
         prompt = prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": given})
         assert (prompt.tools, prompt.metadata) == (tuple(tools), {})
-    for given in ([], None, ""):
-        assert prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": given}).tools == ()
+    for absent in ([], None, ""):
+        assert prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": absent}).tools == ()
     filled, _ = columns.prompt({"prompt": "hi", "answer": 1, "tools": tools}, fills_gaps=True)
     assert filled.tools == ({"type": "function", "function": {"name": "add", "parameters": {}}},)
     assert Columns(metadata_fields=(), tools_field="tools").uses("tools")
