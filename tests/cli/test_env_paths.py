@@ -14,7 +14,7 @@ from rollq.cli.settings.environment_rows import identities, write_missing_prompt
 from rollq.cli.settings.file import load_settings
 from rollq.cli.settings.model import RollqSettings
 from rollq.workers.groups.agent_loops import make_loop
-from support import mcp_server
+from support.mcp_servers import PROGRAM
 
 GAMES = """\
 class Guess:
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
         "tasks/hello/task.toml": "",
         "tasks/hello/environment/draft": "Hullo",
         "tasks/hello/tests/test.sh": "echo 1 > /logs/verifier/reward.txt",
-        "desk.py": Path(mcp_server.__file__).read_text(),
+        "desk.py": PROGRAM.read_text(),
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,15 @@ from support.documented_commands import ROOT
 from test_public_names import PUBLIC
 
 DOCS = ROOT / "docs"
-PAGES = {name: text for name, _, text in site_reference.pages()}
 ELSEWHERE = re.compile(r"<(?:script|link|img|iframe)[^>]*?\s(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
 SHAPES = {"li": "list_item_open", "table": "table_open", "h2": "heading_open"}
 """Tags that both readings of a page must have equally often -> their tokens in markdown-it."""
+
+
+@pytest.fixture(scope="module")
+def pages() -> Mapping[str, str]:
+    """The pages of the reference, by name; to make them takes seconds."""
+    return {name: text for name, _, text in site_reference.pages()}
 
 
 def all_errors(kind: type[Exception]) -> set[str]:
@@ -71,17 +77,17 @@ def test_every_page_of_the_guide_has_a_place() -> None:
     )
 
 
-def test_the_packages_are_those_with_public_names() -> None:
+def test_the_packages_are_those_with_public_names(pages: Mapping[str, str]) -> None:
     assert set(PACKAGES) == set(PUBLIC)
     for package, names in PUBLIC.items():
-        page = PAGES[f"reference/python/{package.partition('.')[2]}.md"]
+        page = pages[f"reference/python/{package.partition('.')[2]}.md"]
         assert [name for name in names if f"::: {package}.{name}\n" not in page and f"## {name}\n" not in page] == []
 
 
-def test_every_setting_of_the_example_has_a_row() -> None:
+def test_every_setting_of_the_example_has_a_row(pages: Mapping[str, str]) -> None:
     example = (ROOT / "examples" / "rollq.toml").read_text("utf-8")
     named = set(re.findall(r"^#?([a-z]\w*) = ", example, re.MULTILINE)) - {"step"}
-    page = PAGES["reference/settings.md"]
+    page = pages["reference/settings.md"]
     assert [name for name in sorted(named) if f"| {code(name)} |" not in page] == []
     assert set(re.findall(r"^##+ \[([^\]]+)\]", page, re.MULTILINE)) >= {
         name.replace(".sum", ".NAME").replace(".held_out", ".NAME")
@@ -90,44 +96,44 @@ def test_every_setting_of_the_example_has_a_row() -> None:
     }
 
 
-def test_a_page_that_a_setting_names_is_a_link() -> None:
-    page = PAGES["reference/settings.md"]
+def test_a_page_that_a_setting_names_is_a_link(pages: Mapping[str, str]) -> None:
+    page = pages["reference/settings.md"]
     assert "see [guide/security.md](../guide/security.md)" in page
     assert "docs/guide/" not in page
 
 
-def test_the_settings_that_one_sees_without_unfolding_are_few() -> None:
+def test_the_settings_that_one_sees_without_unfolding_are_few(pages: Mapping[str, str]) -> None:
     settings = [setting for table in [*reference(), *engine_reference()] for setting in table.settings]
     common = [setting for setting in settings if setting.is_common]
     assert len(common) <= 120
     listed = sum(len(keys.split()) for keys in COMMON.values()) + len(set(MAIN) - RARE_OF_TASKS)
     assert listed == len(common), "all of them exist"
-    page = PAGES["reference/settings.md"]
+    page = pages["reference/settings.md"]
     shown = re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
     assert page.count("\n| <code>") == len(settings)
     assert shown.count("\n| <code>") == len(common)
 
 
-def test_every_command_metric_and_error_has_a_place() -> None:
-    commands = re.findall(r"^## rollq (\w+)", PAGES["reference/command-line.md"], re.MULTILINE)
+def test_every_command_metric_and_error_has_a_place(pages: Mapping[str, str]) -> None:
+    commands = re.findall(r"^## rollq (\w+)", pages["reference/command-line.md"], re.MULTILINE)
     assert list(dict.fromkeys(commands)) == list(COMMANDS)
     rows = [
         f"| {code(one.name)} | {'counter' if one.is_counter else 'gauge'} | {', '.join(one.labels) or '-'} |"
         for one in (UP, CALLS, *METRICS)
     ]
-    assert [row for row in rows if row not in PAGES["reference/metrics.md"]] == []
+    assert [row for row in rows if row not in pages["reference/metrics.md"]] == []
     ours = {name for name in all_errors(RollqError) if name != "RollqError" and not name.startswith("_")}
-    assert [name for name in sorted(ours) if f"`{name}` |" not in PAGES["reference/errors.md"]] == []
+    assert [name for name in sorted(ours) if f"`{name}` |" not in pages["reference/errors.md"]] == []
 
 
-def test_every_column_of_the_archive_has_its_type() -> None:
-    text = PAGES["reference/archive.md"]
+def test_every_column_of_the_archive_has_its_type(pages: Mapping[str, str]) -> None:
+    text = pages["reference/archive.md"]
     assert f"| {code('reward')} | {code('double')} | the judge's |" in text
     assert [name for name in schema().names if f"| {code(name)} |" not in text] == []
 
 
-def test_every_row_of_the_table_of_keys_is_understood() -> None:
-    text = PAGES["reference/redis-keys.md"]
+def test_every_row_of_the_table_of_keys_is_understood(pages: Mapping[str, str]) -> None:
+    text = pages["reference/redis-keys.md"]
     assert (
         f"| {code('rollq:{run:task}:suspects')} | zset | pending groups that workers died with | functions | run |"
         in text

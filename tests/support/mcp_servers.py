@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 
 from rollq.buffer.store.embedded_server import free_port
-from support import mcp_server
 from support.waiting import wait_while_alive
 
-PROGRAM = Path(mcp_server.__file__)
+PROGRAM = Path(__file__).with_name("mcp_server.py")
 
 
 def command(*arguments: object) -> str:

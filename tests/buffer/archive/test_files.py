@@ -6,13 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import orjson
-import pandas
 import pyarrow.parquet as parquet
 import pytest
-from datasets import load_dataset
 
 from rollq.buffer.archive.archiver import encode_file
 from rollq.buffer.archive.reader import Archive
@@ -149,6 +146,8 @@ def test_the_same_groups_give_the_same_bytes(file: Path) -> None:
 
 
 def test_pandas_reads_the_archive(file: Path) -> None:
+    import pandas
+
     frame = pandas.read_parquet(file)
     assert frame.reward.tolist()[0] == 0.1
     assert [list(ids) for ids in frame.response_ids[0]] == [[7, 8, 9], [7, 8]]
@@ -156,6 +155,8 @@ def test_pandas_reads_the_archive(file: Path) -> None:
 
 
 def test_duckdb_reads_the_archive(file: Path) -> None:
+    import duckdb
+
     found = duckdb.sql(
         f"select group_id, sample, len(flatten(response_ids)), versions[1][1].version from '{file}' "
         "where outcome = 'trained' and reward > 0 order by group_id"
@@ -165,6 +166,8 @@ def test_duckdb_reads_the_archive(file: Path) -> None:
 
 
 def test_datasets_reads_the_archive(file: Path, tmp_path: Path) -> None:
+    from datasets import load_dataset
+
     rows = load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
     assert rows[0]["logprobs"][0][0] == pytest.approx(-1.1)
     assert orjson.loads(rows[0]["reward_parts"]) == {"format": 0.3, "answer": 1e-17}

@@ -1,16 +1,17 @@
 """Messages with Anthropic's SDK, against a real server."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
-from anthropic import Anthropic
 
 from rollq.buffer.values.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import Answer, Call, CallRefused, context_full
 from rollq.workers.gateway.protocols import messages
 from support.canned_gateway import CannedGateway, canned
+
+if TYPE_CHECKING:  # takes seconds to import, in every test process
+    from anthropic import Anthropic
 
 TOOL: Any = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}
 DEFINITION = {
@@ -21,7 +22,9 @@ CALLS = (ToolCall("add", {"a": 1}, "x", '{"a": 1}'), ToolCall("add", {"b": [2.5,
 USER: Any = {"role": "user", "content": "1 + 1?"}
 
 
-def client(server: CannedGateway) -> Anthropic:
+def client(server: CannedGateway) -> "Anthropic":
+    from anthropic import Anthropic
+
     return Anthropic(base_url=server.url, auth_token="key")
 
 
@@ -113,17 +116,19 @@ def test_what_the_sdk_sends_back_is_what_it_was_given(way: Any, reasoning: str |
 @pytest.mark.parametrize(
     ("refused", "kind", "asked"),
     [
-        (CallRefused("no", code="session_over"), anthropic.BadRequestError, 1),
-        (context_full(5000, 4096), anthropic.BadRequestError, 1),
-        (CallRefused("who?", status=401, code="no_session"), anthropic.AuthenticationError, 1),
-        (CallRefused("wait", status=429, code="busy"), anthropic.RateLimitError, 3),
-        (CallRefused("wait", status=503, code="starting"), anthropic.InternalServerError, 3),
+        (CallRefused("no", code="session_over"), "BadRequestError", 1),
+        (context_full(5000, 4096), "BadRequestError", 1),
+        (CallRefused("who?", status=401, code="no_session"), "AuthenticationError", 1),
+        (CallRefused("wait", status=429, code="busy"), "RateLimitError", 3),
+        (CallRefused("wait", status=503, code="starting"), "InternalServerError", 3),
     ],
 )
-def test_errors_are_the_sdks(refused: CallRefused, kind: type[anthropic.APIStatusError], asked: int) -> None:
-    with CannedGateway(*[refused] * 3) as server, pytest.raises(kind) as raised:
+def test_errors_are_the_sdks(refused: CallRefused, kind: str, asked: int) -> None:
+    import anthropic
+
+    with CannedGateway(*[refused] * 3) as server, pytest.raises(getattr(anthropic, kind)) as raised:
         ask(server)
-    problem = raised.value.body["error"]  # type: ignore[index]
+    problem = raised.value.body["error"]
     assert (problem["message"], problem["code"]) == (refused.message, refused.code)
     assert [call.repeats for call in server.calls] == list(range(asked))
 
@@ -137,6 +142,8 @@ def test_a_full_context_is_put_in_the_words_that_clients_look_for() -> None:
 
 
 def test_a_stream_that_breaks_down_raises() -> None:
+    import anthropic
+
     broken = CallRefused("over", status=200, code="session_over")
     with CannedGateway(broken) as server, pytest.raises(anthropic.APIStatusError, match="over"):
         streamed(server)
