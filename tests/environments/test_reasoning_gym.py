@@ -1,11 +1,11 @@
 """The judge of reasoning-gym: what it takes out of a text, and what it makes of graders that fail."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +22,7 @@ from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 
+T = TypeVar("T")
 PATIENCE_S = 10.0
 """Far more than a grader takes that works."""
 
@@ -36,21 +37,35 @@ def prompt_of(generator: str, **changes: Any) -> Prompt:
     return Prompt(row["prompt"], answer=row["answer"], metadata={"env": row["env"]})
 
 
-def judged(generator: str, texts: list[str], prompt: Prompt | None = None, **options: Any) -> list[Verdict]:
-    async def judge_all() -> list[Verdict]:
-        processes = JudgePool(1)
-        settings = Environment(f"reasoning-gym:{generator}", options, "train", 1).open().settings()
-        judge = make_judge(settings["judge"], settings["judge_options"], JudgeContext(PATIENCE_S, processes))
-        try:
-            given = prompt or prompt_of(generator)
-            return [
-                await judge.verdict(given, Sample((), SampleStatus.COMPLETED, FinishReason.STOP, text=text))
-                for text in texts
-            ]
-        finally:
-            await processes.close()
+class Desk:
+    """Judge processes that all tests share, since each imports the package for seconds."""
 
-    return asyncio.run(judge_all())
+    def __init__(self, runner: asyncio.Runner, processes: JudgePool) -> None:
+        self.processes = processes
+        self._runner = runner
+
+    def run(self, scene: Coroutine[Any, Any, T]) -> T:
+        """Await what uses the processes."""
+        return self._runner.run(scene)
+
+    def judged(self, generator: str, texts: list[str], prompt: Prompt | None = None, **options: Any) -> list[Verdict]:
+        """The verdicts on texts about one prompt."""
+        settings = Environment(f"reasoning-gym:{generator}", options, "train", 1).open().settings()
+        judge = make_judge(settings["judge"], settings["judge_options"], JudgeContext(PATIENCE_S, self.processes))
+        samples = [Sample((), SampleStatus.COMPLETED, FinishReason.STOP, text=text) for text in texts]
+
+        async def judge_all() -> list[Verdict]:
+            return [await judge.verdict(prompt or prompt_of(generator), sample) for sample in samples]
+
+        return self.run(judge_all())
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Desk]:
+    with asyncio.Runner() as runner:
+        processes = JudgePool(1)
+        yield Desk(runner, processes)
+        runner.run(processes.close())
 
 
 @pytest.mark.parametrize(
@@ -69,9 +84,9 @@ def test_a_bare_answer_is_taken_out(text: str, answer: str, expected: str) -> No
     assert extracted(text, answer) == expected
 
 
-def test_answers_are_scored() -> None:
+def test_answers_are_scored(desk: Desk) -> None:
     answer = row_of("chain_sum")["answer"]
-    verdicts = judged("chain_sum", [f"It is {answer}", "It is 123456789", ""])
+    verdicts = desk.judged("chain_sum", [f"It is {answer}", "It is 123456789", ""])
     assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
 
 
@@ -86,8 +101,8 @@ CODE = (
 
 
 @pytest.mark.parametrize("generator", ["countdown", "string_insertion"])
-def test_no_text_reaches_a_grader_that_would_run_it(generator: str) -> None:
-    empty, own, *code = judged(
+def test_no_text_reaches_a_grader_that_would_run_it(desk: Desk, generator: str) -> None:
+    empty, own, *code = desk.judged(
         generator, [f"<answer>{text}</answer>" for text in ("", row_of(generator)["answer"], *CODE)]
     )
     assert (own.reward, own.facts["refused_answers"]) == (1.0, 0.0)
@@ -137,56 +152,53 @@ def test_boards_letters_and_formulas_reach_the_grader(generator: str, answer: st
 
 
 @pytest.mark.parametrize("answer", ['{"reward":{"score":1000.0}}', '{"reward":1000.0}', '{"tokens":[1000.0]}'])
-def test_code_that_answers_for_its_grader_gets_no_reward_beyond_one(answer: str) -> None:
+def test_code_that_answers_for_its_grader_gets_no_reward_beyond_one(desk: Desk, answer: str) -> None:
     writes = "__import__('os').write({},b'" + answer + "')*0+__import__('os')._exit(0)"
 
-    async def score_all() -> list[Mapping[str, Any]]:
-        processes = JudgePool(1)
-        grader = Grader(GeneratorOptions(generator="countdown"), processes.sealed(GENERATORS), PATIENCE_S)
-        try:
-            texts = [writes.replace("{}", str(pipe), 1) for pipe in range(3, 12)]
-            return [await grader.score(prompt_of("countdown"), text) for text in texts]
-        finally:
-            await processes.close()
+    grader = Grader(GeneratorOptions(generator="countdown"), desk.processes.sealed(GENERATORS), PATIENCE_S)
+    texts = [writes.replace("{}", str(pipe), 1) for pipe in range(3, 12)]
 
-    answers = asyncio.run(score_all())
+    async def score_all() -> list[Mapping[str, Any]]:
+        return [await grader.score(prompt_of("countdown"), text) for text in texts]
+
+    answers = desk.run(score_all())
     assert all(answer["score"] < 1 for answer in answers), answers
     assert any("it gave" in str(answer) or "its process" in str(answer) for answer in answers)
 
 
 @pytest.mark.parametrize("form", ["chat", "after a solved row"])
-def test_a_question_may_be_a_message_or_have_words_around_it(form: str) -> None:
+def test_a_question_may_be_a_message_or_have_words_around_it(desk: Desk, form: str) -> None:
     row, prompt = row_of("chain_sum"), prompt_of("chain_sum")
     system = {"role": "system", "content": "Be brief."}
     messages = (system, {"role": "user", "content": row["prompt"]})
     content = messages if form == "chat" else f"1 + 1 = 2\n\n{row['prompt']}"
-    (verdict,) = judged("chain_sum", [f"It is {row['answer']}"], replace(prompt, content=content))
+    (verdict,) = desk.judged("chain_sum", [f"It is {row['answer']}"], replace(prompt, content=content))
     assert (verdict.reward, verdict.error) == (1.0, None)
 
 
-def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted() -> None:
+def test_a_grader_that_hangs_on_a_text_gives_0_and_is_counted(desk: Desk) -> None:
     row = row_of("polynomial_multiplication")
-    own, hanging = judged("polynomial_multiplication", [f"<answer>{row['answer']}</answer>", "9**9**9**9"])
+    own, hanging = desk.judged("polynomial_multiplication", [f"<answer>{row['answer']}</answer>", "9**9**9**9"])
     assert (own.reward, own.facts["grader_errors"]) == (1.0, 0.0)
     assert (hanging.reward, hanging.error, hanging.facts["grader_errors"]) == (0.0, None, 1.0)
     assert "took longer" in hanging.notes["grader_error"]
 
 
-def test_a_grader_that_fails_on_the_rows_own_answer_fails_the_sample() -> None:
-    (verdict,) = judged("boxnet", ["1e999"], trust_graders=True)
+def test_a_grader_that_fails_on_the_rows_own_answer_fails_the_sample(desk: Desk) -> None:
+    (verdict,) = desk.judged("boxnet", ["1e999"], trust_graders=True)
     assert verdict.reward is None
     assert "scores the row's reference answer 0" in str(verdict.error)
 
 
-def test_a_row_that_its_seed_does_not_make_fails_the_sample() -> None:
+def test_a_row_that_its_seed_does_not_make_fails_the_sample(desk: Desk) -> None:
     other = prompt_of("chain_sum", prompt="How much is 1 + 1?", answer="2")
-    (verdict,) = judged("chain_sum", ["2"], other)
+    (verdict,) = desk.judged("chain_sum", ["2"], other)
     assert "the environment opened with" in str(verdict.error)
     assert "its row has 'How much is 1 + 1?'" in str(verdict.error)
 
 
-def test_a_row_without_a_seed_fails_the_sample() -> None:
-    (verdict,) = judged("chain_sum", ["2"], Prompt("1 + 1", answer="2"))
+def test_a_row_without_a_seed_fails_the_sample(desk: Desk) -> None:
+    (verdict,) = desk.judged("chain_sum", ["2"], Prompt("1 + 1", answer="2"))
     assert "the row has no env.seed" in str(verdict.error)
 
 
@@ -202,7 +214,14 @@ FINDINGS = {
 """Generator -> all that its check finds, but for notes."""
 
 
-@pytest.mark.parametrize("generator", FINDINGS)
+SAME_FINDING = {"game_of_life_halting", "prime_factorization"}
+"""Generators that others show as well: `complex_arithmetic` pays for rubbish, `string_insertion` upsets its grader."""
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SAME_FINDING else []) for name in FINDINGS],
+)
 def test_a_check_finds_what_is_wrong_and_nothing_else(generator: str) -> None:
     found = check(Environment(f"reasoning-gym:{generator}", {}, "train", 20), 20)
     texts = [f"{each.level}: {each.text}" for each in found if each.level is not Level.NOTE]

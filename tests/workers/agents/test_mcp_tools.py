@@ -33,8 +33,6 @@ from support.worker_run import Script, WorkerWorld
 
 PROMPT = Prompt("6*7?")
 SUM = call("calculator", expression="6*7")
-SESSIONS = 600
-"""More than a process may have files for, if each kept two."""
 
 
 @pytest.fixture(autouse=True)
@@ -143,13 +141,17 @@ def test_a_loop_answers_for_a_tool_that_the_server_does_not_have(tokenizer: HfTo
     assert sorted(answers[2:]) == ["1", "2"]
 
 
-def test_600_samples_at_once_have_a_session_each_over_http_and_no_call_is_made_twice() -> None:
+@pytest.mark.parametrize("samples", [120, pytest.param(600, marks=pytest.mark.slow)])
+def test_all_samples_at_once_have_a_session_each_over_http_and_no_call_is_made_twice(samples: int) -> None:
+    """A process has files for 1,024 connections; these few samples may take no more than a share of theirs."""
+
     async def scene(server: McpServer) -> None:
-        sessions = await asyncio.gather(*(server.open() for _ in range(SESSIONS)))
+        before = len(os.listdir("/proc/self/fd"))
+        sessions = await asyncio.gather(*(server.open() for _ in range(samples)))
         for number in (1, 2):
             counts = await asyncio.gather(*(ask(session, "count") for session in sessions))
-            assert counts == [str(number)] * SESSIONS
-        assert len(os.listdir("/proc/self/fd")) < SESSIONS
+            assert counts == [str(number)] * samples
+        assert len(os.listdir("/proc/self/fd")) - before < samples // 2
         await asyncio.gather(*(session.close() for session in sessions))
 
     with listening() as url:
