@@ -41,8 +41,9 @@ def ready(client: redis.Redis, world: World) -> int:
     return int(found[1])
 
 
-def test_any_sequence_of_moves_keeps_what_is_stored(checked_server: EmbeddedServer) -> None:
-    run_machine(checked_server.url, examples=25)
+@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_any_sequence_of_moves_keeps_what_is_stored(checked_server: EmbeddedServer, examples: int) -> None:
+    run_machine(checked_server.url, examples=examples)
 
 
 def test_every_function_keeps_what_is_stored(checked_server: EmbeddedServer, tmp_path: Path) -> None:

@@ -6,7 +6,12 @@ import pytest
 
 from faults.seeded_bugs import BUGS, Bug, is_noticed
 
-LONG = {"a batch is filled with stale groups", "a checkpoint drops more than it covers"}
+LONG = {
+    "a batch is filled with stale groups",
+    "a checkpoint drops more than it covers",
+    "inserted groups of a batch that is regenerated wait to be sampled",
+}
+"""Those that take the model hundreds of sequences."""
 CASES = [pytest.param(bug, id=bug.name, marks=[pytest.mark.slow] if bug.name in LONG else []) for bug in BUGS]
 
 
