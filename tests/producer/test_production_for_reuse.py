@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.buffer.values.memory_use import Fullness
 from rollq.producer.producer import task_state
 from rollq.producer.settings import ProducerSettings
@@ -36,7 +37,8 @@ def generated(world: World, **rules: object) -> float:
     made = 0
     for step in range(1, STEPS + 1):
         made += produce(world)
-        assert len(world.claim(step, math=BATCH).groups) == BATCH
+        size = groups_at(BATCH, world.buffer.clock("math").rules.schedule, step)
+        assert len(world.claim(step, math=size).groups) == size
         if step % int(str(rules.get("sync_weights_interval", 1))) == 0:
             world.buffer.publish(world.held, step, uri=f"file:///weights/{step}", digest=f"digest-{step}")
         world.buffer.commit(world.held, step)
@@ -57,3 +59,13 @@ def test_no_batch_waits_for_groups_that_are_never_generated(
 ) -> None:
     rules = {"max_staleness": staleness, "sync_weights_interval": interval, "reuse_cooldown_steps": cooldown}
     assert generated(world, order="uniform", max_uses=9, **rules) <= 1 + staleness
+
+
+@pytest.mark.parametrize("order", ["newest", "uniform"])
+@pytest.mark.parametrize("staleness", [3, 7])
+@pytest.mark.parametrize(("first", "size"), [(11, 1), (7, 2), (9, 20)])
+def test_no_batch_of_another_size_waits_for_groups_that_cool_down(
+    world: World, order: str, staleness: int, first: int, size: int
+) -> None:
+    rules = {"max_staleness": staleness, "max_uses": 9, "reuse_cooldown_steps": 3, "schedule": [(first, size)]}
+    generated(world, order=order, **rules)

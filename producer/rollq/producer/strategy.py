@@ -5,7 +5,7 @@ The bound is absolute and cumulative. Groups generated for train step `t` are fr
 step (trained, claimed, completed, in flight) counts against that target. Filtered, failed and dropped groups do not, so
 they are replaced. No call depends on earlier calls.
 
-Where a group may be trained several times, fewer are needed: see `stock_for_reuse`.
+A group that may be trained several times counts for several steps: see `stock_for_reuse`.
 """
 
 import math
@@ -73,7 +73,7 @@ def plan_production(settings: ProducerSettings, rules: TaskRules, state: TaskSta
     last_step = max(0, state.version + ahead)
     target = groups_through(rules.batch_groups, rules.schedule, last_step)
     if rules.max_uses > 1:
-        target = min(target, state.consumed + stock_for_reuse(rules, state.step, last_step))
+        target = state.consumed + stock_for_reuse(rules, state, last_step, target - state.consumed)
     if settings.strategy == "async" and not tail_batch:
         target += over_sampled(settings, rules, state)
     target = min(target, state.outstanding + max(1, math.floor(min(fullness.room_groups, target))))
@@ -106,12 +106,14 @@ def over_sampled(settings: ProducerSettings, rules: TaskRules, state: TaskState)
     return math.ceil(share * groups_at(rules.batch_groups, rules.schedule, state.step))
 
 
-def stock_for_reuse(rules: TaskRules, step: int, last_step: int) -> int:
-    """Number of groups that the batches of `step` to `last_step` need, if each is trained up to `max_uses` times.
+def stock_for_reuse(rules: TaskRules, state: TaskState, last_step: int, window: int) -> int:
+    """Number of groups to have beyond the consumed ones, if each is trained up to `max_uses` times; `window` otherwise.
 
-    A group is fresh for that many steps and cools down in between, which limits its uses. One batch more than wait for
-    the end of a cooldown is always allowed, so that groups are generated while a batch is trained.
+    A group is fresh for the steps up to `last_step` and cools down in between, which limits its uses. One batch more
+    than cool down is allowed, so that groups are generated while a batch is trained. The next batch always has room:
+    groups that cool down or are trained are not in it, and may be more than its window after larger batches.
     """
+    step = state.step
 
     def groups_to(last: int) -> int:
         through = groups_through(rules.batch_groups, rules.schedule, last)
@@ -119,7 +121,11 @@ def stock_for_reuse(rules: TaskRules, step: int, last_step: int) -> int:
 
     spacing = rules.reuse_cooldown_steps + 1
     uses = min(rules.max_uses, max(0, last_step - step) // spacing + 1)
-    return max(groups_to(step + spacing), math.ceil(groups_to(last_step) / uses))
+    stock = min(window, max(groups_to(step + spacing), math.ceil(groups_to(last_step) / uses)))
+    claimed = state.statuses.get(Status.CLAIMED, 0)
+    next_step = step + 1 if claimed else step
+    next_batch = groups_at(rules.batch_groups, rules.schedule, next_step) if next_step <= last_step else 0
+    return max(stock, state.statuses.get(Status.COOLING, 0) + claimed + next_batch)
 
 
 def step_of(index: int, rules: TaskRules, last_step: int) -> int:
