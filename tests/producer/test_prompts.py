@@ -218,6 +218,8 @@ def test_a_row_has_its_own_tools() -> None:
         assert prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": absent}).tools == ()
     filled, _ = columns.prompt({"prompt": "hi", "answer": 1, "tools": tools}, fills_gaps=True)
     assert filled.tools == ({"type": "function", "function": {"name": "add", "parameters": {}}},)
+    filled, _ = columns.prompt({"prompt": "hi", "answer": 1, "tools": orjson.dumps(tools).decode()}, fills_gaps=True)
+    assert filled.tools == tuple(tools)
     assert Columns(metadata_fields=(), tools_field="tools").uses("tools")
     assert str(Columns(tools_field="tools").absent(lambda: [{"prompt": "hi"}])).startswith("tools_field: no row has")
 
@@ -228,7 +230,9 @@ def test_a_row_has_its_own_tools() -> None:
         (Columns(chat=True), "add", r"field 'tools' \(tools_field\) is not JSON: 'add'"),
         (Columns(chat=True), 3, r"field 'tools' \(tools_field\) must be a list of tools, not 3"),
         (Columns(chat=True), [{"name": "add"}], r"field 'tools' \(tools_field\)\[0\] must be an object like"),
-        (Columns(), [{"function": {"name": "add"}}], "prompt is a text, and tools are shown .* set chat = true"),
+        (Columns(chat=True), False, r"field 'tools' \(tools_field\) must be a list of tools, not False"),
+        (Columns(), [{"function": {"name": "add"}}], "the prompt is a text: set chat = true"),
+        (Columns(chat=True, ids_field="prompt"), [{"function": {"name": "add"}}], "token ids bypass it: leave out one"),
     ],
 )
 def test_tools_that_no_template_can_show_are_refused(columns: Columns, given: Any, problem: str) -> None:

@@ -133,10 +133,10 @@ class Columns:
             )
         content, images = self._with_images(row, self._with_system_prompt(row, content))
         content = self._with_reply_prefix(field, content)
-        metadata, tools = self._metadata(row, field), self._tools(row, field, content)
+        metadata = self._metadata(row, field)
         prompt = Prompt(
             content=content,
-            tools=tuple(without_nulls(tool) for tool in tools) if fills_gaps else tools,
+            tools=self._tools(row, content, fills_gaps=fills_gaps),
             answer=without_nulls(answer) if fills_gaps else answer,
             ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
             metadata={name: without_nulls(value) if fills_gaps else value for name, value in metadata.items()},
@@ -193,21 +193,24 @@ class Columns:
             )
         return own
 
-    def _tools(self, row: Mapping[str, Any], field: str, content: Content) -> tuple[Mapping[str, Any], ...]:
+    def _tools(self, row: Mapping[str, Any], content: Content, *, fills_gaps: bool) -> tuple[Mapping[str, Any], ...]:
         """The row's definitions of tools, which are a list or its JSON."""
         tools = look_up(row, self.tools_field) if self.tools_field else None
+        name = f"field {self.tools_field!r} (tools_field)"
         if isinstance(tools, str) and tools:
             try:
-                tools = exact_json.loads(tools.encode())
+                tools, fills_gaps = exact_json.loads(tools.encode()), False
             except ValueError:
-                raise ValueError(f"field {self.tools_field!r} (tools_field) is not JSON: {tools!r:.80}") from None
-        if not tools:
+                raise ValueError(f"{name} is not JSON: {tools!r:.80}") from None
+        if tools is None or tools == "":
             return ()
-        if problem := tools_problem(f"field {self.tools_field!r} (tools_field)", tools):
+        if problem := tools_problem(name, tools):
             raise ValueError(problem)
-        if isinstance(content, str):
-            raise ValueError(f"{field} is a text, and tools are shown by the chat template: set chat = true")
-        return tuple(tools)
+        if tools and look_up(row, self.ids_field) is not None:
+            raise ValueError(f"{name}: the chat template shows tools, and token ids bypass it: leave out one of them")
+        if tools and isinstance(content, str):
+            raise ValueError(f"{name}: the chat template shows tools, and the prompt is a text: set chat = true")
+        return tuple(without_nulls(tool) if fills_gaps else tool for tool in tools)
 
     def _with_reply_prefix(self, field: str, content: Content) -> Content:
         """The content with the start of the assistant's reply, if the settings have one."""
