@@ -232,6 +232,18 @@ def test_xb12_order_is_by_staleness_or_by_arrival(world: World, order: str, firs
     assert [group.group_id for group in world.claim(3).groups] == first
 
 
+@pytest.mark.parametrize(("order", "taken"), [("staleness", [2, 4, 1, 3]), ("arrival", [1, 2, 3, 4])])
+def test_xb12_groups_arrive_in_the_order_of_their_prompts_whichever_is_finished_first(
+    world: World, order: str, taken: list[int]
+) -> None:
+    """XTuner orders them by the time at which they are finished, so that short answers come first."""
+    world.start(2, math={"order": order, "max_staleness": 3}).admit(4)
+    leases = world.lease(4)
+    for index, version in ((3, 1), (2, 2), (0, 2), (1, 1)):
+        world.put([leases[index]], version=version)
+    assert [group.group_id for group in world.claim(3, math=4).groups] == taken
+
+
 def test_fifo_never_serves_a_stale_group_that_arrived_first(world: World) -> None:
     world.start(2, math={"order": "arrival", "max_staleness": 0}).admit(3)
     first, second, third = world.lease(3)

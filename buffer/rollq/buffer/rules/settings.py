@@ -102,8 +102,8 @@ class TaskRules(GroupRules):
     sync_weights_interval: int = Field(default=1, gt=0, description="train steps between two weight syncs")
     order: Order = Field(
         default="staleness",
-        description="which completed groups a batch takes: the stalest, the first to arrive, the newest, any, or any "
-        "by their priorities",
+        description="which completed groups a batch takes: the stalest, those whose prompts were taken first, the "
+        "newest, any, or any by their priorities",
     )
     priority_decay: float = Field(
         default=0.5, gt=0, le=1, description="order priority: factor of a group's priority each time it was trained"
