@@ -8,6 +8,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.calls.claiming import ReleaseMode
 from rollq.buffer.calls.replies.claims import Claimed, Readiness, Shortfall
+from rollq.buffer.errors import ConfigError
 from support.any_server import AnyServer
 from support.buffer_run import World
 
@@ -90,6 +91,13 @@ def test_xb02_a_task_of_size_zero_is_always_ready(world: World) -> None:
     world.complete(1, "math")
     assert [group.task for group in world.claim(1, math=1, code=0).groups] == ["math"]
     world.buffer.commit(world.held, 1)
+
+
+def test_a_batch_of_less_than_nothing_is_refused(world: World) -> None:
+    world.start().complete(1)
+    with pytest.raises(ConfigError, match="task 'math': a batch of -1 groups; 0 to"):
+        world.claim(1, math=-1)
+    assert world.statuses() == {"completed": 1}
 
 
 @pytest.mark.parametrize(("mode", "after"), [("return", {"completed": 2}), ("drop", {}), ("quarantine", {"failed": 2})])

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,19 @@ from rollq.buffer.calls.replies.claims import Claimed
 from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.calls.sweeping import SWEEP_IDS_PER_CALL
 from rollq.buffer.errors import ConfigError, FencedError
+from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import counted_version, stale_threshold, staleness, token_mask
 from rollq.buffer.store.embedded_server import EmbeddedServer
-from rollq.buffer.values.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
+from rollq.buffer.values.rollouts import (
+    EMPTY_SAMPLE,
+    GroupResult,
+    Prompt,
+    Sample,
+    SampleStatus,
+    Segment,
+    Status,
+    VersionSpan,
+)
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.waiting import PATIENCE_S
@@ -181,6 +192,52 @@ def test_xb17_a_sample_whose_tokens_would_all_be_masked_expires(world: World) ->
     assert world.buffer.readiness("math", 5)[0] == 0
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["at the put", "in a sweep"])
+@pytest.mark.parametrize("trigger", [0, -1], ids=["sampled again", "dropped"])
+def test_xb17_of_a_group_only_the_sample_whose_tokens_are_too_old_is_reset(
+    world: World, late: bool, trigger: int
+) -> None:
+    rules: dict[str, object] = {"max_staleness": 3, "max_token_staleness": 1, "tail_batch_trigger_size": trigger}
+    world.start(math=rules).admit(1)
+    (lease,) = world.lease(1)
+    fresh = spans((0, 1), (2, 1))
+    result = GroupResult(lease, (fresh, spans((0, 2))))
+    if not late:
+        assert world.buffer.put([result]) == [PutOutcome.COMPLETED]
+    world.buffer.publish(world.held, 2, uri="u", digest="d")
+    if late:
+        assert world.buffer.put([result]) == [PutOutcome.DROPPED if trigger else PutOutcome.EXPIRED]
+    else:
+        assert world.buffer.expire("math") == 1
+    assert world.statuses() == ({} if trigger else {"expired": 1})
+    assert world.buffer.counts("math").progress["expired"] == 1
+    if not trigger:
+        world.buffer.recycle("math", epoch=1, target=9, limit=9)
+        kept, reset = world.lease(1)[0].samples
+        assert kept.segments[0].versions == fresh.segments[0].versions
+        assert (kept.reward, reset) == (1.0, EMPTY_SAMPLE)
+
+
+def test_xb17_a_sample_of_which_age_and_mask_leave_nothing_expires_and_labels_exempt_it(world: World) -> None:
+    world.start(math={"max_staleness": 7, "max_token_staleness": 3, "group_size": 1}).admit(3)
+    world.buffer.publish(world.held, 4, uri="u", digest="d")
+    sample = spans((0, 1), (4, 1))
+    (segment,) = sample.segments
+    first_only = replace(segment, loss_mask=np.array([True, False]))
+    labelled = replace(first_only, arrays={"labels": np.array([0, 1])})
+    samples = [sample, *(replace(sample, segments=(one,)) for one in (first_only, labelled))]
+    results = [GroupResult(lease, (one,)) for lease, one in zip(world.lease(3), samples, strict=True)]
+    assert world.buffer.put(results) == [PutOutcome.COMPLETED, PutOutcome.EXPIRED, PutOutcome.COMPLETED]
+
+
+@pytest.mark.parametrize(("syncs", "token_syncs", "threshold"), [(1, None, 8), (1, 0, 4), (1, 1, 8), (0, None, 4)])
+def test_xb17_tokens_without_a_bound_have_that_of_their_group(
+    syncs: int, token_syncs: int | None, threshold: int
+) -> None:
+    rules = TaskRules(batch_groups=1, sync_weights_interval=4, max_staleness=syncs, max_token_staleness=token_syncs)
+    assert rules.token_threshold == threshold
+
+
 def test_xb11_a_sweep_keeps_ids_and_arrival_tells_how_many_and_touches_only_what_is_stale(world: World) -> None:
     """XTuner refreshes by writing every row again; here ages follow from the step, and a sweep moves what is stale."""
     world.start(math={"max_staleness": 1, "order": "arrival"}).complete(2)
@@ -193,6 +250,18 @@ def test_xb11_a_sweep_keeps_ids_and_arrival_tells_how_many_and_touches_only_what
     assert {i: world.buffer.inspect("math", i)["arrival"] for i in range(1, 6)} == arrivals
     assert world.statuses() == {"completed": 3, "expired": 2}
     assert [group.group_id for group in world.claim(3).groups] == [3, 4]
+
+
+def test_xb11_of_two_tasks_a_sweep_drops_the_groups_of_one_and_keeps_those_of_the_other(world: World) -> None:
+    world.start(math={"max_staleness": 0, "tail_batch_trigger_size": -1}, code={"max_staleness": 0})
+    for task in ("math", "code"):
+        world.complete(2, task)
+    world.buffer.publish(world.held, 1, uri="u", digest="d1")
+    assert [world.buffer.expire(task) for task in ("math", "code")] == [2, 2]
+    assert [world.statuses(task) for task in ("math", "code")] == [{}, {"expired": 2}]
+    counts = [world.buffer.counts(task) for task in ("math", "code")]
+    assert [task.progress["expired"] for task in counts] == [2, 2]
+    assert [task.dropped for task in counts] == [{"expired": 2}, {}]
 
 
 def test_xb11_a_sweep_of_some_statuses_leaves_the_others_as_they_are(world: World) -> None:

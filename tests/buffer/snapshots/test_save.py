@@ -27,8 +27,9 @@ from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index
 from rollq.buffer.snapshots.save import as_indexed
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
-from rollq.buffer.values.rollouts import NO_VERSION, FinishedGroup, GroupResult, PipelineOutput, Prompt
+from rollq.buffer.values.rollouts import NO_VERSION, ArrayRef, FinishedGroup, GroupResult, PipelineOutput, Prompt
 from rollq.buffer.values.step_rows import StepRows
+from rollq.buffer.wire.arrays import load_array, store_array
 from rollq.buffer.wire.frame_decoding import decode_samples
 from rollq.buffer.wire.group_fields import encode_payload
 from rollq.buffer.wire.prompts import decode_prompt
@@ -212,6 +213,26 @@ def test_xb16_a_snapshot_is_json_and_safetensors_and_holds_no_pickle(world: Worl
     assert frames.keys() == {"1/all", "2/all"}
     assert all(frame.dtype == np.uint8 for frame in frames.values())
     assert [sample.response_tokens for sample in decode_samples(frames["2/all"].tobytes())] == [3, 3]
+
+
+def test_xb16_arrays_that_samples_only_refer_to_are_read_after_a_restore(
+    world: World, elsewhere: World, tmp_path: Path
+) -> None:
+    world.start(math={"group_size": 1}).admit(1)
+    (lease,) = world.lease(1)
+    routed = np.arange(3, dtype=np.uint8)
+    sample = make_sample(0)
+    segment = replace(sample.segments[0], arrays={"routed": store_array(tmp_path / "arrays", routed)})
+    world.buffer.put([GroupResult(lease, (replace(sample, segments=(segment,)),))])
+    world.buffer.save(tmp_path / "saved")
+
+    elsewhere.buffer.restore(tmp_path / "saved", rules={"math": world.buffer.rules("math")})
+
+    elsewhere.begin(0, launch_id="after the restore")
+    (group,) = elsewhere.buffer.fetch(elsewhere.claim(1, math=1).groups)
+    reference = group.samples[0].segments[0].arrays["routed"]
+    assert isinstance(reference, ArrayRef)
+    np.testing.assert_array_equal(load_array(reference), routed)
 
 
 def test_xb16_restoring_into_a_run_that_exists_is_refused(world: World, tmp_path: Path) -> None:
