@@ -450,6 +450,11 @@ def test_a_group_that_cannot_be_read_harms_only_itself(connect: Connect, worker:
         assert "quarantined" in buffer.inspect("math", 2)["error"]
 
 
+def test_a_batch_has_the_groups_of_its_tasks_in_the_order_of_their_names(buffer: Buffer) -> None:
+    make_run(buffer, ("math", "code", "b", "a"))
+    assert list(claimer.BatchSizes.from_run(buffer, None).at(1)) == ["a", "b", "code", "math"]
+
+
 def test_batch_sizes_are_those_of_the_tasks_unless_given(connect: Connect, worker: HandWorker) -> None:
     with connect(batch={"math": 1}) as consumer:
         worker.produce(1)

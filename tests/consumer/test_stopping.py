@@ -2,10 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,10 @@ from rollq.buffer.store.waiter import Waiter
 from rollq.buffer.values.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.values.trainer_state import TrainerPhase
 from rollq.consumer import Batch, Consumer, ConsumerSettings
+from rollq.consumer.claims.connection import Connection
+from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer.observers import Observer
+from rollq.consumer.trainer.trainer import train
 from support.buffer_run import World, make_sample
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
@@ -220,9 +225,12 @@ def test_sizes_follow_the_schedule_step_by_step(connect: Connect, buffer: Buffer
 
 
 @pytest.fixture
-def answering(server_url: str, run_name: str, buffer: Buffer) -> Iterator[list[float]]:
-    """A producer and a worker for evaluations, in a thread: the group of prompt i gets `rewards[i]` on every sample."""
-    make_run(buffer)
+def answering(server_url: str, run_name: str, buffer: Buffer, request: pytest.FixtureRequest) -> Iterator[list[float]]:
+    """A producer and a worker for evaluations, in a thread: the group of prompt i gets `rewards[i]` on every sample.
+
+    The parameter has rules of the trained task.
+    """
+    make_run(buffer, **getattr(request, "param", {}))
     buffer.register_task("held_out", TaskRules(batch_groups=1, group_size=2, kind="eval"))
     rewards: list[float] = []
     stop = threading.Event()
@@ -287,6 +295,43 @@ def test_an_evaluation_warns_of_prompts_that_could_not_be_judged(
         found = consumer.evaluate()
     assert (found["eval/held_out/failed"], found["eval/held_out/reward"]) == (1, 1.0)
     assert "evaluation held_out: 1 of 2 prompts have failed, so the reward covers only the others" in caplog.text
+
+
+@pytest.mark.parametrize("answering", [{"sync_weights_interval": 2}], indirect=True)
+@pytest.mark.parametrize(("at_start", "evaluated"), [(True, [(0, 0), (3, 2)]), (False, [(3, 2)])])
+def test_the_trainer_evaluates_the_published_weights_and_the_initial_ones_unless_told_otherwise(
+    server_url: str,
+    run_name: str,
+    buffer: Buffer,
+    answering: list[float],
+    model_folder: Path,
+    tmp_path: Path,
+    at_start: bool,
+    evaluated: list[tuple[int, int]],
+) -> None:
+    """XTuner refuses to evaluate between two publications."""
+
+    class Watch(Observer):
+        def on_publish(self, epoch: int, version: int, model: object) -> None:
+            if version == 0:
+                HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker").produce(6)
+
+        def on_evaluation(self, line: Mapping[str, Any]) -> None:
+            lines.append((line["step"], line["version"]))
+
+    answering += [0.0, 1.0]
+    lines: list[tuple[int, int]] = []
+    settings = TrainerSettings(
+        model=model_folder,
+        output=tmp_path / "out",
+        steps=3,
+        micro_batch_tokens=64,
+        timeout_s=PATIENCE_S,
+        evaluate_every=3,
+        evaluate_at_start=at_start,
+    )
+    assert train(Connection(server_url, run_name), settings, observers=[Watch()]) == 3
+    assert lines == evaluated
 
 
 def test_tc05_an_evaluation_tolerates_a_timeout(

@@ -136,6 +136,21 @@ def test_tc01_a_batch_that_was_submitted_in_part_is_pending_until_somebody_submi
     assert coordinator.stage("math", "part") is Stage.PENDING
 
 
+def test_tc02_batches_that_are_finalized_together_have_their_own_results(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    for batch_id, prompts in (("1", PROMPTS), ("2", PROMPTS[:2]), ("3", PROMPTS[:1])):
+        coordinator.submit("math", batch_id, prompts, step=1)
+    finish(world, 3, 0.0, 0.5)
+    finish(world, 2, 1.0, 2.0)
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(coordinator.finalize, "math", batch, timeout_s=PATIENCE_S) for batch in ("1", "2", "3")]
+        finish(world, 1, 3.0, 3.0)
+    found = [(end.result().finished_task_count, end.result().metrics["reward"]) for end in ends]
+    assert found == [(3, 0.25), (2, 1.5), (1, 3.0)]
+    assert world.statuses() == {"completed": 6}
+
+
 @pytest.mark.parametrize("finished", [0, 2])
 def test_tc02_a_batch_that_is_not_complete_in_time_is_a_timeout(world: World, queue: Queue, finished: int) -> None:
     world.start()

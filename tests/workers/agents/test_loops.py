@@ -294,6 +294,21 @@ def test_xp10_an_interrupted_sample_goes_on_from_its_tokens() -> None:
     assert sample.text == "abcd"
 
 
+def test_xp10_a_sample_that_is_interrupted_again_and_again_stays_within_its_tokens() -> None:
+    sample, asked = EMPTY_SAMPLE, []
+    for version in range(3):
+        engine = Engine(list(b"abc"), FinishReason.ABORT, version=version)
+        sample = run(engine, previous=sample)
+        asked.append(engine.requests[0].sampling.max_tokens)
+    engine = Engine(list(b"d"), FinishReason.LENGTH, version=3)
+    sample = run(engine, previous=sample)
+    assert [*asked, engine.requests[0].sampling.max_tokens] == [10, 7, 4, 1]
+    (segment,) = sample.segments
+    assert segment.response_ids.tolist() == list(b"abcabcabcd")
+    assert [(span.version, span.tokens) for span in segment.versions] == [(0, 3), (1, 3), (2, 3), (3, 1)]
+    assert (sample.status, sample.finish_reason) == (SampleStatus.COMPLETED, FinishReason.LENGTH)
+
+
 @pytest.mark.parametrize(
     ("ids", "reason"), [([*b"ab", EOS_ID], FinishReason.STOP), (list(b"abcdefghij"), FinishReason.LENGTH)]
 )

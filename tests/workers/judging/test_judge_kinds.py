@@ -65,6 +65,15 @@ def test_a_prompt_without_an_answer_that_can_be_compared_cannot_be_judged() -> N
                 ("answer: 9007199254740993", "9007199254740992"): 0,
             },
         ),
+        (
+            {"pattern": r"#### (-?[0-9.,]+)"},  # GSM8K's own
+            {
+                ("first #### 1, then #### 72", "72"): 1,
+                ("#### 1,234", "1234"): 1,
+                ("#### 71", "72"): 0,
+                ("it is 72", "72"): 0,
+            },
+        ),
         ({"pattern": r"no (\S+)|answer"}, {("no 42", "42"): 1, ("answer", "None"): 0}),
         ({"pattern": r"\d+"}, {("it is 42 ", "42"): 1, ("no idea", "42"): 0}),
         (
