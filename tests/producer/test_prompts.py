@@ -214,8 +214,9 @@ def test_a_row_has_its_own_tools() -> None:
     for given in (tools, orjson.dumps(tools).decode()):
         prompt = prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": given})
         assert (prompt.tools, prompt.metadata) == (tuple(tools), {})
-    for absent in ([], None, ""):
-        assert prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": absent}).tools == ()
+    nothing: Any
+    for nothing in ([], None, ""):
+        assert prompt_of(columns, {"prompt": "hi", "answer": 1, "tools": nothing}).tools == ()
     filled, _ = columns.prompt({"prompt": "hi", "answer": 1, "tools": tools}, fills_gaps=True)
     assert filled.tools == ({"type": "function", "function": {"name": "add", "parameters": {}}},)
     filled, _ = columns.prompt({"prompt": "hi", "answer": 1, "tools": orjson.dumps(tools).decode()}, fills_gaps=True)
