@@ -29,6 +29,7 @@ from rollq.buffer.store.run_store import RunStore
 from rollq.buffer.store.servers import Cluster
 from support.any_server import AnyServer
 from support.demo_folder import prepare_once
+from support.processor_budget import ProcessorBudget
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
@@ -37,12 +38,42 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 MANY_PROCESSES = {"deploy", "docs", "e2e", "test_benchmarks.py"}
 """Folders and files whose tests start many processes, which work on while a test waits."""
+BUDGET = pytest.StashKey[ProcessorBudget]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--server", choices=["valkey", "redis", "cluster"], default="valkey", help="the server that tests share"
     )
+    parser.addoption(
+        "--processor-budget", type=float, metavar="SECONDS", help="fail a run that takes more processor seconds"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start to count processor seconds, in the process that starts the others."""
+    limit_s: float | None = config.getoption("--processor-budget")
+    if limit_s is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.stash[BUDGET] = ProcessorBudget(limit_s)
+        config.stash[BUDGET].start()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a run that exceeds its budget. By now, all test processes have ended."""
+    budget = session.config.stash.get(BUDGET, None)
+    if budget is not None:
+        budget.finish()
+        if budget.is_exceeded and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Show the use of the budget."""
+    budget = config.stash.get(BUDGET, None)
+    if budget is not None:
+        terminalreporter.section("processor budget")
+        terminalreporter.line(f"{'EXCEEDED: ' if budget.is_exceeded else ''}{budget}")
 
 
 def pytest_collection(session: pytest.Session) -> None:
