@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +150,11 @@ def test_the_acl_file_has_digests_and_no_password() -> None:
 @pytest.mark.parametrize("role", Role)
 def test_a_role_calls_its_functions_and_no_other(users: Users, role: Role) -> None:
     client = users.client(role)
-    for name in function_sources():
+    own = functions_of(role)
+    for name, source in function_sources().items():
         command = "FCALL_RO" if name in READ_ONLY else "FCALL"
-        key = RunKeys(RUN).info if "-- KEYS: run" in function_sources()[name] else f"rollq:{{{RUN}:math}}:clock"
-        assert is_allowed(client, command, function_name(name), 1, key, "none") == (name in functions_of(role)), name
+        key = RunKeys(RUN).info if "-- KEYS: run" in source else f"rollq:{{{RUN}:math}}:clock"
+        assert is_allowed(client, command, function_name(name), 1, key, "none") == (name in own), name
         assert not is_allowed(client, command, function_name(name), 1, key.replace(RUN, OTHER_RUN), "none")
 
 
@@ -212,6 +214,7 @@ def test_the_commands_inside_functions_are_known() -> None:
     assert used - {"time", "publish"} <= {*READS.split(), *WRITES.split()}
 
 
+@cache
 def common_functions() -> dict[str, str]:
     """The functions that several files share, by name."""
     folder = Path(str(keys.__file__)).parents[1] / "lua" / "common"
@@ -219,6 +222,7 @@ def common_functions() -> dict[str, str]:
     return {name: body for body, name in re.findall(r"^(local function (\w+)\(.*?^end)", text, re.DOTALL | re.M)}
 
 
+@cache
 def whole_source(name: str) -> str:
     """A function with all the shared functions that it uses."""
     shared, text, seen = common_functions(), function_sources()[name], set[str]()
@@ -230,12 +234,13 @@ def whole_source(name: str) -> str:
 
 def test_a_role_may_use_the_keys_that_its_functions_name() -> None:
     """A function that is refused half way would leave what it wrote until then."""
+    of_runs = {name for name, source in function_sources().items() if "-- KEYS: run" in source}
     for role in Role:
         for name in functions_of(role):
             named = set(re.findall(r"'(\w+)(?::|')", whole_source(name)))
             for key, levels in rights().items():
                 leaf = key.split("}:")[1].split(":")[0]
-                is_own = key.startswith("rollq:{run}") == ("-- KEYS: run" in function_sources()[name])
+                is_own = key.startswith("rollq:{run}") == (name in of_runs)
                 if leaf in named and is_own and leaf not in WORDS:
                     assert levels[role] != "-", f"{role} calls {name}, which names {key}"
 
