@@ -5,8 +5,8 @@ from typing import Literal
 
 import pytest
 
-from rollq.cli.settings.migration.conversion import is_plain
 from rollq.cli.settings.migration.keys import default_of, field_at
+from rollq.cli.settings.migration.plain import is_plain
 from rollq.cli.settings.migration.table import ABSENT, system
 from rollq.cli.settings.reference import reference
 

@@ -129,7 +129,7 @@ def test_the_trainer_and_the_engine(tmp_path: Path) -> None:
 
 def test_every_setting_is_counted_once(tmp_path: Path) -> None:
     assert convert(tmp_path, {})[1].summary.startswith(
-        "39 settings converted, 2 without an equivalent, 2 with one outside of rollq.toml"
+        "39 settings converted, 0 to replace, 2 without an equivalent, 2 with one outside of rollq.toml"
     )
     assert leaves(yaml.safe_load(RUN)) == 39 + 2 + 2
 

@@ -3,18 +3,21 @@
 Invariant: every setting that the other file gives becomes a key or a comment, and a key is set only as the table says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from rollq.cli.settings.migration.keys import default_of, field_at, is_only_evaluated
+from rollq.cli.settings.migration.plain import without_unknown
+from rollq.cli.settings.migration.readings import a_number, a_text, whole_number, yes_or_no
 from rollq.cli.settings.migration.table import ABSENT, Setting, System
-from rollq.cli.settings.migration.values import Made, Named, Placeholder, Unknown, shown
+from rollq.cli.settings.migration.values import REST, Made, Placeholder, is_known, shown
 from rollq.cli.settings.migration.written import Path, Written
 
 NOWHERE: Final = ()
+Read = TypeVar("Read")
 
 
 @dataclass(slots=True)
@@ -25,6 +28,8 @@ class Given:
     fields: Mapping[str, Any]
     where: str
     taken: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    """Settings whose value is unknown, or of another type."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.fields
@@ -39,6 +44,11 @@ class Conversion:
     converted: int = 0
     elsewhere: int = 0
     without: int = 0
+    to_replace: int = 0
+    """Settings with a value that is unknown, or not of its type."""
+    unread: list[str] = field(default_factory=list)
+    """Tasks that are known only when the file runs."""
+    _around: list[int] = field(default_factory=list)
 
     def take(self, given: Given, name: str) -> Any:
         """The value of a setting, or else the other system's default, or None. An unknown value counts as absent."""
@@ -47,16 +57,53 @@ class Conversion:
         if name not in given.fields:
             return default
         value = given.fields[name]
+        if name in given.refused:
+            return default
         if name in given.taken:
-            return default if isinstance(value, Unknown | Named) else value
+            return value
         given.taken.add(name)
-        if isinstance(value, Unknown | Named) and setting is not None and setting.kind != "table":
-            self.without += 1
-            keys = f"; set {' or '.join(setting.keys)}" if setting.keys else ""
-            self.written.comment(_shown(given, name), f"known only when the file runs{keys}")
+        if not is_known(value) and not isinstance(value, Placeholder) and (setting is None or setting.kind != "table"):
+            self.refuse(given, name, "known only when the file runs")
             return default
         self.converted += 1
         return value
+
+    def whole(self, given: Given, name: str) -> int | None:
+        """The whole number of a setting. Another value is a comment, and the default counts."""
+        return self._read(given, name, whole_number, "not a whole number")
+
+    def number(self, given: Given, name: str) -> float | None:
+        """The number of a setting. Another value is a comment, and the default counts."""
+        return self._read(given, name, a_number, "not a number")
+
+    def flag(self, given: Given, name: str) -> bool | None:
+        """True or false, of a setting. Another value is a comment, and the default counts."""
+        return self._read(given, name, yes_or_no, "neither true nor false")
+
+    def word(self, given: Given, name: str) -> str | None:
+        """The text of a setting. Another value is a comment, and the default counts."""
+        return self._read(given, name, a_text, "not a text")
+
+    def _read(self, given: Given, name: str, read: Callable[[Any], Read | None], problem: str) -> Read | None:
+        value = self.take(given, name)
+        found = read(value)
+        if found is None and value is not None and name in given.fields and name not in given.refused:
+            self.refuse(given, name, problem)
+            found = read(self.take(given, name))
+        return found
+
+    def refuse(self, given: Given, name: str, problem: str) -> None:
+        """Say that the default counts in the place of a value. It may have been taken."""
+        setting = self._setting(given, name)
+        if name in given.refused:
+            return
+        if name in given.taken and is_known(given.fields[name]):
+            self.converted -= 1
+        given.taken.add(name)
+        given.refused.add(name)
+        self.to_replace += 1
+        keys = f"; replace {' or '.join(setting.keys)}" if setting is not None and setting.keys else ""
+        self.written.comment(_shown(given, name), f"{problem}, so the default counts here{keys}")
 
     def put(self, given: Given, name: str, key: str, value: Any, at: Path = NOWHERE, note: str = "") -> None:
         """Set a key to a value that a setting became. `at` is the table of the task or evaluation."""
@@ -69,8 +116,18 @@ class Conversion:
         if isinstance(value, Placeholder):
             note = f"{note + '; ' if note else ''}replace {value.text}: environment variables without a default"
             value = value.text
-        value = _typed(key, value)
         path = located(key, at)
+        typed = _typed(key, value)
+        if typed is _UNFIT:
+            self.to_replace, self.converted = self.to_replace + 1, self.converted - 1
+            text = f"not of the type of {'.'.join(path)}, so the default counts here; replace it"
+            self.written.comment(f"{why or '.'.join(path)} = {shown(value)}", text)
+            return
+        value, left_out = without_unknown(typed)
+        for place, item in left_out:
+            self.to_replace += 1
+            text = f"{why or '.'.join(path)}{''.join(f'[{part!r}]' for part in place)} = {shown(item)}"
+            self.written.comment(text, "known only when the file runs, or without a form in TOML; replace it")
         because = _refusal(path, value)
         if because is None:
             self.written.put(path, value, note)
@@ -89,14 +146,23 @@ class Conversion:
 
     def rest(self, given: Given) -> None:
         """Comments for everything that was not taken."""
+        if id(given.fields) in self._around:
+            self.written.comment(given.where.removesuffix("."), "contains itself")
+            return
+        self._around.append(id(given.fields))
         for name, value in given.fields.items():
-            if name not in given.taken:
-                given.taken.add(name)
+            if name == REST and name not in given.taken:
+                self.to_replace += 1
+                text = "known only when the file runs, so settings that it gives have their defaults here; replace them"
+                self.written.comment(f"{given.where.removesuffix('.')}: {shown(value)}", text)
+            elif name not in given.taken:
                 self._comment(given, name, value)
+            given.taken.add(name)
+        self._around.pop()
 
     def leave(self, given: Given, name: str, reason: str) -> None:
         """Say why a setting that was taken has no equivalent after all."""
-        if name in given.fields:
+        if name in given.fields and name not in given.refused:
             self.converted -= 1
             self.without += 1
             self.written.comment(_shown(given, name), f"none, because {reason}")
@@ -156,16 +222,26 @@ def located(key: str, at: Path) -> Path:
     return (*at, *parts[2:]) if parts[0] == "tasks" else parts
 
 
+_UNFIT: Final = object()
+_NUMBERS: Final = frozenset({bool, int, float, type(None)})
+
+
 def _typed(key: str, value: Any) -> Any:
-    """A number as the key has it: 1 is true where that is meant, and 8.0 is 8."""
+    """A number as the key has it: 1 is true where that is meant, and 8.0 is 8. `_UNFIT` if it needs a number."""
     field = field_at(key.replace("NAME", "x"))
-    if field is None or field.annotation is None or not isinstance(value, int | float):
+    if field is None or field.annotation is None or not isinstance(value, int | float | str):
         return value
     try:
-        typed = TypeAdapter(field.annotation).validate_python(value)
+        typed = TypeAdapter(field.annotation).validate_python(value, strict=True if value is True else None)
     except ValidationError:
-        return value
+        return _UNFIT if _leaves(field.annotation) <= _NUMBERS else value
     return typed if isinstance(typed, bool | int | float) else value
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    inside = get_args(annotation)
+    return set().union(*map(_leaves, inside)) if inside else {annotation}
 
 
 def _refusal(path: Path, value: Any) -> str | None:
@@ -177,13 +253,4 @@ def _refusal(path: Path, value: Any) -> str | None:
         )
     if path[0] == "evaluations" and field_at(".".join((path[0], "x", *path[2:]))) is None:
         return ""
-    return None if is_plain(value) else "it is known only when the file runs, or has no form in TOML"
-
-
-def is_plain(value: Any) -> bool:
-    """Whether TOML has this value."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return isinstance(value, bool | int | float | str)
+    return "" if value is None else None

@@ -1,6 +1,9 @@
 """`rollq convert` without the command line: a file of XTuner or Trinity-RFT to the text of a `rollq.toml`."""
 
+import os
+import stat
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +16,6 @@ from rollq.buffer.settings_errors import changed_types
 from rollq.cli.settings.migration import trinity, xtuner
 from rollq.cli.settings.migration.conversion import Conversion
 from rollq.cli.settings.migration.python_file import assigned
-from rollq.cli.settings.migration.written import Written
 from rollq.cli.settings.migration.yaml_file import content
 from rollq.cli.settings.model import RollqSettings
 from rollq.cli.settings.task_tables import flattened, place_in_file
@@ -33,28 +35,43 @@ class NewSettings:
 
 def converted(path: Path) -> NewSettings:
     """The new file for the settings in `path`. Raises `ConfigError` if they are not of XTuner or Trinity-RFT."""
-    run = _conversion(path, _read(path))
-    problem = _accepted(run.written)
+    try:
+        run = _conversion(path, _read(path))
+        problem = _accepted(run)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply, or contains itself: write its values out") from None
+    lost = [f"NOT READ: {text}: known only when the file runs. Write a table for each task." for text in run.unread]
     head = (
         f"From {path.name}, settings of {run.system.name}, by `rollq convert`. rollq's table is of {run.system.name} "
         f"{run.system.version}. Environment variables count as unset. Comments say where the two differ, and what to "
         "replace."
     )
+    tasks = f"{count(len(run.unread), 'task')} not read, " if run.unread else ""
     summary = (
-        f"{count(run.converted, 'setting')} converted, {run.without} without an equivalent, "
-        f"{run.elsewhere} with one outside of rollq.toml: see the comments"
+        f"{tasks}{count(run.converted, 'setting')} converted, {run.to_replace} to replace, {run.without} without an "
+        f"equivalent, {run.elsewhere} with one outside of rollq.toml: see the comments"
     )
-    text = run.written.text(head)
+    text = run.written.text(head, *lost)
+    try:
+        tomllib.loads(text.encode().decode())
+    except ValueError as error:
+        raise ConfigError(f"{path}: has no form in TOML: {error}") from None
     return NewSettings(text, summary, problem)
 
 
 def _read(path: Path) -> str:
+    """The text of a file. A pipe is refused, and not waited for."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ConfigError(f"{path}: larger than 1 MiB, so not a file of settings")
-        return path.read_text("utf-8")
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path}: not a regular file")
+            content = file.read(LARGEST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    if len(content) > LARGEST_BYTES:
+        raise ConfigError(f"{path}: larger than 1 MiB, so not a file of settings")
+    try:
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
 
@@ -75,8 +92,9 @@ def _conversion(path: Path, text: str) -> Conversion:
             )
 
 
-def _accepted(written: Written) -> str:
+def _accepted(run: Conversion) -> str:
     """Turn keys into comments until rollq accepts the rest. Returns what it still refuses, or ""."""
+    written = run.written
     for _ in range(MOST_REFUSALS):
         data, problems = flattened(written.data())
         if problems:
@@ -91,6 +109,7 @@ def _accepted(written: Written) -> str:
             if path is None or path[-1] in _NEEDED:
                 return f"{'.'.join(map(str, place)) or 'rollq.toml'}: {message}"
             written.drop(path, message)
+            run.to_replace += 1
         else:
             return next(iter(changed_types(data, settings, place_in_file)), "")
     return "too many of its values are out of bounds"

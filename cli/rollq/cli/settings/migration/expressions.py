@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rollq.cli.settings.migration.values import Named, Placeholder, Unknown
+from rollq.cli.settings.migration.values import REST, Placeholder, Several, Unknown, is_known, same
 
 LARGEST: Final = 2**63
 LONGEST_TEXT: Final = 10_000
@@ -20,7 +20,9 @@ def as_text(value: Any) -> Any:
     """`str(value)`, of known values."""
     if isinstance(value, Texts):
         return value
-    return str(value) if isinstance(value, bool | int | float) or value is None else Unknown("text")
+    if isinstance(value, bool | float) or value is None or (isinstance(value, int) and abs(value) < LARGEST):
+        return str(value)
+    return Unknown("text")
 
 
 def joined(separator: str, parts: list[Any]) -> Any:
@@ -50,13 +52,43 @@ def _numbers(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 def _add(left: Any, right: Any) -> Any:
     if isinstance(left, Texts) and isinstance(right, Texts):
         return joined("", [left, right])
-    if isinstance(left, list) and isinstance(right, list):
-        return [*left, *right] if len(left) + len(right) <= LONGEST_TEXT else NotImplemented
+    for kind in (list, tuple):
+        if isinstance(left, kind) and isinstance(right, kind):
+            return kind((*left, *right)) if len(left) + len(right) <= LONGEST_TEXT else NotImplemented
     return _numbers(operator.add)(left, right)
 
 
 def _power(left: Any, right: Any) -> Any:
     return NotImplemented if isinstance(right, int | float) and abs(right) > 64 else _numbers(operator.pow)(left, right)
+
+
+def _times(left: Any, right: Any) -> Any:
+    if isinstance(left, list) and isinstance(right, int):
+        return left * right if len(left) * right <= LONGEST_TEXT else NotImplemented
+    return _numbers(operator.mul)(left, right)
+
+
+def _or(left: Any, right: Any) -> Any:
+    return with_keys(left, right) if isinstance(left, dict) and isinstance(right, dict) else NotImplemented
+
+
+def with_keys(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+    """`base | over`. If `over` could have any key, the values of `base` are unknown."""
+    return dict(over) if REST in over else base | over
+
+
+def whole(value: Any) -> bool:
+    """Whether all items of a list, or all keys of a dictionary, are known."""
+    if isinstance(value, dict):
+        return REST not in value
+    return isinstance(value, list | tuple) and not any(isinstance(item, Several) for item in value)
+
+
+def truth(value: Any) -> bool | None:
+    """Whether a value is true; None if that is unknown."""
+    if not is_known(value) or (isinstance(value, dict | list | tuple) and not whole(value)):
+        return None
+    return bool(value)
 
 
 def _divided(left: Any, right: Any) -> Any:
@@ -67,28 +99,77 @@ def _divided(left: Any, right: Any) -> Any:
 BINARY: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: _add,
     ast.Sub: _numbers(operator.sub),
-    ast.Mult: _numbers(operator.mul),
+    ast.Mult: _times,
     ast.Div: _divided,
     ast.FloorDiv: _numbers(operator.floordiv),
     ast.Mod: _numbers(operator.mod),
     ast.Pow: _power,
+    ast.BitOr: _or,
 }
 UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
 }
+
+
+def _equal(left: Any, right: Any) -> Any:
+    """`left == right`, of values without unknown parts."""
+    if all(isinstance(value, bool | int | float | str | None) for value in (left, right)):
+        return left == right
+    if any(not is_known(value) for value in (left, right)):
+        return NotImplemented
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list | tuple | dict) and not (left and right):
+        return not left and not right if whole(left) and whole(right) else NotImplemented
+    return NotImplemented
+
+
+def _contained(left: Any, right: Any) -> Any:
+    if isinstance(right, str):
+        return left in right if isinstance(left, str) else NotImplemented
+    if isinstance(right, dict) and isinstance(left, str | int):
+        return True if left in right and left != REST else False if whole(right) else NotImplemented
+    if not isinstance(right, list | tuple):
+        return NotImplemented
+    results = [_equal(left, item) for item in right]
+    return True if any(one is True for one in results) else NotImplemented if NotImplemented in results else False
+
+
+def _is(left: Any, right: Any) -> Any:
+    if left is None or right is None:
+        return NotImplemented if not (is_known(left) and is_known(right)) else left is right
+    return same(left, right) if isinstance(left, bool) and isinstance(right, bool) else NotImplemented
+
+
+def _not(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def safe(left: Any, right: Any) -> Any:
+        result = compare(left, right)
+        return result if result is NotImplemented else not result
+
+    return safe
+
+
+def _ordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def safe(left: Any, right: Any) -> Any:
+        is_number = all(isinstance(value, int | float) for value in (left, right))
+        is_text = all(isinstance(value, str) for value in (left, right))
+        return compare(left, right) if is_number or is_text else NotImplemented
+
+    return safe
+
+
 COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: lambda left, right: left is right,
-    ast.IsNot: lambda left, right: left is not right,
-    ast.In: lambda left, right: left in right,
-    ast.NotIn: lambda left, right: left not in right,
+    ast.Eq: _equal,
+    ast.NotEq: _not(_equal),
+    ast.Lt: _ordered(operator.lt),
+    ast.LtE: _ordered(operator.le),
+    ast.Gt: _ordered(operator.gt),
+    ast.GtE: _ordered(operator.ge),
+    ast.Is: _is,
+    ast.IsNot: _not(_is),
+    ast.In: _contained,
+    ast.NotIn: _not(_contained),
 }
 
 
@@ -102,10 +183,10 @@ def path(*parts: Any) -> Any:
 
 
 def _converted(convert: Callable[[Any], Any]) -> Callable[..., Any]:
-    """`int`, `float` or `bool`, of a known value."""
+    """`int` or `float`, of a known number or a text."""
 
     def safe(*arguments: Any) -> Any:
-        if len(arguments) != 1 or isinstance(arguments[0], Unknown | Placeholder | Named):
+        if len(arguments) != 1 or not isinstance(arguments[0], bool | int | float | str):
             return NotImplemented
         try:
             return convert(arguments[0])
@@ -128,25 +209,60 @@ def _chosen(choose: Callable[..., Any]) -> Callable[..., Any]:
     return safe
 
 
-def _dictionary(*arguments: Any, **named: Any) -> Any:
-    first = arguments[0] if arguments else {}
-    return first | named if isinstance(first, dict) else NotImplemented
+def _boolean(*arguments: Any) -> Any:
+    value = truth(arguments[0]) if len(arguments) == 1 else None
+    return NotImplemented if value is None else value
+
+
+def _range(*arguments: Any) -> Any:
+    if not all(isinstance(argument, int) and abs(argument) < LARGEST for argument in arguments):
+        return NotImplemented
+    try:
+        numbers = range(*arguments)
+    except (TypeError, ValueError):
+        return NotImplemented
+    return list(numbers) if len(numbers) <= LONGEST_TEXT else NotImplemented
+
+
+def _enumerated(*arguments: Any) -> Any:
+    return list(enumerate(arguments[0])) if len(arguments) == 1 and _is_list(arguments[0]) else NotImplemented
+
+
+def _zipped(*arguments: Any) -> Any:
+    return list(zip(*arguments, strict=False)) if arguments and all(map(_is_list, arguments)) else NotImplemented
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and whole(value)
+
+
+def _length(*arguments: Any) -> Any:
+    return (
+        len(arguments[0])
+        if len(arguments) == 1 and (isinstance(arguments[0], str) or whole(arguments[0]))
+        else (NotImplemented)
+    )
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "int": _converted(int),
     "float": _converted(float),
-    "bool": _converted(bool),
+    "bool": _boolean,
+    "range": _range,
+    "enumerate": _enumerated,
+    "zip": _zipped,
     "str": lambda *arguments: as_text(arguments[0]) if len(arguments) == 1 else NotImplemented,
     "Path": path,
     "os.path.join": path,
     "max": _chosen(max),
     "min": _chosen(min),
-    "len": lambda *arguments: len(arguments[0]) if isinstance(arguments[0], list | tuple | dict) else NotImplemented,
+    "len": _length,
     "list": lambda *arguments: (
-        list(arguments[0]) if arguments and isinstance(arguments[0], list | tuple) else NotImplemented
+        list(*arguments) if all(isinstance(one, list | tuple) for one in arguments) else (NotImplemented)
     ),
-    "dict": _dictionary,
+    "tuple": lambda *arguments: (
+        tuple(*arguments) if all(isinstance(one, list | tuple) for one in arguments) else (NotImplemented)
+    ),
 }
 
 
@@ -165,12 +281,45 @@ def _of_text(method: str) -> Callable[..., Any]:
 def _get(owner: Any, *arguments: Any) -> Any:
     if not isinstance(owner, dict) or not arguments or not isinstance(arguments[0], str | int):
         return NotImplemented
-    return owner.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
+    if arguments[0] in owner:
+        return owner[arguments[0]]
+    return (arguments[1] if len(arguments) > 1 else None) if whole(owner) else NotImplemented
+
+
+def _of_dictionary(choose: Callable[[dict[Any, Any]], Any]) -> Callable[..., Any]:
+    def safe(owner: Any) -> Any:
+        return list(choose(owner)) if isinstance(owner, dict) and whole(owner) else NotImplemented
+
+    return safe
+
+
+def _joined(owner: Any, *arguments: Any) -> Any:
+    is_known_list = len(arguments) == 1 and _is_list(arguments[0]) and isinstance(owner, str)
+    if not is_known_list or not all(isinstance(item, str) for item in arguments[0]):
+        return NotImplemented
+    return joined("", [sign for item in arguments[0] for sign in (owner, item)][1:])
 
 
 METHODS: Final[Mapping[str, Callable[..., Any]]] = {
-    **{name: _of_text(name) for name in ("lower", "upper", "strip", "split", "startswith", "endswith")},
+    **{
+        name: _of_text(name)
+        for name in (
+            "lower",
+            "upper",
+            "strip",
+            "lstrip",
+            "rstrip",
+            "split",
+            "startswith",
+            "endswith",
+            "removesuffix",
+            "removeprefix",
+        )
+    },
+    "join": _joined,
     "get": _get,
-    "items": lambda owner: list(owner.items()) if isinstance(owner, dict) else NotImplemented,
-    "values": lambda owner: list(owner.values()) if isinstance(owner, dict) else NotImplemented,
+    "items": _of_dictionary(dict.items),
+    "values": _of_dictionary(dict.values),
+    "keys": _of_dictionary(dict.keys),
 }
+"""Methods that change nothing."""

@@ -1,36 +1,29 @@
 """Reads what a Python file of settings assigns, without running it.
 
 The syntax tree is evaluated as far as literals, names, functions of the file and a few of Python's own functions go.
-Environment variables count as unset. All else is `Unknown`. Nothing is imported or called, and the work is bounded.
+Environment variables count as unset. All else is `Unknown`, and so is every name and object that it could set. Nothing
+is imported or called, and the work is bounded.
 """
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.settings.migration.expressions import BINARY, COMPARISONS, FUNCTIONS, METHODS, UNARY, as_text, joined
-from rollq.cli.settings.migration.values import Made, Named, Placeholder, Unknown
+from rollq.cli.settings.migration.expressions import truth
+from rollq.cli.settings.migration.python_calls import Calls
+from rollq.cli.settings.migration.python_state import Ended, Left, Outcome, Raised, Returned, Scope, either
+from rollq.cli.settings.migration.python_values import LONGEST_LOOP, TooMuch, parts, source
+from rollq.cli.settings.migration.values import Function, Named, Unknown
 
-MOST_STATEMENTS: Final = 20_000
-MOST_CALLS: Final = 20
-LONGEST_LOOP: Final = 100
-
-Scope = dict[str, Any]
-
-
-class _Returned(Exception):
-    """Ends a function of the file."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+MOST_STATEMENTS: Final = 10_000
 
 
 def assigned(path: Path, text: str) -> Scope:
     """Name -> value of everything that the file assigns at its top level. Raises `ConfigError` if it is not Python."""
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{path}: not Python{f', at line {line}' if line else ''}: {error}") from None
@@ -39,16 +32,20 @@ def assigned(path: Path, text: str) -> Scope:
         reader.run(tree.body)
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply to be read") from None
-    except _Returned:
+    except TooMuch as error:
+        raise ConfigError(f"{path}: takes {error} to read: write its values as literals") from None
+    except Returned:
         raise ConfigError(f"{path}: not Python: 'return' outside of a function") from None
-    return reader.scopes[0]
+    except Ended:  # an error that the file raises itself: what it assigned before is all
+        pass
+    return reader.frame.scopes[0]
 
 
-class _Reader:
-    """The state of a file that is read: its names, and the names in functions that are being evaluated."""
+class _Reader(Calls):
+    """Evaluates the statements of a file."""
 
     def __init__(self) -> None:
-        self.scopes: list[Scope] = [{}]
+        super().__init__()
         self._statements = 0
 
     def run(self, body: list[ast.stmt]) -> None:
@@ -56,264 +53,269 @@ class _Reader:
         for statement in body:
             self._statements += 1
             if self._statements > MOST_STATEMENTS:
-                raise ConfigError(
-                    f"the file takes more than {MOST_STATEMENTS:,} statements: write its values as literals"
-                )
+                raise TooMuch(f"more than {MOST_STATEMENTS:,} statements")
             run = _STATEMENTS.get(type(statement))
-            if run is not None:
+            if run is None:
+                self.disturbed(statement)
+            else:
                 run(self, statement)
 
-    def assign(self, target: ast.expr, value: Any) -> None:
-        if isinstance(target, ast.Name):
-            self.scopes[-1][target.id] = value
-        elif isinstance(target, ast.Attribute):
-            owner = self.value(target.value)
-            if isinstance(owner, Made):
-                owner.fields[target.attr] = value
-        elif isinstance(target, ast.Subscript):
-            owner, key = self.value(target.value), self.value(target.slice)
-            if isinstance(owner, dict) and isinstance(key, str | int):
-                owner[key] = value
-        elif isinstance(target, ast.Tuple | ast.List):
-            known = isinstance(value, list | tuple) and len(value) == len(target.elts)
-            for place, part in enumerate(target.elts):
-                self.assign(part, value[place] if known else Unknown(ast.unparse(target)))
+    def assign_(self, node: ast.Assign | ast.AnnAssign) -> None:
+        found = list(parts(node))
+        value = self.value(found[0][1]) if found else None
+        for target, _ in found:
+            self.assign(target, value)
+
+    def augmented(self, node: ast.AugAssign) -> None:
+        """A list and a dictionary change in place, wherever else they are."""
+        owner, other = self.value(node.target), self.value(node.value)
+        if isinstance(owner, list) and isinstance(node.op, ast.Add):
+            self.list_method(owner, "extend", [other])
+        elif isinstance(owner, dict) and isinstance(node.op, ast.BitOr):
+            self.dict_method(owner, "update", [other], {})
+        else:
+            self.assign(node.target, self.value(ast.BinOp(node.target, node.op, node.value)))
 
     def for_(self, node: ast.For) -> None:
-        items = _items(self.value(node.iter))
-        for item in [Unknown(ast.unparse(node.target))] if items is None else items:
-            self.assign(node.target, item)
-            self.run(node.body)
+        items = self.items(self.value(node.iter))
+        if items is None:
+            unknown = Unknown(source(node.target))
+            self._unclear_loop(lambda: self.assign(node.target, unknown), node)
+            return
+
+        def rounds() -> None:
+            for item in items:
+                self.assign(node.target, item)
+                if self._is_left(node.body):
+                    return
+            self.run(node.orelse)
+
+        self._loop(rounds, node)
+
+    def while_(self, node: ast.While) -> None:
+        exact = True
+
+        def rounds() -> None:
+            nonlocal exact
+            for _ in range(LONGEST_LOOP):
+                test = truth(self.value(node.test))
+                if test is False:
+                    self.run(node.orelse)
+                    return
+                if test is None:
+                    break
+                if self._is_left(node.body):
+                    return
+            exact = False
+
+        self._loop(rounds, node)
+        if not exact:
+            self._unclear_loop(lambda: None, node)
+
+    def _is_left(self, body: list[ast.stmt]) -> bool:
+        """Run a round of a loop. Returns whether it ends the loop."""
+        try:
+            self.run(body)
+        except Left as left:
+            return left.is_break
+        return False
+
+    def _loop(self, rounds: Callable[[], None], node: ast.For | ast.While) -> None:
+        """Run the rounds of a loop. If it may have ended earlier, what it changes is unknown."""
+        frame = self.frame
+        frame.loops.append(False)
+        self.state.begin()
+        try:
+            rounds()
+        finally:
+            changes = self.state.end()
+            if frame.loops.pop():
+                self.state.blur(changes, _head(node))
+
+    def _unclear_loop(self, begin: Callable[[], None], node: ast.For | ast.While) -> None:
+        """A loop with an unknown number of rounds: any of them finds what the others may have changed."""
+
+        def once() -> None:
+            begin()
+            self._is_left(node.body)
+
+        self.frame.loops.append(False)
+        for _ in range(2):
+            outcome = self.state.tried(once)
+            if isinstance(outcome.end, Returned):
+                self.frame.returned.append(outcome.end.value)
+            self.state.begin()
+            self.state.merge([Outcome(outcome.changes, outcome.born)])
+            self.state.blur(self.state.end(), _head(node))
+        self.frame.loops.pop()
+        self._branches([lambda: None, lambda: self.run(node.orelse)])
 
     def if_(self, node: ast.If) -> None:
-        test = self.value(node.test)
-        if _is_known(test):
+        test = truth(self.value(node.test))
+        if test is not None:
             self.run(node.body if test else node.orelse)
             return
-        self.run(node.orelse)
-        self.run(node.body)
+        self._branches([lambda: self.run(node.body), lambda: self.run(node.orelse)])
+
+    def _branches(self, runs: list[Callable[[], None]]) -> None:
+        """Alternative branches, each from the same state. One that raises an error is not taken."""
+        outcomes = [self.state.tried(run) for run in runs]
+        left = [outcome for outcome in outcomes if not isinstance(outcome.end, Raised)]
+        if not left:
+            raise Raised
+        self.state.merge(left)
+        self._end([outcome.end for outcome in left])
+
+    def _end(self, ends: list[Ended | None]) -> None:
+        """End the block as its branches do, or remember that some did."""
+        returned = [end.value for end in ends if isinstance(end, Returned)]
+        if len(returned) == len(ends):
+            raise Returned(either(returned))
+        self.frame.returned += returned
+        others = [end for end in ends if not isinstance(end, Returned)]
+        lefts = [end for end in others if isinstance(end, Left)]
+        if not lefts:
+            return
+        if len({left.is_break for left in lefts}) > 1 or len(lefts) < len(others):
+            self.frame.loops[-1] = True
+        if len(lefts) == len(others):
+            raise lefts[0]
+
+    def match(self, node: ast.Match) -> None:
+        self.value(node.subject)
+
+        def case(one: ast.match_case) -> None:
+            for part in ast.walk(one.pattern):
+                name = getattr(part, "name", None) or getattr(part, "rest", None)
+                if isinstance(name, str):
+                    self.assign(ast.Name(name, ast.Store()), Unknown(name))
+            self.run(one.body)
+
+        runs = [lambda one=one: case(one) for one in node.cases]
+        self._branches([*runs, lambda: None])
+
+    def try_(self, node: ast.Try | ast.TryStar) -> None:
+        """The body may end anywhere, for one of the handlers."""
+        try:
+            if node.handlers:
+                self._handled(node)
+            else:
+                self.run([*node.body, *node.orelse])
+        finally:
+            self.run(node.finalbody)
+
+    def _handled(self, node: ast.Try | ast.TryStar) -> None:
+        body = self.state.tried(lambda: self.run(node.body))
+
+        def handle(handler: ast.ExceptHandler) -> None:
+            self.state.merge([Outcome(), Outcome(body.changes, body.born)])
+            if handler.name:
+                self.assign(ast.Name(handler.name, ast.Store()), Unknown(handler.name))
+            self.run(handler.body)
+
+        runs = [lambda one=one: handle(one) for one in node.handlers]
+        self._branches([lambda: self.run([*node.body, *node.orelse]), *runs])
 
     def with_(self, node: ast.With) -> None:
         for item in node.items:
+            value = self.value(item.context_expr)
             if item.optional_vars is not None:
-                self.assign(item.optional_vars, Unknown(ast.unparse(item.context_expr)))
-        self.run(node.body)
+                self.assign(item.optional_vars, Unknown(source(item.context_expr)) if value is None else value)
+        if any("suppress" in source(item.context_expr) for item in node.items):
+            self._branches([lambda: self.run(node.body), lambda: None])
+        else:
+            self.run(node.body)
 
-    def define(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        self.scopes[-1][node.name] = node if isinstance(node, ast.FunctionDef) else Named(node.name)
+    def define(self, node: ast.FunctionDef) -> None:
+        given = node.args
+        places = [argument.arg for argument in (*given.posonlyargs, *given.args)]
+        defaults = dict(zip(places[len(places) - len(given.defaults) :], map(self.value, given.defaults), strict=True))
+        defaults |= {
+            argument.arg: self.value(default)
+            for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+            if default is not None
+        }
+        is_odd = bool(node.decorator_list) or any(
+            isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node)
+        )
+        found = Named(node.name) if is_odd else Function(node.name, node, self.frame.scopes, defaults)
+        self.assign(ast.Name(node.name, ast.Store()), found)
+
+    def class_(self, node: ast.ClassDef) -> None:
+        self.classes.add(node.name)
+        self.assign(ast.Name(node.name, ast.Store()), Named(node.name))
 
     def import_(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
-            self.scopes[-1][name] = Named(name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}")
+            whole = alias.name if alias.asname else name
+            found = Named(whole if isinstance(node, ast.Import) else f"{node.module}.{alias.name}")
+            self.assign(ast.Name(name, ast.Store()), found)
+
+    def global_(self, node: ast.Global | ast.Nonlocal) -> None:
+        scopes = self.frame.scopes
+        for name in node.names:
+            around = [scope for scope in scopes[1:-1] if name in scope] if isinstance(node, ast.Nonlocal) else []
+            self.frame.declared[name] = around[-1] if around else scopes[0]
 
     def return_(self, node: ast.Return) -> None:
-        raise _Returned(None if node.value is None else self.value(node.value))
+        raise Returned(None if node.value is None else self.value(node.value))
+
+    def leave(self, node: ast.Break | ast.Continue) -> None:
+        raise Left(is_break=isinstance(node, ast.Break))
+
+    def raise_(self, node: ast.Raise) -> None:
+        raise Raised
+
+    def delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self.state.remove(self.frame.declared.get(target.id, self.frame.scopes[-1]), target.id)
+                continue
+            is_key = isinstance(target, ast.Subscript) and isinstance(owner := self.value(target.value), dict)
+            if is_key and isinstance(key := self.value(target.slice), str | int):  # type: ignore[attr-defined]
+                self.state.remove(owner, key)
+            else:
+                self.assign(target, Unknown(source(node)))
 
     def expression(self, node: ast.Expr) -> None:
-        """Of statements that are expressions, only `list.append` and `list.extend` matter."""
-        call = node.value
-        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and len(call.args) == 1):
-            return
-        owner = self.value(call.func.value)
-        if isinstance(owner, list) and len(owner) < LONGEST_LOOP:
-            value = self.value(call.args[0])
-            if call.func.attr == "append":
-                owner.append(value)
-            elif call.func.attr == "extend":
-                owner.extend(value if isinstance(value, list | tuple) else [value])
-
-    def value(self, node: ast.expr) -> Any:
-        """The value of an expression, or `Unknown`."""
-        evaluate = _EXPRESSIONS.get(type(node))
-        value = evaluate(self, node) if evaluate else None
-        return Unknown(ast.unparse(node)) if evaluate is None or value is NotImplemented else value
-
-    def name(self, node: ast.Name) -> Any:
-        for scope in reversed(self.scopes):
-            if node.id in scope:
-                found = scope[node.id]
-                return Named(found.name) if isinstance(found, ast.FunctionDef) else found
-        return Unknown(node.id)
-
-    def text(self, node: ast.JoinedStr) -> Any:
-        parts = []
-        for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                if part.format_spec is not None or part.conversion != -1:
-                    return NotImplemented
-                parts.append(as_text(self.value(part.value)))
-            else:
-                parts.append(self.value(part))
-        return joined("", parts)
-
-    def attribute(self, node: ast.Attribute) -> Any:
-        owner = self.value(node.value)
-        if isinstance(owner, Made):
-            return owner.fields.get(node.attr, NotImplemented)
-        return Named(f"{owner.name}.{node.attr}") if isinstance(owner, Named) else NotImplemented
-
-    def subscript(self, node: ast.Subscript) -> Any:
-        key = self.value(node.slice)
-        if ast.unparse(node.value) in ("os.environ", "environ"):
-            return Placeholder(key) if isinstance(key, str) else NotImplemented
-        owner = self.value(node.value)
-        try:
-            return owner[key] if isinstance(owner, list | tuple | dict | str) and _is_known(key) else NotImplemented
-        except (LookupError, TypeError):
-            return NotImplemented
-
-    def binary(self, node: ast.BinOp) -> Any:
-        left, right, compute = self.value(node.left), self.value(node.right), BINARY.get(type(node.op))
-        return compute(left, right) if compute else NotImplemented
-
-    def unary(self, node: ast.UnaryOp) -> Any:
-        value, compute = self.value(node.operand), UNARY.get(type(node.op))
-        try:
-            return compute(value) if compute and _is_known(value) else NotImplemented
-        except TypeError:
-            return NotImplemented
-
-    def boolean(self, node: ast.BoolOp) -> Any:
-        value: Any = None
-        for part in node.values:
-            value = self.value(part)
-            if not _is_known(value):
-                return NotImplemented
-            if bool(value) is isinstance(node.op, ast.Or):
-                return value
-        return value
-
-    def comparison(self, node: ast.Compare) -> Any:
-        compare = COMPARISONS.get(type(node.ops[0])) if len(node.ops) == 1 else None
-        left, right = self.value(node.left), self.value(node.comparators[0])
-        try:
-            return compare(left, right) if compare and _is_known(left) and _is_known(right) else NotImplemented
-        except TypeError:
-            return NotImplemented
-
-    def choice(self, node: ast.IfExp) -> Any:
-        test = self.value(node.test)
-        return self.value(node.body if test else node.orelse) if _is_known(test) else NotImplemented
-
-    def dictionary(self, node: ast.Dict) -> Any:
-        made: dict[Any, Any] = {}
-        for key, value in zip(node.keys, node.values, strict=True):
-            at = self.value(key) if key is not None else None
-            if isinstance(at, str | int):
-                made[at] = self.value(value)
-            elif key is None and isinstance(inner := self.value(value), dict):
-                made |= inner
-        return made
-
-    def sequence(self, node: ast.List | ast.Tuple) -> Any:
-        made = [self.value(part) for part in node.elts if not isinstance(part, ast.Starred)]
-        return made if isinstance(node, ast.List) else tuple(made)
-
-    def call(self, node: ast.Call) -> Any:
-        name = ast.unparse(node.func)
-        if name in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
-            return self.value(node.args[1]) if len(node.args) > 1 else None
-        arguments = [self.value(part) for part in node.args if not isinstance(part, ast.Starred)]
-        named = {part.arg: self.value(part.value) for part in node.keywords if part.arg is not None}
-        if (function := self._function(name)) is not None:
-            return self._called(function, arguments, named)
-        if name in FUNCTIONS:
-            return _applied(FUNCTIONS[name], arguments, named if name == "dict" else {})
-        last = name.rpartition(".")[2]
-        if last[:1].isupper() and last.replace("_", "").isalnum():
-            return Made(last, named | {f"argument {place}": value for place, value in enumerate(arguments, 1)})
-        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not named:
-            return _applied(METHODS[node.func.attr], [self.value(node.func.value), *arguments], {})
-        return NotImplemented
-
-    def _function(self, name: str) -> ast.FunctionDef | None:
-        found = next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
-        return found if isinstance(found, ast.FunctionDef) else None
-
-    def _called(self, function: ast.FunctionDef, arguments: list[Any], named: Mapping[str, Any]) -> Any:
-        """The result of a function of the file."""
-        if len(self.scopes) > MOST_CALLS or any(
-            isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function)
-        ):
-            return NotImplemented
-        names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
-        defaults = function.args.defaults
-        scope: Scope = {name: Unknown(name) for name in names}
-        places = [argument.arg for argument in function.args.args]
-        scope |= {
-            name: self.value(node) for name, node in zip(places[len(places) - len(defaults) :], defaults, strict=True)
-        }
-        scope |= dict(zip(names, arguments, strict=False)) | dict(named)
-        self.scopes.append(scope)
-        try:
-            self.run(function.body)
-        except _Returned as returned:
-            return returned.value
-        finally:
-            self.scopes.pop()
-        return None
+        self.value(node.value)
 
 
-def _applied(function: Callable[..., Any], arguments: list[Any], named: Mapping[str, Any]) -> Any:
-    try:
-        return function(*arguments, **named)
-    except (TypeError, LookupError):  # too few or too many arguments
-        return NotImplemented
+def _head(node: ast.For | ast.While) -> str:
+    """The first line of a loop."""
+    if isinstance(node, ast.While):
+        return f"while {source(node.test)}"
+    return f"for {source(node.target)} in {source(node.iter)}"
 
 
-def _is_known(value: Any) -> bool:
-    return not isinstance(value, Unknown | Placeholder | Named)
-
-
-def _items(value: Any) -> list[Any] | None:
-    """The items of a loop over a value, or None if that is unknown or too long."""
-    items = list(value) if isinstance(value, list | tuple | dict) else None
-    return items if items is not None and len(items) <= LONGEST_LOOP else None
-
-
-def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    if isinstance(node, ast.Assign):
-        yield from ((target, node.value) for target in node.targets)
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        yield node.target, node.value
-    elif isinstance(node, ast.AugAssign):
-        yield node.target, ast.BinOp(node.target, node.op, node.value)
-
-
-def _assign(reader: _Reader, node: Any) -> None:
-    for target, value in _parts(node):
-        reader.assign(target, reader.value(value))
+def _nothing(reader: _Reader, node: ast.stmt) -> None:
+    """Of statements that set nothing."""
 
 
 _STATEMENTS: Final[Mapping[type[ast.stmt], Callable[[_Reader, Any], None]]] = {
-    ast.Assign: _assign,
-    ast.AnnAssign: _assign,
-    ast.AugAssign: _assign,
+    ast.Assign: _Reader.assign_,
+    ast.AnnAssign: _Reader.assign_,
+    ast.AugAssign: _Reader.augmented,
     ast.For: _Reader.for_,
+    ast.While: _Reader.while_,
     ast.If: _Reader.if_,
+    ast.Match: _Reader.match,
     ast.With: _Reader.with_,
-    ast.Try: lambda reader, node: reader.run(node.body),
+    ast.Try: _Reader.try_,
+    ast.TryStar: _Reader.try_,
     ast.FunctionDef: _Reader.define,
-    ast.ClassDef: _Reader.define,
+    ast.ClassDef: _Reader.class_,
     ast.Import: _Reader.import_,
     ast.ImportFrom: _Reader.import_,
+    ast.Global: _Reader.global_,
+    ast.Nonlocal: _Reader.global_,
     ast.Return: _Reader.return_,
+    ast.Break: _Reader.leave,
+    ast.Continue: _Reader.leave,
+    ast.Raise: _Reader.raise_,
+    ast.Delete: _Reader.delete,
     ast.Expr: _Reader.expression,
-}
-_EXPRESSIONS: Final[Mapping[type[ast.expr], Callable[[_Reader, Any], Any]]] = {
-    ast.Constant: lambda reader, node: node.value,
-    ast.Name: _Reader.name,
-    ast.JoinedStr: _Reader.text,
-    ast.Attribute: _Reader.attribute,
-    ast.Subscript: _Reader.subscript,
-    ast.BinOp: _Reader.binary,
-    ast.UnaryOp: _Reader.unary,
-    ast.BoolOp: _Reader.boolean,
-    ast.Compare: _Reader.comparison,
-    ast.IfExp: _Reader.choice,
-    ast.Dict: _Reader.dictionary,
-    ast.List: _Reader.sequence,
-    ast.Tuple: _Reader.sequence,
-    ast.Call: _Reader.call,
+    ast.Pass: _nothing,
+    ast.Assert: _nothing,
 }

@@ -8,6 +8,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import MAX_BATCH_GROUPS
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import plain_name
+from rollq.cli.settings.migration.readings import a_number
 from rollq.cli.settings.migration.table import system
 from rollq.cli.settings.migration.trinity_algorithm import Algorithm, convert_algorithm
 from rollq.cli.settings.migration.trinity_engine import convert_engine
@@ -73,9 +74,7 @@ def _names(run: Conversion, source: Source, path: Path) -> None:
 def _limits(run: Conversion, source: Source) -> Limits:
     """Prompt and response tokens. Trinity derives a missing one from the longest sequence."""
     names = ("max_model_len", "max_prompt_tokens", "max_response_tokens")
-    whole, prompt, response = (
-        value if isinstance(value := run.take(source.model, name), int) else None for name in names
-    )
+    whole, prompt, response = (run.whole(source.model, name) for name in names)
     if whole is not None and prompt is None and response is None:
         prompt = whole // 2
     if whole is not None and response is None and prompt is not None:
@@ -129,9 +128,9 @@ def _batches(run: Conversion, source: Source, places: list[Place], algorithm: Al
 
 def _groups(run: Conversion, buffer: Given, algorithm: Algorithm) -> tuple[int, str]:
     """Groups of a batch, and how they differ from Trinity's batch."""
-    size, experiences = run.take(buffer, "batch_size"), run.take(buffer, "train_batch_size")
-    size = size if isinstance(size, int) and size > 0 else 1
-    if not isinstance(experiences, int) or experiences < 1:
+    size, experiences = run.whole(buffer, "batch_size"), run.whole(buffer, "train_batch_size")
+    size = size if size is not None and size > 0 else 1
+    if experiences is None or experiences < 1:
         groups, note = size, ""
     elif algorithm.counts_otherwise:
         groups, note = (
@@ -160,7 +159,7 @@ def _filters(run: Conversion, pipeline: Given, places: list[Place]) -> None:
     pipeline.taken.add("operators")
     for place, operator in enumerate(item for item in operators if isinstance(item, dict)):
         given = Given("OperatorConfig", operator, f"{pipeline.where}operators[{place}].")
-        name = run.take(given, "name")
+        name = text_of(run.take(given, "name"))
         for at in places if name in known else ():
             filters = run.written.values.get((*at, "filters"), [])
             run.put(given, "name", "tasks.NAME.filters", list(dict.fromkeys([*filters, known[name]])), at)
@@ -173,7 +172,8 @@ def _equal_rewards(run: Conversion, given: Given, places: list[Place]) -> None:
     """Groups that Trinity's advantages leave out."""
     arguments = given.fields.get("advantage_fn_args")
     threshold = arguments.get("std_threshold") if isinstance(arguments, dict) else None
-    for at in places if isinstance(threshold, int | float) else ():
+    threshold = a_number(threshold)
+    for at in places if threshold is not None else ():
         filters = run.written.values.get((*at, "filters"), [])
         note = "" if threshold == 0 else f"of equal rewards; in Trinity of a deviation up to {threshold:g}"
         run.put(
@@ -188,12 +188,12 @@ def _equal_rewards(run: Conversion, given: Given, places: list[Place]) -> None:
 
 def _staleness(run: Conversion, source: Source, at: Place) -> None:
     sync = source.sync
-    interval, own = run.take(sync, "sync_interval"), run.take(sync, "trainer_sync_interval")
-    name, interval = ("trainer_sync_interval", own) if isinstance(own, int) else ("sync_interval", interval)
-    interval = interval if isinstance(interval, int) and interval > 0 else 1
+    interval, own = run.whole(sync, "sync_interval"), run.whole(sync, "trainer_sync_interval")
+    name, interval = ("trainer_sync_interval", own) if own is not None else ("sync_interval", interval)
+    interval = interval if interval is not None and interval > 0 else 1
     run.put(sync, name, "tasks.NAME.staleness.sync_weights_interval", interval, at)
-    offset, style = run.take(sync, "sync_offset"), run.take(sync, "sync_style")
-    offset = offset if isinstance(offset, int) else 0
+    offset, style = run.whole(sync, "sync_offset"), run.word(sync, "sync_style")
+    offset = offset or 0
     bound = _bound(run, source.algorithm)
     if (*at, "offline") in run.written.values:
         return
@@ -216,29 +216,29 @@ def _staleness(run: Conversion, source: Source, at: Place) -> None:
 def _bound(run: Conversion, algorithm: Given) -> int | None:
     """Steps that a sample may be behind, one less than `staleness_control` says."""
     arguments = run.take(algorithm, "sample_strategy_args")
-    if run.take(algorithm, "sample_strategy") != "staleness_control" or not isinstance(arguments, dict):
+    if run.word(algorithm, "sample_strategy") != "staleness_control" or not isinstance(arguments, dict):
         return None
-    steps = arguments.get("max_staleness")
-    return max(int(steps) - 1, 0) if isinstance(steps, int | float) and math.isfinite(steps) else None
+    steps = a_number(arguments.get("max_staleness"))
+    return max(int(steps) - 1, 0) if steps is not None and math.isfinite(steps) else None
 
 
 def _duration(run: Conversion, source: Source, places: list[Place]) -> None:
-    steps = [(given, run.take(given, "total_steps")) for given in (source.trainer, source.buffer)]
-    epochs = run.take(source.buffer, "total_epochs")
-    known = [(given, value) for given, value in steps if isinstance(value, int) and value > 0]
+    steps = [(given, run.whole(given, "total_steps")) for given in (source.trainer, source.buffer)]
+    epochs = run.whole(source.buffer, "total_epochs")
+    known = [(given, value) for given, value in steps if value is not None and value > 0]
     if known:
         given, value = known[0]
         run.put(given, "total_steps", "trainer.steps", value)
     else:
         run.set("trainer.steps", ENOUGH_STEPS, note="training ends after the passes over the prompts")
-    has_passes = isinstance(epochs, int) and epochs > 0 and not isinstance(steps[1][1], int)
+    has_passes = epochs is not None and epochs > 0 and steps[1][1] is None
     for at in places:
         if has_passes and (*at, "offline") not in run.written.values:
             run.put(source.buffer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)
 
 
 def _watching(run: Conversion, source: Source) -> None:
-    kind = run.take(source.monitor, "monitor_type")
+    kind = run.word(source.monitor, "monitor_type")
     if kind in ("tensorboard", "wandb", "mlflow"):
         run.put(source.monitor, "monitor_type", "trainer.trackers", [kind])
     elif "monitor_type" in source.monitor:

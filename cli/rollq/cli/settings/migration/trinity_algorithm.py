@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import dotted
+from rollq.cli.settings.migration.readings import a_number, a_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,14 @@ def convert_algorithm(run: Conversion, given: Given) -> Algorithm:
 
 
 def _algorithm(run: Conversion, given: Given) -> Algorithm:
-    kind = str(run.take(given, "algorithm_type")).lower()
+    kind = str(run.word(given, "algorithm_type")).lower()
     times, loss, advantage, kl = DEFAULTS.get(kind, (2, kind, "grpo", "k2"))
-    repeat = run.take(given, "repeat_times")
-    named = {name: run.take(given, name) for name in ("policy_loss_fn", "advantage_fn", "kl_loss_fn")}
+    repeat = run.whole(given, "repeat_times")
+    named = {name: run.word(given, name) for name in ("policy_loss_fn", "advantage_fn", "kl_loss_fn")}
     arguments = run.take(given, "policy_loss_fn_args")
     return Algorithm(
         kind=kind,
-        repeat_times=repeat if isinstance(repeat, int) and repeat > 0 else times,
+        repeat_times=repeat if repeat is not None and repeat > 0 else times,
         loss=str(named["policy_loss_fn"] or loss),
         advantage=str(named["advantage_fn"] or advantage),
         kl=str(named["kl_loss_fn"] or kl),
@@ -134,15 +135,15 @@ def _preset(run: Conversion, given: Given, preset: str, note: str = "") -> None:
 
 
 def _number(algorithm: Algorithm, name: str, default: float) -> float:
-    value = algorithm.arguments.get(name)
-    return float(value) if isinstance(value, int | float) else default
+    value = a_number(algorithm.arguments.get(name))
+    return default if value is None else float(value)
 
 
 def _ppo(run: Conversion, given: Given, algorithm: Algorithm, preset: str, aggregation: str) -> None:
     _preset(run, given, preset)
     low, high = (0.2, 0.2) if preset == "ppo" else (3e-4, 4e-4)
-    both = algorithm.arguments.get("clip_range")
-    low, high = (both, both) if isinstance(both, int | float) else (low, high)
+    both = a_number(algorithm.arguments.get("clip_range"))
+    low, high = (low, high) if both is None else (both, both)
     name = "policy_loss_fn_args"
     run.put(given, name, f"{LOSS}clip_low", _number(algorithm, "clip_range_low", low))
     run.put(given, name, f"{LOSS}clip_high", _number(algorithm, "clip_range_high", high))
@@ -155,7 +156,7 @@ def _ppo(run: Conversion, given: Given, algorithm: Algorithm, preset: str, aggre
 
 
 def _aggregation(run: Conversion, given: Given, algorithm: Algorithm, default: str) -> None:
-    mode = run.take(given, "loss_agg_mode") or algorithm.arguments.get("loss_agg_mode") or default
+    mode = run.word(given, "loss_agg_mode") or a_text(algorithm.arguments.get("loss_agg_mode")) or default
     if mode in AGGREGATIONS:
         run.put(given, "loss_agg_mode", f"{LOSS}aggregation", AGGREGATIONS[mode])
         if mode == "seq-mean-token-sum":
@@ -171,7 +172,7 @@ def _aggregation(run: Conversion, given: Given, algorithm: Algorithm, default: s
 
 
 def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
-    clip, weight = algorithm.arguments.get("clip_mode", "none"), algorithm.arguments.get("weight", "none")
+    clip, weight = (a_text(algorithm.arguments.get(name, "none")) or "" for name in ("clip_mode", "weight"))
     low, high = _number(algorithm, "epsilon_low", 0.2), _number(algorithm, "epsilon_high", 0.2)
     presets = {
         ("one-side", "none"): "rec", ("gspo-one-side", "none"): "rec", ("one-side", "importance_sampling"): "ppo",
@@ -201,7 +202,7 @@ def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
 
 
 def _old_logprobs(run: Conversion, given: Given) -> None:
-    bypass, correction = run.take(given, "bypass_old_logprobs"), run.take(given, "rollout_correction")
+    bypass, correction = run.flag(given, "bypass_old_logprobs"), run.take(given, "rollout_correction")
     if run.written.values.get(("trainer", "loss", "preset")) == "topr":
         return
     if (
@@ -212,8 +213,8 @@ def _old_logprobs(run: Conversion, given: Given) -> None:
         run.put(given, "rollout_correction", f"{LOSS}old_logprobs", "recomputed")
         run.put(given, "rollout_correction", f"{LOSS}correction", "truncated")
         run.put(given, "rollout_correction", f"{LOSS}correction_level", correction["rollout_is"])
-        cap = correction.get("rollout_is_threshold")
-        run.put(given, "rollout_correction", f"{LOSS}importance_cap", cap if isinstance(cap, int | float) else 2.0)
+        cap = a_number(correction.get("rollout_is_threshold"))
+        run.put(given, "rollout_correction", f"{LOSS}importance_cap", 2.0 if cap is None else cap)
         return
     if isinstance(correction, dict):
         run.leave(given, "rollout_correction", "rollq corrects only recomputed logprobs: trainer.loss.correction")
@@ -223,10 +224,10 @@ def _old_logprobs(run: Conversion, given: Given) -> None:
 
 
 def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
-    arguments, penalty = run.take(given, "kl_loss_fn_args"), run.take(given, "kl_penalty_fn")
-    weight = arguments.get("kl_coef", 0.001) if isinstance(arguments, dict) else 0.001
+    arguments, penalty = run.take(given, "kl_loss_fn_args"), run.word(given, "kl_penalty_fn")
+    weight = a_number(arguments.get("kl_coef", 0.001)) if isinstance(arguments, dict) else 0.001
     in_reward = run.take(given, "kl_penalty_fn_args")
-    if algorithm.kl in KL and isinstance(weight, int | float) and weight > 0:
+    if algorithm.kl in KL and weight is not None and weight > 0:
         run.put(given, "kl_loss_fn_args", f"{LOSS}kl_coefficient", float(weight))
         run.put(given, "kl_loss_fn", f"{LOSS}kl", KL[algorithm.kl])
     elif algorithm.kl not in (*KL, "none") and weight:
@@ -235,7 +236,7 @@ def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
         )
     if penalty in (None, "none"):
         return
-    share = in_reward.get("kl_coef", 0.001) if isinstance(in_reward, dict) else 0.001
+    share = (a_number(in_reward.get("kl_coef")) if isinstance(in_reward, dict) else None) or 0.001
     if penalty == "k1" and ("trainer", "loss", "kl") not in run.written.values:
         run.put(given, "kl_penalty_fn", f"{LOSS}kl", "reward")
         run.put(given, "kl_penalty_fn_args", f"{LOSS}kl_coefficient", float(share))
@@ -247,7 +248,7 @@ def _advantages(run: Conversion, given: Given, algorithm: Algorithm) -> None:
     arguments = run.take(given, "advantage_fn_args")
     arguments = arguments if isinstance(arguments, dict) else {}
     name = "advantage_fn" if "advantage_fn" in given else "algorithm_type"
-    eps = arguments.get("epsilon", 1e-6)
+    eps = a_number(arguments.get("epsilon"))
     match algorithm.advantage:
         case "grpo" | "grpo_verl":
             run.set(f"{ADVANTAGES}deviation", "sample", note="torch.std divides by n - 1")
@@ -255,7 +256,7 @@ def _advantages(run: Conversion, given: Given, algorithm: Algorithm) -> None:
                 given,
                 "advantage_fn_args",
                 f"{ADVANTAGES}eps",
-                eps if isinstance(eps, int | float) and eps > 0 else 1e-6,
+                eps if eps is not None and eps > 0 else 1e-6,
             )
             if arguments.get("std_cal_level") == "batch":
                 run.put(given, "advantage_fn_args", f"{ADVANTAGES}scale", "batch")

@@ -19,14 +19,15 @@ def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
     engine, model = source.engine, run.take(source.model, "model_path")
     args: dict[str, Any] = {"max_model_len": limits.whole}
     for name, default in ENGINE_ARGS.items():
-        value = run.take(engine, name)
-        if isinstance(value, bool | int | float) and value != default:
+        read = run.flag if isinstance(default, bool) else run.number if default is None else run.whole
+        value = read(engine, name)
+        if value is not None and value != default:
             args[name] = value
-    longest, extra, dtype = (run.take(engine, name) for name in ("max_model_len", "extra_engine_args", "dtype"))
-    if isinstance(longest, int):
+    extra, dtype = run.take(engine, "extra_engine_args"), run.word(engine, "dtype")
+    if (longest := run.whole(engine, "max_model_len")) is not None:
         args["max_model_len"] = longest
     args |= extra if isinstance(extra, dict) else {}
-    kind = text_of(run.take(engine, "engine_type"), "vllm")
+    kind = text_of(run.word(engine, "engine_type"), "vllm")
     path = text_of(model, "model")
     hub = "a folder of the model: download it from the Hub" if _is_of_hub(path) else ""
     path_note = f"replace {path}: environment variables without a default" if isinstance(model, Placeholder) else hub
@@ -51,11 +52,7 @@ def _is_of_hub(path: str) -> bool:
 
 
 def _attempts(run: Conversion, source: Source) -> None:
-    tries = run.take(source.explorer, "max_retry_times")
+    tries = run.whole(source.explorer, "max_retry_times")
     for path in [path[:2] for path in run.written.values if path[0] == "tasks" and path[2:] == ("group_size",)]:
-        if (
-            isinstance(tries, int)
-            and "max_retry_times" in source.explorer
-            and (*path, "offline") not in run.written.values
-        ):
+        if tries is not None and "max_retry_times" in source.explorer and (*path, "offline") not in run.written.values:
             run.put(source.explorer, "max_retry_times", "tasks.NAME.limits.max_tries", tries + 1, path)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import dotted, plain_name
+from rollq.cli.settings.migration.readings import a_number, a_text, whole_number
 from rollq.cli.settings.migration.trinity_algorithm import Algorithm
 from rollq.cli.settings.migration.values import Placeholder
 from rollq.cli.settings.migration.written import Path as Place
@@ -133,12 +134,10 @@ def _size(run: Conversion, given: Given, at: Place, algorithm: Algorithm) -> Non
             at,
             "" if algorithm.takes_single else note,
         )
-        run.take(given, "repeat_times")
+        run.whole(given, "repeat_times")
     else:
-        times = run.take(given, "repeat_times")
-        run.put(
-            given, "repeat_times", "tasks.NAME.group_size", times if isinstance(times, int) and times > 0 else 1, at
-        )
+        times = run.whole(given, "repeat_times")
+        run.put(given, "repeat_times", "tasks.NAME.group_size", times if times is not None and times > 0 else 1, at)
 
 
 def _sampling(run: Conversion, model: Given, engine: Given, sampling: Given, at: Place, limits: Limits) -> None:
@@ -149,22 +148,22 @@ def _sampling(run: Conversion, model: Given, engine: Given, sampling: Given, at:
     }
     for name, key in keys.items():
         source = sampling if name in sampling and sampling.fields[name] is not None else model
-        value = run.take(source, name)
+        value = run.whole(source, name) if name == "top_k" else run.number(source, name)
         if name == "temperature" and value == 0 and at[0] == "tasks":
             run.leave(source, name, "all samples of a group would be the same")
             continue
-        if isinstance(value, int | float):
+        if value is not None:
             run.put(source, name, key, max(value, 0) if name == "top_k" else value, at)
-    longest = run.take(sampling, "max_tokens")
-    tokens = longest if isinstance(longest, int) and longest > 0 else limits.response
+    longest = run.whole(sampling, "max_tokens")
+    tokens = longest if longest is not None and longest > 0 else limits.response
     run.set("tasks.NAME.max_tokens", tokens, at, "of all turns of a sample together")
     for name, key in (
         ("min_response_tokens", "tasks.NAME.sampling.min_tokens"),
         ("repetition_penalty", "tasks.NAME.sampling.repetition_penalty"),
     ):
-        if name in model and isinstance(value := run.take(model, name), int | float):
+        if name in model and (value := run.number(model, name)) is not None:
             run.put(model, name, key, value, at)
-    if "ignore_eos" in engine and isinstance(ends := run.take(engine, "ignore_eos"), bool):
+    if "ignore_eos" in engine and (ends := run.flag(engine, "ignore_eos")) is not None:
         run.put(engine, "ignore_eos", "tasks.NAME.sampling.ignore_eos", ends, at)
 
 
@@ -176,7 +175,7 @@ def _columns(run: Conversion, form: Given, at: Place, limits: Limits) -> None:
 
 def _thinking(run: Conversion, sources: tuple[Given, ...], at: Place) -> None:
     for given in sources:
-        if "enable_thinking" in given and isinstance(thinks := run.take(given, "enable_thinking"), bool):
+        if "enable_thinking" in given and (thinks := run.flag(given, "enable_thinking")) is not None:
             run.put(given, "enable_thinking", "tasks.NAME.rows.template_options", {"enable_thinking": thinks}, at)
             return
 
@@ -186,8 +185,8 @@ def _workflow(run: Conversion, owner: Given, given: Given, form: Given, at: Plac
     common = "default_workflow_type"
     if at[0] == "evaluations" and owner.fields.get("default_eval_workflow_type"):
         common = "default_eval_workflow_type"
-    own = run.take(given, "default_workflow_type")
-    name = own if isinstance(own, str) else owner.fields.get(common)
+    own = run.word(given, "default_workflow_type")
+    name = own if own is not None else a_text(owner.fields.get(common))
     if isinstance(name, str) and name not in ONE_TURN:
         loop = dotted(name.rpartition(".")[2].removesuffix("_workflow"), "loops")
         run.set(
@@ -202,8 +201,8 @@ def _workflow(run: Conversion, owner: Given, given: Given, form: Given, at: Plac
 
 
 def _judge(run: Conversion, owner: Given, given: Given, workflow: Any, at: Place) -> None:
-    own = run.take(given, "default_reward_fn_type")
-    name = own if isinstance(own, str) else owner.fields.get("default_reward_fn_type")
+    own = run.word(given, "default_reward_fn_type")
+    name = own if own is not None else a_text(owner.fields.get("default_reward_fn_type"))
     if name in JUDGES or (not isinstance(name, str) and isinstance(workflow, str) and workflow in OWN_PROMPT):
         note = (
             "Trinity's math_reward also rewards the format <think>...</think><answer>...</answer>"
@@ -235,8 +234,8 @@ def _overlong(run: Conversion, given: Given, at: Place) -> None:
     arguments = run.take(given, "reward_fn_args")
     if not isinstance(arguments, dict) or not arguments.get("enable_overlong_penalty") or at[0] == "evaluations":
         return
-    tokens, factor = arguments.get("cache_length"), arguments.get("penalty_factor")
-    if isinstance(tokens, int) and isinstance(factor, int | float):
+    tokens, factor = whole_number(arguments.get("cache_length")), a_number(arguments.get("penalty_factor"))
+    if tokens is not None and factor is not None:
         run.put(
             given,
             "reward_fn_args",
@@ -249,7 +248,7 @@ def _overlong(run: Conversion, given: Given, at: Place) -> None:
 
 
 def _order(run: Conversion, selector: Given, at: Place) -> None:
-    kind, columns = run.take(selector, "selector_type"), run.take(selector, "feature_keys")
+    kind, columns = run.word(selector, "selector_type"), run.take(selector, "feature_keys")
     if kind in ORDERS:
         run.put(selector, "selector_type", "tasks.NAME.curriculum.prompt_order", ORDERS[kind], at)
     elif kind == "offline_easy2hard" and isinstance(columns, list) and columns:

@@ -11,13 +11,13 @@ def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
     run.copy(optimizer)
     run.copy(source.model)
     clips = [
-        (given, name, run.take(given, name))
+        (given, name, run.number(given, name))
         for given, name in ((optimizer, "clip_grad"), (source.trainer, "grad_clip"))
     ]
     for given, name, value in clips:
-        if name in given and isinstance(value, int | float):
+        if name in given and value is not None:
             run.put(given, name, "trainer.gradient_clip", value)
-    style, old = run.take(optimizer, "lr_scheduler_type"), run.take(optimizer, "warmup_style")
+    style, old = run.word(optimizer, "lr_scheduler_type"), run.word(optimizer, "warmup_style")
     name = "warmup_style" if isinstance(old, str) else "lr_scheduler_type"
     schedule = old if isinstance(old, str) else style
     if schedule in ("cosine", "linear"):
@@ -32,8 +32,8 @@ def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
     _warm_up(run, optimizer)
     run.set("trainer.device", "cuda")
     run.set("trainer.dtype", "bfloat16")
-    tokens = run.take(source.trainer, "max_token_len_per_gpu")
-    tokens = tokens if isinstance(tokens, int) else 2 * limits.whole
+    tokens = run.whole(source.trainer, "max_token_len_per_gpu")
+    tokens = 2 * limits.whole if tokens is None else tokens
     longest = max((_longest(run, path[:2]) for path in run.written.values if path[0] == "tasks"), default=0)
     note = f"{tokens} in Trinity; rollq needs room for a whole sample" if tokens < longest else ""
     run.put(source.trainer, "max_token_len_per_gpu", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
@@ -46,11 +46,11 @@ def _longest(run: Conversion, at: Place) -> int:
 
 
 def _warm_up(run: Conversion, optimizer: Given) -> None:
-    steps, ratio = run.take(optimizer, "lr_warmup_steps"), run.take(optimizer, "lr_warmup_steps_ratio")
+    steps, ratio = run.whole(optimizer, "lr_warmup_steps"), run.number(optimizer, "lr_warmup_steps_ratio")
     total = run.written.values.get(("trainer", "steps"))
-    if isinstance(steps, int) and steps > 0:
+    if steps is not None and steps > 0:
         run.put(optimizer, "lr_warmup_steps", "trainer.warmup_steps", steps)
-    elif isinstance(ratio, int | float) and ratio > 0:
+    elif ratio is not None and ratio > 0:
         if total == ENOUGH_STEPS:
             run.leave(optimizer, "lr_warmup_steps_ratio", "the number of steps is unknown; set trainer.warmup_steps")
         else:
@@ -68,10 +68,9 @@ def _lora(run: Conversion, model: Given) -> None:
 
 def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) -> None:
     trainer = source.trainer
-    every, keep, export = (
-        run.take(trainer, name) for name in ("save_interval", "max_checkpoints_to_keep", "save_hf_checkpoint")
-    )
-    if isinstance(every, int) and every > 0:
+    every, keep = (run.whole(trainer, name) for name in ("save_interval", "max_checkpoints_to_keep"))
+    export = run.word(trainer, "save_hf_checkpoint")
+    if every is not None and every > 0:
         run.put(trainer, "save_interval", "trainer.checkpoint_every", every)
         for at in places if every > 100 else ():
             run.put(trainer, "save_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
@@ -79,7 +78,7 @@ def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) ->
             run.put(trainer, "save_hf_checkpoint", "trainer.export_every", every)
     elif "save_interval" in trainer:
         run.leave(trainer, "save_interval", "rollq always saves checkpoints, every 10 steps")
-    if isinstance(keep, int) and keep > 0:
+    if keep is not None and keep > 0:
         run.put(trainer, "max_checkpoints_to_keep", "trainer.keep_checkpoints", keep)
     elif "max_checkpoints_to_keep" in trainer:
         run.leave(
@@ -95,12 +94,12 @@ def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) ->
         note="workers read weights in trainer.output, which all machines must see; or use s3",
     )
     run.take(source.sync, "sync_method")
-    if run.take(source.algorithm, "enable_router_replay") is True:
+    if run.flag(source.algorithm, "enable_router_replay") is True:
         run.put(source.algorithm, "enable_router_replay", "trainer.replay_experts", True, note="experimental")
-    every = run.take(source.explorer, "eval_interval")
+    every = run.whole(source.explorer, "eval_interval")
     has_evaluations = any(path[0] == "evaluations" for path in run.written.values)
-    first = run.take(source.explorer, "eval_on_startup")
-    if has_evaluations and isinstance(every, int) and every > 0:
+    first = run.flag(source.explorer, "eval_on_startup")
+    if has_evaluations and every is not None and every > 0:
         interval = run.written.values.get((*places[0], "staleness", "sync_weights_interval"), 1)
         whole = max(every // interval, 1) * interval
         note = "" if whole == every else f"{every} in Trinity, which makes it a multiple of its sync_interval as well"

@@ -1,7 +1,12 @@
 """Values in the settings of another system that are not known before it runs. Pure."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+REST: Final = "**"
+"""The key, in a mapping, of what could set any other key: `RolloutConfig(**load())` has it."""
+LONGEST_NUMBER: Final = 2**1024
+"""Integers from here on are not shown: Python has no text of very long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,6 +14,13 @@ class Unknown:
     """A value that only the other system could compute, as it is written."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Several(Unknown):
+    """In a list: an unknown number of items. `like` is one of them, if they are made alike."""
+
+    like: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,15 @@ class Named:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Function(Named):
+    """A function of the file that can be followed: its syntax, the scopes around it, and its defaults by name."""
+
+    node: Any = field(compare=False)
+    scopes: Any = field(compare=False)
+    defaults: dict[str, Any] = field(compare=False)
+
+
 @dataclass(slots=True)
 class Made:
     """An object of a settings class: the name of the class and its arguments."""
@@ -33,21 +54,67 @@ class Made:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+def is_known(value: Any) -> bool:
+    """Whether a value is known as a whole; its parts may be unknown."""
+    return not isinstance(value, Unknown | Placeholder | Named)
+
+
+def same(left: Any, right: Any, nodes: int = 10_000) -> bool:
+    """Whether two values are equal and of one type. Values of more than `nodes` parts count as different."""
+    pairs = [(left, right)]
+    while pairs:
+        one, other = pairs.pop()
+        nodes -= 1
+        if one is other:
+            continue
+        inside = _pairs(one, other) if type(one) is type(other) and nodes > 0 else None
+        if inside is None:
+            return False
+        pairs += inside
+    return True
+
+
+def _pairs(one: Any, other: Any) -> list[tuple[Any, Any]] | None:
+    """The parts of two values of one type that have to be the same, or None if the values differ."""
+    if isinstance(one, Made):
+        return [(one.fields, other.fields)] if one.group == other.group else None
+    if isinstance(one, dict):
+        return [(value, other[key]) for key, value in one.items()] if one.keys() == other.keys() else None
+    if isinstance(one, list | tuple):
+        return list(zip(one, other, strict=True)) if len(one) == len(other) else None
+    return [] if one == other else None
+
+
 def shown(value: Any, longest: int = 100) -> str:
     """A value on one line, as the comments of the new file show it."""
-    if isinstance(value, Unknown | Placeholder):
-        text = value.text
-    elif isinstance(value, Named):
-        text = value.name
-    elif isinstance(value, Made):
-        text = f"{value.group}(...)"
-    elif isinstance(value, bool):
-        text = str(value).lower()
-    elif isinstance(value, dict):
-        text = "{" + ", ".join(f"{key}: {shown(item)}" for key, item in list(value.items())[:20]) + "}"
-    elif isinstance(value, list | tuple):
-        text = "[" + ", ".join(shown(item) for item in value[:20]) + "]"
-    else:
-        text = repr(value)
-    text = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    text = " ".join("".join(sign if sign.isprintable() else " " for sign in _text(value, longest + 1)).split())
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _text(value: Any, room: int) -> str:
+    """A text of a value that has `room` signs, or is longer and begins like the whole text."""
+    if isinstance(value, Unknown | Placeholder):
+        return value.text[: 2 * room]
+    if isinstance(value, Named):
+        return value.name[: 2 * room]
+    if isinstance(value, Made):
+        return f"{value.group[:room]}(...)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) >= LONGEST_NUMBER:
+        return "a very long number"
+    if isinstance(value, dict | list | tuple):
+        return _items(value, room)
+    return repr(value[: 2 * room] if isinstance(value, str | bytes) else value)
+
+
+def _items(value: Any, room: int) -> str:
+    start, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    text = start
+    for place, item in enumerate(value):
+        if len(text) >= room:
+            break
+        text += ", " if place else ""
+        text += f"{_text(item, 20) if not isinstance(item, str) else item}: " if isinstance(value, dict) else ""
+        text += _text(value[item] if isinstance(value, dict) else item, room - len(text))
+    return text + end

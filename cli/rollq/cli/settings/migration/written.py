@@ -69,9 +69,9 @@ class Written:
             table[path[-1]] = value
         return tree
 
-    def text(self, head: str) -> str:
-        """The file. `head` is the comment at its top."""
-        lines = _comment(head)
+    def text(self, *heads: str) -> str:
+        """The file. `heads` are the comments at its top."""
+        lines = [line for head in heads for line in _comment(head)]
         lines += [line for key in _FIRST if (key,) in self.values for line in self._lines((key,), key)]
         for table in sorted({_table(path) for path in self.values if len(path) > 1}, key=self._place):
             lines += ["", f"[{'.'.join(map(_key, table))}]"]
@@ -117,6 +117,7 @@ def _rank(path: Path) -> int:
 
 
 def _comment(text: str, indent: str = "# ") -> list[str]:
+    text = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent[:2], subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -124,7 +125,7 @@ def _comment(text: str, indent: str = "# ") -> list[str]:
 
 def _key(part: str) -> str:
     plain = part.replace("_", "").replace("-", "")
-    return part if plain.isascii() and plain.isalnum() else json.dumps(part)
+    return part if plain.isascii() and plain.isalnum() else toml(part)
 
 
 def toml(value: Any) -> str:

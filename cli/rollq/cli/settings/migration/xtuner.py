@@ -9,7 +9,7 @@ from rollq.buffer.rules.settings import MAX_BATCH_GROUPS
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import plain_name
 from rollq.cli.settings.migration.table import system
-from rollq.cli.settings.migration.values import Made, Placeholder, Unknown, shown
+from rollq.cli.settings.migration.values import REST, Made, Placeholder, shown
 from rollq.cli.settings.migration.xtuner_loss import convert_loss
 from rollq.cli.settings.migration.xtuner_tasks import convert_evaluation, convert_task, made
 
@@ -39,7 +39,7 @@ def convert(path: Path, config: Made) -> Conversion:
     rollout = made(config.fields.get("rollout_config"), "RolloutConfig")
     worker = made(config.fields.get("train_worker_cfg"), "WorkerConfig")
     trainer.taken |= {"rollout_config", "train_worker_cfg", "agent_loop_manager_cfg", "eval_agent_loop_manager_cfg"}
-    name = run.take(rollout, "env")
+    name = run.word(rollout, "env")
     run.set("run", plain_name(name if isinstance(name, str) and name else path.stem, 64))
     run.copy(trainer)
     is_sync = _tasks(run, trainer)
@@ -57,19 +57,29 @@ def convert(path: Path, config: Made) -> Conversion:
 
 
 def _specs(manager: Any) -> list[Any]:
-    """The tasks of an agent loop manager, which may have one, several, or be one itself."""
+    """The tasks of an agent loop manager, which may have one, several, or be one itself. Some may be unknown."""
+    if isinstance(manager, dict):
+        manager = Made("AgentLoopManagerConfig", manager)
     if not isinstance(manager, Made):
-        return []
-    tasks = manager.fields.get("tasks", manager)
-    return [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, Made)]
+        return [] if manager is None else [manager]
+    tasks = manager.fields.get("tasks", manager.fields.get(REST, manager))
+    found = tasks if isinstance(tasks, list | tuple) else [tasks]
+    return [Made("TaskSpecConfig", task) if isinstance(task, dict) else task for task in found]
+
+
+def _known(run: Conversion, trainer: Given, name: str) -> list[Made]:
+    """The tasks that can be read. Others are said to be there."""
+    specs = _specs(trainer.fields.get(name))
+    run.unread += [f"{name} = {shown(spec)}" for spec in specs if not isinstance(spec, Made)]
+    return [spec for spec in specs if isinstance(spec, Made)]
 
 
 def _tasks(run: Conversion, trainer: Given) -> bool:
     """The tables of tasks. Returns whether all are produced synchronously."""
-    specs = _specs(trainer.fields.get("agent_loop_manager_cfg")) or [Made("TaskSpecConfig")]
-    groups = run.take(trainer, "train_batch_size")
-    interval = run.take(trainer, "sync_weights_interval")
-    if not isinstance(groups, int) or groups < 1:
+    specs = _known(run, trainer, "agent_loop_manager_cfg") or [Made("TaskSpecConfig")]
+    groups = run.whole(trainer, "train_batch_size")
+    interval = run.whole(trainer, "sync_weights_interval")
+    if groups is None or groups < 1:
         groups, note = 64, "replace: prompts of a train step"
     else:
         note = "" if groups <= MAX_BATCH_GROUPS else f"{groups} in XTuner; a batch has at most {MAX_BATCH_GROUPS}"
@@ -92,13 +102,13 @@ def _tasks(run: Conversion, trainer: Given) -> bool:
 
 
 def _duration(run: Conversion, trainer: Given) -> None:
-    steps, epochs = run.take(trainer, "total_train_steps"), run.take(trainer, "total_epochs")
-    if isinstance(steps, int):
+    steps, epochs = run.whole(trainer, "total_train_steps"), run.whole(trainer, "total_epochs")
+    if steps is not None:
         run.put(trainer, "total_train_steps", "trainer.steps", steps)
         if epochs is not None:
             run.leave(trainer, "total_epochs", "total_train_steps comes first")
         return
-    if isinstance(epochs, int):
+    if epochs is not None:
         for at in _places_of_tasks(run):
             run.put(trainer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)
         run.put(
@@ -117,16 +127,16 @@ def _places_of_tasks(run: Conversion) -> list[tuple[str, ...]]:
 
 
 def _checkpoints(run: Conversion, trainer: Given) -> None:
-    every = run.take(trainer, "checkpoint_interval")
-    if isinstance(every, int) and every > 0:
+    every = run.whole(trainer, "checkpoint_interval")
+    if every is not None and every > 0:
         run.put(trainer, "checkpoint_interval", "trainer.checkpoint_every", every)
         if every > 100:
             for at in _places_of_tasks(run):
                 run.put(trainer, "checkpoint_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
     elif "checkpoint_interval" in trainer:
         run.leave(trainer, "checkpoint_interval", "rollq always saves checkpoints, every 10 steps")
-    keep = run.take(trainer, "checkpoint_maxkeep")
-    if isinstance(keep, int) and keep > 0:
+    keep = run.whole(trainer, "checkpoint_maxkeep")
+    if keep is not None and keep > 0:
         run.put(trainer, "checkpoint_maxkeep", "trainer.keep_checkpoints", keep)
     elif "checkpoint_maxkeep" in trainer:
         run.leave(
@@ -134,20 +144,20 @@ def _checkpoints(run: Conversion, trainer: Given) -> None:
             "checkpoint_maxkeep",
             "rollq keeps a number of checkpoints: trainer.keep_checkpoints; trainer.export_every keeps weights",
         )
-    if run.take(trainer, "checkpoint_no_save_optimizer") is True:
+    if run.flag(trainer, "checkpoint_no_save_optimizer") is True:
         run.put(trainer, "checkpoint_no_save_optimizer", "trainer.save_optimizer", False)
-    exports = run.take(trainer, "hf_interval")
-    if isinstance(exports, int) and exports > 0:
+    exports = run.whole(trainer, "hf_interval")
+    if exports is not None and exports > 0:
         run.put(trainer, "hf_interval", "trainer.export_every", exports, note="XTuner also exports after the last step")
 
 
 def _evaluations(run: Conversion, trainer: Given) -> None:
-    specs = _specs(trainer.fields.get("eval_agent_loop_manager_cfg"))
-    is_enabled, every = run.take(trainer, "enable_evaluate"), run.take(trainer, "evaluate_step")
-    first = run.take(trainer, "enable_initial_evaluate")
+    specs = _known(run, trainer, "eval_agent_loop_manager_cfg")
+    is_enabled, every = run.flag(trainer, "enable_evaluate"), run.whole(trainer, "evaluate_step")
+    first = run.flag(trainer, "enable_initial_evaluate")
     for spec in specs:
         convert_evaluation(run, spec)
-    if specs and is_enabled and isinstance(every, int):
+    if specs and is_enabled and every is not None:
         run.put(trainer, "evaluate_step", "trainer.evaluate_every", every)
         run.put(trainer, "enable_initial_evaluate", "trainer.evaluate_at_start", bool(first))
     elif specs:
@@ -163,23 +173,25 @@ ENGINE_ARGS: Final = {
     "enable_prefix_caching": "enable_prefix_caching",
 }  # fmt: skip
 """Field of a rollout config -> argument of vLLM."""
+_FRACTIONS: Final = ("gpu_memory_utilization",)
 SAME_IN_VLLM: Final = {"tensor_parallel_size": 1, "data_parallel_size": 1}
 
 
 def _engine(run: Conversion, rollout: Given, trainer: Given) -> None:
     args: dict[str, Any] = {}
     for name, argument in ENGINE_ARGS.items():
-        value = run.take(rollout, name)
-        if isinstance(value, bool | int | float) and value != SAME_IN_VLLM.get(name):
+        read = run.flag if name.startswith("enable_") else run.number if name in _FRACTIONS else run.whole
+        value = read(rollout, name)
+        if value is not None and value != SAME_IN_VLLM.get(name):
             args[argument] = value
-    experts = run.take(rollout, "expert_parallel_size")
-    if isinstance(experts, int) and experts > 1:
+    experts = run.whole(rollout, "expert_parallel_size")
+    if experts is not None and experts > 1:
         args["enable_expert_parallel"] = True
-    prefill = run.take(rollout, "chunked_prefill_size")
-    if args.get("enable_chunked_prefill") and isinstance(prefill, int):
+    prefill = run.whole(rollout, "chunked_prefill_size")
+    if args.get("enable_chunked_prefill") and prefill is not None:
         args["max_num_batched_tokens"] = prefill
     args |= _extra_args(run, rollout)
-    model, dtype = run.take(rollout, "model_path"), run.take(rollout, "dtype")
+    model, dtype = run.take(rollout, "model_path"), run.word(rollout, "dtype")
     options = {
         "model": _text(model or trainer.fields.get("load_from"), "model"),
         "dtype": dtype if dtype in ("float32", "float16") else "bfloat16",
@@ -197,12 +209,12 @@ def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
         ("rollout_timeout", "worker.attempt_timeout_s"),
         ("max_retry_per_worker", "worker.engine_restarts"),
     ):
-        if isinstance(value := run.take(rollout, name), int | float):
+        if (value := run.number(rollout, name)) is not None:
             run.put(rollout, name, key, value)
-    if isinstance(tries := run.take(rollout, "max_retry_per_sample"), int):
+    if (tries := run.whole(rollout, "max_retry_per_sample")) is not None:
         for at in _places_of_tasks(run):
             run.put(rollout, "max_retry_per_sample", "tasks.NAME.limits.max_tries", tries + 1, at)
-    if run.take(rollout, "enable_return_routed_experts") is True:
+    if run.flag(rollout, "enable_return_routed_experts") is True:
         run.put(rollout, "enable_return_routed_experts", "trainer.replay_experts", True, note="experimental")
 
 
@@ -213,8 +225,14 @@ def _extra_args(run: Conversion, rollout: Given) -> dict[str, Any]:
         extra = extra.fields
     if not isinstance(extra, dict):
         return {}
+    if REST in extra:
+        run.to_replace += 1
+        run.written.comment(
+            f"RolloutConfig.extra_rollout_config: {shown(extra[REST])}",
+            "known only when the file runs; add its arguments to engine_args",
+        )
     for name, value in extra.items():
-        if not str(name).startswith("vllm_"):
+        if name != REST and not str(name).startswith("vllm_"):
             run.without += 1
             run.written.comment(
                 f"RolloutConfig.extra_rollout_config {name} = {shown(value)}", "none, because the engine is vLLM"
@@ -239,17 +257,19 @@ def _learning(run: Conversion, worker: Given, trainer: Given) -> None:
             ("trainer", "learning_rate"), "of Muon in XTuner; rollq's optimizer is AdamW, which needs another"
         )
     dtype = sharding.fields.get("param_dtype", "bfloat16")
-    is_double = isinstance(dtype, Unknown) is False and getattr(dtype, "name", dtype) in ("torch.float32", "float32")
+    is_double = getattr(dtype, "name", dtype) in ("torch.float32", "float32")
+    if not is_double and getattr(dtype, "name", dtype) not in ("torch.bfloat16", "bfloat16"):
+        run.refuse(sharding, "param_dtype", "neither bfloat16 nor float32")
     sharding.taken.add("param_dtype")
     run.put(sharding, "param_dtype", "trainer.dtype", "float32" if is_double else "bfloat16")
-    ratio = run.take(sharding, "recompute_ratio")
+    ratio = run.number(sharding, "recompute_ratio")
     run.put(sharding, "recompute_ratio", "trainer.checkpoint_activations", bool(ratio))
     model = run.take(worker, "load_from")
     if "load_from" not in trainer:
         run.put(worker, "load_from", "trainer.model", model if model is not None else "model")
     longest = max((_longest(run, at) for at in _places_of_tasks(run)), default=0)
-    tokens = run.take(worker, "pack_max_length")
-    tokens = tokens if isinstance(tokens, int) else 0
+    tokens = run.whole(worker, "pack_max_length")
+    tokens = tokens or 0
     note = f"{tokens} in XTuner; rollq needs room for a whole sample" if 0 < tokens < longest else ""
     run.put(worker, "pack_max_length", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
     run.rest(optimizer)
@@ -273,7 +293,7 @@ def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
         "path",
         note="workers read weights in trainer.output, which all machines must see; or use s3",
     )
-    tracker = run.take(trainer, "exp_tracker")
+    tracker = run.word(trainer, "exp_tracker")
     if tracker == "tensorboard":
         run.put(trainer, "exp_tracker", "trainer.trackers", ["tensorboard"])
     for name in ("rollout_resources", "train_resources", "resources"):
@@ -281,7 +301,7 @@ def _places(run: Conversion, trainer: Given, is_sync: bool) -> None:
         resources.where = f"{name}."
         trainer.taken.add(name)
         if name in trainer:
-            device = "npu" if run.take(resources, "accelerator") == "NPU" else "cuda"
+            device = "npu" if run.word(resources, "accelerator") == "NPU" else "cuda"
             run.put(resources, "accelerator", "trainer.device", device)
             run.rest(resources)
     one_step = run.written.values.get((*_places_of_tasks(run)[0], "staleness", "sync_weights_interval")) == 1

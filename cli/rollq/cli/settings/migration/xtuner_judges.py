@@ -4,8 +4,9 @@ from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import dotted
+from rollq.cli.settings.migration.readings import a_number
 from rollq.cli.settings.migration.table import system
-from rollq.cli.settings.migration.values import Made, Named, Unknown
+from rollq.cli.settings.migration.values import REST, Made, Named, Unknown, shown
 
 Place = tuple[str, ...]
 Judge = dict[str, Any]
@@ -21,8 +22,11 @@ def convert_judge(run: Conversion, task: Given, at: Place) -> None:
     if not isinstance(config, Made):
         loop = task.fields.get("agent_loop_config")
         reason = "none in XTuner: its agent loop gives the rewards"
-        if isinstance(loop, Made) and loop.group == "SingleTurnAgentLoopConfig":
-            reason = "none in XTuner, or known only when its file runs"
+        if config is not None or REST in task:
+            run.to_replace += 1
+            reason = f"replace: {shown(config or task.fields[REST])}, known only when the XTuner file runs"
+        elif isinstance(loop, Made) and loop.group == "SingleTurnAgentLoopConfig":
+            reason = "replace: none in XTuner"
         run.set("tasks.NAME.judge", "judges.reward", at, f"{reason}; write this function: docs/guide/judges.md")
         return
     if config.group == "ComposedJudgerConfig":
@@ -40,7 +44,13 @@ def _composed(run: Conversion, task: Given, config: Made, at: Place) -> None:
     branches = run.take(given, "branches")
     judges: dict[str, Judge] = {}
     for name, branch in branches.items() if isinstance(branches, dict) else ():
-        if isinstance(branch, Made):
+        if not isinstance(branch, Made):
+            run.to_replace += 1
+            run.written.comment(
+                f"ComposedJudgerConfig.branches[{str(name)!r}] = {shown(branch)}",
+                "known only when the file runs; add its judge to the task's table of judges",
+            )
+        else:
             judges[str(name)], note = _judge(run, branch, at)
             if note:
                 run.written.note((*at, "judge"), f"{name}: {note}")
@@ -85,7 +95,10 @@ def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
     given = Given(config.group if known else "JudgerConfig", config.fields, f"{config.group}.")
     given.taken |= {"judger_name", "reward_handler"}
     run.converted += len(given.taken & config.fields.keys())
-    match config.group:
+    kind = config.group
+    if config.fields.get("reward_handler") is not None:
+        kind = ""  # it takes the place of the class's reward
+    match kind:
         case "GSM8KJudgerConfig":
             judge, note = (
                 {"judge": "regex", "options": {"pattern": GSM8K}},
@@ -98,14 +111,34 @@ def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
             _overlong(run, given, at)
         case _:
             judge, note = _custom(config)
+    extra = given.fields.get("extra_info")
+    if kind == "GEO3KJudgerConfig" and isinstance(extra, dict):
+        extra = {name: value for name, value in extra.items() if name != "format_score"}
+    differs = _scores(extra)
     run.rest(given)
-    return judge, note
+    return judge, "; ".join(part for part in (note, differs) if part)
+
+
+def _scores(extra: Any) -> str:
+    """How the rewards of a judger differ from 1 for what is right and 0 for what is wrong."""
+    if extra is None or (isinstance(extra, dict) and extra.keys() <= _SCORES.keys() and REST not in extra):
+        given = {name: value for name, value in (extra or {}).items() if a_number(value) != _SCORES[name]}
+    elif isinstance(extra, dict):
+        given = extra
+    else:
+        return f"XTuner's extra_info is {shown(extra)}: the rewards may differ"
+    texts = [f"{name} = {shown(value)}" for name, value in given.items()]
+    return f"the rewards differ: {', '.join(texts)} in XTuner" if texts else ""
+
+
+_SCORES: Final = {"score": 1, "format_score": 0}
+"""The rewards for a right answer, and for one that is only in the right form, without `extra_info`."""
 
 
 def _geometry(run: Conversion, given: Given) -> tuple[Judge, str]:
     extra = run.take(given, "extra_info")
     weight = extra.get("format_score") if isinstance(extra, dict) else 0.1
-    weight = weight if isinstance(weight, int | float) else 0.1
+    weight = 0.1 if (known := a_number(weight)) is None else known
     form = {"judge": "regex", "weight": weight, "options": {"pattern": THOUGHT, "compare": False}}
     parts = {"right": {"judge": "math", "weight": 1 - weight}, "format": form}
     return {"judge": "weighted", "options": {"parts": parts}}, "XTuner grades with mathruler, rollq with math-verify"
@@ -113,9 +146,9 @@ def _geometry(run: Conversion, given: Given) -> tuple[Judge, str]:
 
 def _overlong(run: Conversion, given: Given, at: Place) -> None:
     """The soft penalty for long answers. A judge with rewards of 1 and 0 has half of it."""
-    is_used = run.take(given, "enable_overlong_buffer")
-    tokens, factor = run.take(given, "overlong_buffer_len"), run.take(given, "overlong_penalty_factor")
-    if at[0] == "evaluations" or not is_used or not isinstance(tokens, int):
+    is_used = run.flag(given, "enable_overlong_buffer")
+    tokens, factor = run.whole(given, "overlong_buffer_len"), run.number(given, "overlong_penalty_factor")
+    if at[0] == "evaluations" or not is_used or tokens is None:
         return
     note = ""
     longest = run.written.values.get((*at, "max_tokens"))
@@ -124,7 +157,7 @@ def _overlong(run: Conversion, given: Given, at: Place) -> None:
     elif (limit := given.fields.get("max_response_len")) not in (None, longest):
         note = f"counted back from max_tokens; in XTuner from {limit!r}"
     run.put(given, "overlong_buffer_len", "tasks.NAME.judging.overlong_buffer_tokens", tokens, at, note)
-    if isinstance(factor, int | float):
+    if factor is not None:
         half = "half of XTuner's, whose rewards are 1 and -1; divided by the deviation, advantages are the same"
         run.put(given, "overlong_penalty_factor", "tasks.NAME.judging.overlong_penalty", factor / 2, at, half)
 

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import dotted
+from rollq.cli.settings.migration.readings import a_number
 from rollq.cli.settings.migration.xtuner_tasks import made
 
 KL: Final = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}
@@ -23,7 +24,7 @@ def convert_loss(run: Conversion, worker: Given, advantages: Given) -> None:
             run, loss, "positive_loss_factor", "losses.oreal", "OREAL: write this function, see docs/guide/losses.md"
         )
         loss.taken |= {"positive_loss_factor", "negative_loss_factor", "pos_sft_loss_weight", "pos_policy_loss_weight"}
-    elif isinstance(name := run.take(policy, "loss_type"), str) and name != "vanilla":
+    elif isinstance(name := run.word(policy, "loss_type"), str) and name != "vanilla":
         _custom(run, policy, "loss_type", dotted(name, "losses"), f"{name} in XTuner: write it with rollq's arguments")
     else:
         run.put(policy, "loss_type", "trainer.loss.preset", "ppo", note="XTuner's losses are means over tokens")
@@ -32,8 +33,8 @@ def convert_loss(run: Conversion, worker: Given, advantages: Given) -> None:
     _correction(run, made(loss.fields.get("rollout_is"), "RolloutImportanceSampling"))
     loss.taken.add("rollout_is")
     _kl(run, loss)
-    chunk, mode = run.take(loss, "chunk_size"), loss.fields.get("mode")
-    if isinstance(chunk, int) and mode == "chunk":
+    chunk, mode = run.whole(loss, "chunk_size"), loss.fields.get("mode")
+    if chunk is not None and mode == "chunk":
         run.put(loss, "chunk_size", "trainer.logprob_chunk", chunk)
     _advantages(run, advantages)
     for given in (policy, loss, advantages):
@@ -47,7 +48,7 @@ def _custom(run: Conversion, given: Given, name: str, path: str, note: str) -> N
 def _correction(run: Conversion, given: Given) -> None:
     """The correction for the difference between engine and trainer."""
     weights = _pair(run.take(given, "rollout_is_threshold"))
-    mode, level = run.take(given, "rollout_is_mode"), run.take(given, "rollout_is_level")
+    mode, level = run.word(given, "rollout_is_mode"), run.word(given, "rollout_is_level")
     kept = _pair(run.take(given, "rollout_is_mask_threshold")) or weights
     if weights is None or kept is None:
         run.set("trainer.loss.correction", "none")
@@ -87,13 +88,18 @@ def _geometric(run: Conversion, given: Given, mode: Any, kept: tuple[float, floa
 
 def _pair(value: Any) -> tuple[float, float] | None:
     """(highest, lowest) of a threshold."""
-    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(one, int | float) for one in value):
-        return float(value[0]), float(value[1])
-    return None
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return None
+    high, low = map(a_number, value)
+    return None if high is None or low is None else (float(high), float(low))
 
 
 def _kl(run: Conversion, loss: Given) -> None:
-    is_used, weight, kind = (run.take(loss, name) for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"))
+    is_used, weight, kind = (
+        run.flag(loss, "use_kl_loss"),
+        run.number(loss, "kl_loss_coef"),
+        run.word(loss, "kl_loss_type"),
+    )
     if not is_used or not weight:
         return
     if kind in KL:
@@ -118,16 +124,14 @@ def _advantages(run: Conversion, given: Given) -> None:
         case "PassKAdvantageConfig":
             run.copy(given)
         case "DrGRPOAdvantageConfig":
-            length = run.take(given, "max_length")
+            length = run.number(given, "max_length")
             put(f"{ADVANTAGES}scale", "none", note="as in the paper; XTuner divides by the deviation")
             put(
                 f"{LOSS}aggregation",
                 "constant",
                 note="as in the paper; XTuner scales advantages by each answer's length",
             )
-            run.put(
-                given, "max_length", f"{LOSS}constant_tokens", int(length) if isinstance(length, int | float) else 32768
-            )
+            run.put(given, "max_length", f"{LOSS}constant_tokens", 32768 if length is None else int(length))
         case "GRPOAdvantageConfig":
             put(f"{ADVANTAGES}deviation", "sample", note="torch.std divides by n - 1")
             run.copy(given)

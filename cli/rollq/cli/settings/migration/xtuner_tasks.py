@@ -1,11 +1,12 @@
 """XTuner's tasks and evaluations as tables `[tasks.NAME]` and `[evaluations.NAME]`."""
 
+import re
 from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import dotted, plain_name
 from rollq.cli.settings.migration.table import system
-from rollq.cli.settings.migration.values import Made, Named, Placeholder, Unknown
+from rollq.cli.settings.migration.values import REST, Made, Named, Placeholder, Several, Unknown
 from rollq.cli.settings.migration.xtuner_judges import convert_judge
 
 Place = tuple[str, ...]
@@ -16,8 +17,24 @@ def made(value: Any, role: str) -> Given:
     """The settings in a value. An unknown class has the settings of its role."""
     if isinstance(value, Made):
         known = value.group in system("xtuner").groups
+        if known and not _is_like(value.group, role):
+            return Given(role, {REST: value}, f"{role}.")
         return Given(value.group if known else role, value.fields, f"{value.group}.")
-    return Given(role, value if isinstance(value, dict) else {}, f"{role}.")
+    if value is None or isinstance(value, dict):
+        return Given(role, value or {}, f"{role}.")
+    return Given(role, {REST: value}, f"{role}.")
+
+
+def _is_like(group: str, role: str) -> bool:
+    """Whether a class can be in the place of another: they inherit from one, or have names with the same end."""
+    bases = system("xtuner").bases
+    roots = [group, role]
+    for place, name in enumerate(roots):
+        while name in bases:
+            name = bases[name]
+        roots[place] = name
+    ends = [re.findall("[A-Z][a-z]+", name)[-2:] for name in (group, role)]
+    return roots[0] == roots[1] or ends[0] == ends[1]
 
 
 def convert_task(run: Conversion, spec: Made, number: int) -> tuple[Place, bool]:
@@ -27,7 +44,7 @@ def convert_task(run: Conversion, spec: Made, number: int) -> tuple[Place, bool]
     strategy = made(task.fields.get("produce_strategy_config"), SYNC)
     if "produce_strategy_config" not in task and task.group == "DisaggTaskSpecConfig":
         strategy.group = "DisaggAsyncProduceStrategyConfig"
-    weight = run.take(task, "weight")
+    weight = run.number(task, "weight")
     if number > 1:
         run.put(task, "weight", "tasks.NAME.batches.weight", weight, at)
     loop = _samples(run, task, at)
@@ -61,7 +78,7 @@ def convert_evaluation(run: Conversion, spec: Made) -> None:
 
 def _name(run: Conversion, task: Given, root: str) -> str:
     """A name that no other task or evaluation has."""
-    given = run.take(task, "task_name")
+    given = run.word(task, "task_name")
     name = plain_name(given) if isinstance(given, str) else root.removesuffix("s")
     names = {path[1] for path in run.written.values if path[0] in ("tasks", "evaluations")}
     while name in names:
@@ -76,8 +93,11 @@ def _group(run: Conversion, task: Given, at: Place) -> None:
     loader = made(sampler.fields.get("dataloader_cfg"), "DataloaderConfig")
     sampler.taken.add("dataloader_cfg")
     sources = run.take(loader, "dataset_config_list")
-    entries = [entry for entry in sources if isinstance(entry, dict)] if isinstance(sources, list) else []
-    first = entries[0] if entries else {}
+    entries = list(sources) if isinstance(sources, list | tuple) else [] if sources is None else [sources]
+    first = entries[0].like if entries and isinstance(entries[0], Several) else entries[0] if entries else {}
+    if entries and not (isinstance(first, dict) and all(isinstance(entry, dict | Several) for entry in entries)):
+        run.refuse(loader, "dataset_config_list", "known only when the file runs")
+    first = first if isinstance(first, dict) else {}
     rows = made(first.get("dataset"), "DatasetConfig")
     _prompts(run, rows, at, len(entries))
     _columns(run, made(first.get("tokenize_fn"), "RLTextTokenizeFnConfig"), at)
@@ -95,18 +115,18 @@ def _prompts(run: Conversion, rows: Given, at: Place, files: int) -> None:
     if isinstance(folder, str | Placeholder) and folder not in ("", "/"):
         folder_text = folder if isinstance(folder, str) else folder.text
         run.put(rows, "media_root", "tasks.NAME.rows.image_folders", [folder_text], at)
-    if run.take(rows, "enable_sequential_sampler") is True:
+    if run.flag(rows, "enable_sequential_sampler") is True:
         run.put(rows, "enable_sequential_sampler", "tasks.NAME.curriculum.prompt_order", "file", at)
 
 
 def _columns(run: Conversion, tokenizer: Given, at: Place) -> None:
     run.set("tasks.NAME.rows.answer_field", "reward_model.ground_truth", at, "the form of XTuner's rows")
     run.copy(tokenizer, at)
-    thinking = run.take(tokenizer, "enable_thinking") if "enable_thinking" in tokenizer else None
-    if isinstance(thinking, bool):
+    thinking = run.flag(tokenizer, "enable_thinking") if "enable_thinking" in tokenizer else None
+    if thinking is not None:
         run.put(tokenizer, "enable_thinking", "tasks.NAME.rows.template_options", {"enable_thinking": thinking}, at)
-    pixels = {name: run.take(tokenizer, name) for name in ("min_pixels", "max_pixels") if name in tokenizer}
-    pixels = {name: value for name, value in pixels.items() if isinstance(value, int)}
+    pixels = {name: run.whole(tokenizer, name) for name in ("min_pixels", "max_pixels") if name in tokenizer}
+    pixels = {name: value for name, value in pixels.items() if value is not None}
     if pixels:
         name = next(iter(pixels))
         run.put(tokenizer, name, "tasks.NAME.rows.image_options", pixels, at)
@@ -126,7 +146,7 @@ def _samples(run: Conversion, task: Given, at: Place) -> Given:
     if name == "GSM8KToolAgentLoopConfig":
         options = {
             "tools": {"calculate": {"function": "tools.calculate"}},
-            "max_turns": run.take(loop, "max_turns") or 8,
+            "max_turns": run.whole(loop, "max_turns") or 8,
         }
         run.set("tasks.NAME.agent_loop", "tools", at)
         run.put(
@@ -152,7 +172,7 @@ def _samples(run: Conversion, task: Given, at: Place) -> Given:
 def _harness(run: Conversion, loop: Given, at: Place) -> None:
     options: dict[str, Any] = {"command": ["python", "agent.py"]}
     for name, option in (("max_concurrent_samples", "concurrent"), ("sample_timeout_s", "timeout_s")):
-        if name in loop and isinstance(value := run.take(loop, name), int | float):
+        if name in loop and (value := run.number(loop, name)) is not None:
             options[option] = value
     run.set("tasks.NAME.agent_loop", "harness", at)
     run.set(
@@ -169,8 +189,8 @@ def _strategy(run: Conversion, strategy: Given, at: Place) -> None:
     else:
         run.copy(strategy, at)
         run.written.values.setdefault((*at, "max_staleness"), 0)
-        surplus = run.take(strategy, "over_sample_threshold")
-        if isinstance(surplus, int | float):
+        surplus = run.number(strategy, "over_sample_threshold")
+        if surplus is not None:
             before = run.written.values.get(("producer", "over_sample"), 0.0)
             note = "one for all tasks; the largest" if before not in (0.0, surplus) else ""
             run.put(strategy, "over_sample_threshold", "producer.over_sample", max(before, float(surplus)), note=note)
@@ -185,8 +205,8 @@ def _strategy(run: Conversion, strategy: Given, at: Place) -> None:
 
 
 def _token_staleness(run: Conversion, strategy: Given, at: Place) -> None:
-    tokens, groups = run.take(strategy, "max_token_staleness"), run.written.values[*at, "max_staleness"]
-    if isinstance(tokens, int) and tokens <= groups:
+    tokens, groups = run.whole(strategy, "max_token_staleness"), run.written.values[*at, "max_staleness"]
+    if tokens is not None and tokens <= groups:
         run.put(strategy, "max_token_staleness", "tasks.NAME.staleness.max_token_staleness", tokens, at)
-    elif isinstance(tokens, int):
+    elif tokens is not None:
         run.leave(strategy, "max_token_staleness", f"tokens never get older than max_staleness = {groups}")

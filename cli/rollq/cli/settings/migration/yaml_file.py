@@ -11,10 +11,11 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.settings.migration.expressions import joined
 from rollq.cli.settings.migration.values import Placeholder, Unknown
 
-MOST_NODES: Final = 100_000
+MOST_NODES: Final = 20_000
 MOST_ROUNDS: Final = 20
 """Interpolations within one text, and within each other."""
 
+TOO_LARGE: Final = "too large, or refers to itself: write its values out"
 _FLOAT: Final = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.[\d_]+)([eE][-+]?\d+)|[-+]?(\d[\d_]*\.[\d_]*|\.[\d_]+)")
 """Numbers with a point or an exponent, such as 1e-6, which YAML 1.1 takes for a text and OmegaConf for a number."""
 _INNERMOST: Final = re.compile(r"\$\{([^${}]*)\}")
@@ -27,18 +28,10 @@ def content(path: Path, text: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path}: YAML needs the package {error.name!r}: pip install 'rollq[convert]'") from error
 
-    class Loader(yaml.SafeLoader):
-        """PyYAML's safe loader, with OmegaConf's numbers."""
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+.0123456789")
-    )
     try:
-        data = Loader(text).get_single_data()
+        data = _loader(yaml, path)(text).get_single_data()
+    except ConfigError:
+        raise
     except yaml.constructor.ConstructorError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise ConfigError(
@@ -49,6 +42,47 @@ def content(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: neither settings of Trinity-RFT nor of XTuner: the file has no mapping of keys")
     return _Resolver(path, data).resolved()
+
+
+def _loader(yaml: Any, path: Path) -> Any:
+    """PyYAML's safe loader, with OmegaConf's numbers. It refuses keys that are there twice, and large files."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """PyYAML's safe loader, with OmegaConf's numbers. Refuses keys that are there twice, and large files."""
+
+        nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self._count(1)
+            return super().compose_node(parent, index)
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                name = (key.tag, key.value if isinstance(key.value, str) else "")
+                if name in seen and name[1]:
+                    raise ConfigError(f"{path}: line {key.start_mark.line + 1}: {name[1]!r} is there twice: remove one")
+                seen.add(name)
+            return node
+
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            self._count(len(node.value))
+
+        def _count(self, number: int) -> None:
+            self.nodes += number
+            if self.nodes > MOST_NODES:
+                raise ConfigError(f"{path}: {TOO_LARGE}")
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+.0123456789")
+    )
+    return Loader
 
 
 class _Resolver:
@@ -66,7 +100,7 @@ class _Resolver:
     def _value(self, value: Any, depth: int) -> Any:
         self._nodes += 1
         if self._nodes > MOST_NODES or depth > MOST_ROUNDS:
-            raise ConfigError(f"{self._path}: too large, or refers to itself: write its values out")
+            raise ConfigError(f"{self._path}: {TOO_LARGE}")
         if isinstance(value, dict):
             return {str(key): self._value(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list):

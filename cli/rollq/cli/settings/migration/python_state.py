@@ -1,0 +1,208 @@
+"""The names and objects of a Python file of settings, with trials of branches that may or may not run.
+
+Every change is noted, so that a branch can be tried and taken back. Invariant: after branches that may run, a name or a
+field has a known value only if it is the same whichever of them ran.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from rollq.cli.settings.migration.values import REST, Made, Several, Unknown, same, shown
+
+Slot = tuple[int, Any]
+Scope = dict[Any, Any]
+Owner = TypeVar("Owner", dict[Any, Any], list[Any])
+_ABSENT: Final = object()
+_WHOLE: Final = object()
+"""The key of a change to a list, which is noted as a whole."""
+
+
+class Ended(Exception):
+    """Ends a block before its last statement."""
+
+
+class Raised(Ended):
+    """The file raises an error here."""
+
+
+class Returned(Ended):
+    """Ends a function of the file."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Left(Ended):
+    """`break`, or `continue`, in a loop."""
+
+    def __init__(self, *, is_break: bool) -> None:
+        self.is_break = is_break
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A dictionary or list, the key of what changed in it, and the value at a time."""
+
+    owner: Any
+    key: Any
+    value: Any
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The changes of a branch, and how it ends."""
+
+    changes: dict[Slot, Change] = field(default_factory=dict)
+    born: dict[int, Any] = field(default_factory=dict)
+    """The objects that the branch made. No other branch has them."""
+    end: Ended | None = None
+
+
+class State:
+    """Notes changes to dictionaries and lists. Fields of objects and names of scopes are in dictionaries."""
+
+    def __init__(self) -> None:
+        self._journals: list[dict[Slot, Change]] = [{}]
+        self._born: list[dict[int, Any]] = [{}]
+
+    def new(self, owner: Owner) -> Owner:
+        """A dictionary or list that was made just now."""
+        self._born[-1][id(owner)] = owner
+        return owner
+
+    def write(self, owner: Scope, key: Any, value: Any) -> None:
+        """Set a key of a dictionary."""
+        self._note(owner, key)
+        owner[key] = value
+
+    def remove(self, owner: Scope, key: Any) -> None:
+        """Remove a key of a dictionary."""
+        self._note(owner, key)
+        owner.pop(key, None)
+
+    def rewrite(self, owner: list[Any], items: Iterable[Any]) -> None:
+        """Give a list other items."""
+        self._note(owner, _WHOLE)
+        owner[:] = list(items)
+
+    def begin(self) -> None:
+        """Note changes apart, until `end`."""
+        self._journals.append({})
+        self._born.append({})
+
+    def end(self) -> list[Change]:
+        """The changes since `begin` to what was there before, each with the value before."""
+        changes, born = self._journals.pop(), self._born.pop()
+        for slot, change in changes.items():
+            self._journals[-1].setdefault(slot, change)
+        self._born[-1] |= born
+        return [change for (owner, _), change in changes.items() if owner not in born]
+
+    def tried(self, run: Callable[[], None]) -> Outcome:
+        """The changes of a branch. They are taken back."""
+        outcome = Outcome()
+        self.begin()
+        try:
+            run()
+        except Ended as end:
+            outcome.end = end
+        before, outcome.born = self._journals.pop(), self._born.pop()
+        outcome.changes = {slot: Change(one.owner, one.key, _now(one)) for slot, one in before.items()}
+        for change in before.values():
+            _put(change)
+        return outcome
+
+    def merge(self, outcomes: list[Outcome]) -> None:
+        """Make the changes of one of several branches: a value that differs between them is unknown."""
+        for outcome in outcomes:
+            self._born[-1] |= outcome.born
+            for (owner, _), change in outcome.changes.items():
+                if owner in outcome.born:
+                    self._set(change, change.value)
+        slots = {
+            slot: change
+            for outcome in outcomes
+            for slot, change in outcome.changes.items()
+            if slot[0] not in outcome.born
+        }
+        for slot, one in slots.items():
+            now = Change(one.owner, one.key, _now(one))
+            values = [outcome.changes.get(slot, now).value for outcome in outcomes]
+            self._set(one, either(values))
+
+    def blur(self, changes: Iterable[Change], text: str) -> None:
+        """Make unknown what may have changed any number of times. Each change has the value before."""
+        for before in changes:
+            now = _now(before)
+            if same(before.value, now):
+                continue
+            if before.key is _WHOLE:
+                self._set(before, _grown(before.value, now, text))
+            else:
+                self._set(before, Unknown(text))
+
+    def disturb(self, value: Any, text: str, seen: set[int] | None = None) -> None:
+        """Make an object unknown, with all that it leads to, because something unknown had it."""
+        seen = set() if seen is None else seen
+        if isinstance(value, Made):
+            value = value.fields
+        if id(value) in seen or not isinstance(value, dict | list | tuple):
+            return
+        seen.add(id(value))
+        for item in list(value.values()) if isinstance(value, dict) else value:
+            self.disturb(item, text, seen)
+        if isinstance(value, list):
+            self.rewrite(value, [Several(text)])
+        elif isinstance(value, dict):
+            for key in list(value):
+                self.remove(value, key)
+            self.write(value, REST, Unknown(text))
+
+    def _note(self, owner: Any, key: Any) -> None:
+        slot = (id(owner), key if key is not _WHOLE else None)
+        if slot not in self._journals[-1]:
+            self._journals[-1][slot] = Change(owner, key, _now(Change(owner, key, None)))
+
+    def _set(self, place: Change, value: Any) -> None:
+        self._note(place.owner, place.key)
+        _put(Change(place.owner, place.key, value))
+
+
+def _now(place: Change) -> Any:
+    return list(place.owner) if place.key is _WHOLE else place.owner.get(place.key, _ABSENT)
+
+
+def _put(change: Change) -> None:
+    if change.key is _WHOLE:
+        change.owner[:] = change.value
+    elif change.value is _ABSENT:
+        change.owner.pop(change.key, None)
+    else:
+        change.owner[change.key] = change.value
+
+
+def either(values: list[Any]) -> Any:
+    """One of several values, if they are the same; else unknown."""
+    return values[0] if all(same(values[0], value) for value in values[1:]) else _either(values)
+
+
+def _either(values: list[Any]) -> Any:
+    texts = list(dict.fromkeys("nothing" if value is _ABSENT else shown(value, 40) for value in values))
+    text = " or ".join(texts[:4])
+    if not all(isinstance(value, list) for value in values):
+        return Unknown(text)
+    shared = 0
+    while all(len(value) > shared and same(value[shared], values[0][shared]) for value in values):
+        shared += 1
+    left = next(value[shared:] for value in values if len(value) > shared)
+    return [*values[0][:shared], Several(text, left[0] if len(left) == 1 else None)]
+
+
+def _grown(before: list[Any], now: list[Any], text: str) -> list[Any]:
+    """A list after an unknown number of rounds of a loop. One item that was added is like the others."""
+    kept = [item for item in before if not isinstance(item, Several)]
+    if not same(before, now[: len(before)]):
+        return [Several(text)]
+    new = now[len(before) :]
+    return [*kept, Several(text, new[0] if len(new) == 1 else None)]

@@ -1,0 +1,37 @@
+"""Values of another system as the type that a setting has, or None if a value is not of it. Pure."""
+
+import re
+from typing import Any, Final
+
+LARGEST: Final = 2**63
+_NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_WORDS: Final = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False,
+                 "0": False}  # fmt: skip
+
+
+def whole_number(value: Any) -> int | None:
+    """8, and also 8.0 and "8"."""
+    number = a_number(value)
+    return int(number) if number is not None and number == number // 1 and abs(number) < LARGEST else None
+
+
+def a_number(value: Any) -> float | None:
+    """A number, or the text of one."""
+    if isinstance(value, str) and len(value) < 100 and _NUMBER.fullmatch(value):
+        return int(value) if value.lstrip("+-").isdigit() else float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and (isinstance(value, float) or abs(value) < LARGEST) else None
+
+
+def yes_or_no(value: Any) -> bool | None:
+    """True or false, including 1 and 0, and the words of OmegaConf."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return bool(value) if value in (0, 1) else None
+    return _WORDS.get(value.lower()) if isinstance(value, str) else None
+
+
+def a_text(value: Any) -> str | None:
+    """A text."""
+    return value if isinstance(value, str) else None
