@@ -220,6 +220,16 @@ def test_a_batch_is_in_prompts(tmp_path: Path, changes: dict[str, int], groups: 
     assert f"{next(iter(changes.values()))}" in new.text
 
 
+def test_rows_have_tools_for_one_turn(tmp_path: Path) -> None:
+    taskset: dict[str, Any] = {"format": {"tools_key": "functions"}}
+    data, _ = convert(tmp_path, {"buffer": {"explorer_input": {"taskset": taskset}}})
+    assert data["tasks"]["gsm8k"]["rows"]["tools_field"] == "functions"
+    taskset["default_workflow_type"] = "my_workflow"
+    data, new = convert(tmp_path, {"buffer": {"explorer_input": {"taskset": taskset}}})
+    assert "tools_field" not in data["tasks"]["gsm8k"]["rows"]
+    assert "format.tools_key = 'functions': none, because loops.my gives the model its tools" in joined(new.text)
+
+
 def test_staleness_control_counts_one_more(tmp_path: Path) -> None:
     control = {"sample_strategy": "staleness_control", "sample_strategy_args": {"max_staleness": 9}}
     data, _ = convert(tmp_path, {"algorithm": control})

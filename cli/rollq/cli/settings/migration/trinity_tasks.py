@@ -195,6 +195,8 @@ def _workflow(run: Conversion, owner: Given, given: Given, form: Given, at: Plac
             at,
             f"{name} in Trinity: write this loop, or an environment: docs/guide/agents.md",
         )
+        if run.written.values.pop((*at, "rows", "tools_field"), None) is not None:
+            run.leave(form, "tools_key", f"{loop} gives the model its tools; rows have tools for one turn only")
     if name in OWN_PROMPT and "system_prompt" not in form:
         run.written.note((*at, "prompts"), f"{name} has a system prompt in its code: set rows.system_prompt")
     _judge(run, owner, given, name, at)
