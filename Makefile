@@ -26,7 +26,7 @@ CHOSEN_redis := any_server and
 CHOSEN_cluster := any_server and not plain_server and
 CHOSEN := $(CHOSEN_$(SERVER)) not slow
 # Processor seconds that all default tests together may take: docs/decisions.md says why it is not minutes.
-BUDGET = $(if $(PYTEST_ARGS)$(CHOSEN_$(SERVER)),,--processor-budget 1800)
+BUDGET = $(if $(PYTEST_ARGS)$(CHOSEN_$(SERVER)),,--processor-budget 3000)
 DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(BUDGET) $(PYTEST_ARGS)
 
 NEW_ENOUGH := 'import sys; sys.exit("rollq needs Python >= 3.11: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
