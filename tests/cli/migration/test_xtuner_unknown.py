@@ -66,6 +66,21 @@ def test_what_is_not_known_is_a_comment_and_counted(tmp_path: Path, changes: str
     assert " 1 to replace, " in new.summary
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ("task.produce_strategy_config = load()", "max_staleness = 0"),
+        ("task.produce_strategy_config = load()", 'strategy = "sync"'),
+        ("worker.loss_cfg = load()", 'preset = "ppo"'),
+        ("worker.optim_cfg = load()", "learning_rate = 1e-05"),
+    ],
+)
+def test_a_default_that_an_unknown_table_may_replace_says_so(tmp_path: Path, changes: str, key: str) -> None:
+    _, new = convert(tmp_path, changes)
+    lines = new.text.splitlines()
+    assert "replace: known only when the file runs" in lines[lines.index(key) - 1]
+
+
 def test_everything_known_leaves_nothing_to_replace(tmp_path: Path) -> None:
     _, new = convert(tmp_path, "")
     assert " 0 to replace, " in new.summary

@@ -17,6 +17,8 @@ from rollq.cli.settings.migration.values import REST, Made, Placeholder, is_know
 from rollq.cli.settings.migration.written import Path, Written
 
 NOWHERE: Final = ()
+UNREAD: Final = "replace: known only when the file runs"
+"""The comment above a key whose setting is in a table that cannot be read."""
 Read = TypeVar("Read")
 
 
@@ -109,6 +111,8 @@ class Conversion:
         """Set a key to a value that a setting became. `at` is the table of the task or evaluation."""
         setting = self._setting(given, name)
         assert key in (setting.keys if setting else ()), f"{given.group}.{name} has no entry for {key}"
+        if REST in given.fields and name not in given.fields:
+            note = f"{note + '; ' if note else ''}{UNREAD}"
         self.set(key, value, at, note, f"{given.where}{name}")
 
     def set(self, key: str, value: Any, at: Path = NOWHERE, note: str = "", why: str = "") -> None:

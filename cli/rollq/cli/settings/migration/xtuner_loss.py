@@ -2,9 +2,10 @@
 
 from typing import Any, Final
 
-from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.conversion import UNREAD, Conversion, Given
 from rollq.cli.settings.migration.names import dotted
 from rollq.cli.settings.migration.readings import a_number
+from rollq.cli.settings.migration.values import REST
 from rollq.cli.settings.migration.xtuner_tasks import made
 
 KL: Final = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2"}
@@ -29,6 +30,8 @@ def convert_loss(run: Conversion, worker: Given, advantages: Given) -> None:
     else:
         run.put(policy, "loss_type", "trainer.loss.preset", "ppo", note="XTuner's losses are means over tokens")
         run.copy(policy)
+    if REST in loss.fields:
+        run.written.note(("trainer", "loss", "preset"), UNREAD)
     run.set("trainer.loss.old_logprobs", "recomputed", note="as XTuner does before a batch's first update")
     _correction(run, made(loss.fields.get("rollout_is"), "RolloutImportanceSampling"))
     loss.taken.add("rollout_is")

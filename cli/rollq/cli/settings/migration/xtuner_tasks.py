@@ -3,7 +3,7 @@
 import re
 from typing import Any, Final
 
-from rollq.cli.settings.migration.conversion import Conversion, Given
+from rollq.cli.settings.migration.conversion import UNREAD, Conversion, Given
 from rollq.cli.settings.migration.names import dotted, plain_name
 from rollq.cli.settings.migration.table import system
 from rollq.cli.settings.migration.values import REST, Made, Named, Placeholder, Several, Unknown
@@ -49,6 +49,9 @@ def convert_task(run: Conversion, spec: Made, number: int) -> tuple[Place, bool]
         run.put(task, "weight", "tasks.NAME.batches.weight", weight, at)
     loop = _samples(run, task, at)
     _strategy(run, strategy, at)
+    if REST in strategy.fields:
+        for path in (("producer", "strategy"), (*at, "max_staleness")):
+            run.written.note(path, UNREAD)
     convert_judge(run, task, at)
     _group(run, task, at)
     task.taken |= {"produce_strategy_config", "agent_loop_config", "judger_config", "sampler_config", "task_name"}
