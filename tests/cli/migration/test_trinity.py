@@ -1,5 +1,6 @@
 """`rollq convert` of settings of Trinity-RFT: files in the form of its examples."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -280,3 +281,23 @@ def test_another_yaml_file_is_refused(tmp_path: Path, text: str, problem: str) -
     (tmp_path / "other.yaml").write_text(text)
     with pytest.raises(ConfigError, match=problem):
         converted(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "text"),
+    [
+        ({"policy_loss_fn_args": {"clip_range_high": True}}, "policy_loss_fn_args.clip_range_high = true", "not a number"),
+        ({"policy_loss_fn_args": "wide"}, "policy_loss_fn_args = 'wide'", "not a table"),
+        ({"policy_loss_fn_args": {"width": 2}}, "policy_loss_fn_args.width = 2", "not known to rollq's table"),
+        ({"kl_loss_fn_args": {"kl_coef": [1]}}, "kl_loss_fn_args.kl_coef = [1]", "not a number"),
+        ({"advantage_fn_args": {"epsilon": "small"}}, "advantage_fn_args.epsilon = 'small'", "not a number"),
+        ({"advantage_fn_args": {"std_threshold": "none"}}, "advantage_fn_args.std_threshold = 'none'", "not a number"),
+        ({"advantage_fn_args": {"penalty": 0.1}}, "advantage_fn_args.penalty = 0.1", "not known to rollq's table"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_not_used_are_comments(
+    tmp_path: Path, changes: dict[str, Any], setting: str, text: str
+) -> None:
+    _, new = convert(tmp_path, {"algorithm": changes})
+    comments = new.text.replace("\n#   ", " ")
+    assert re.search(rf"^# .*algorithm\.{re.escape(setting)}(;.*)?: {text}", comments, re.MULTILINE), comments

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import MAX_BATCH_GROUPS
+from rollq.cli.settings.migration.arguments import Arguments
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import plain_name
-from rollq.cli.settings.migration.readings import a_number
 from rollq.cli.settings.migration.table import system
 from rollq.cli.settings.migration.trinity_algorithm import Algorithm, convert_algorithm
 from rollq.cli.settings.migration.trinity_engine import convert_engine
@@ -103,7 +103,7 @@ def _tasks(run: Conversion, source: Source, algorithm: Algorithm, limits: Limits
     if not places:
         places = [offline_task(run, source.experience, algorithm, limits)]
     _filters(run, source.pipeline, places)
-    _equal_rewards(run, source.algorithm, places)
+    _equal_rewards(run, source.algorithm, algorithm.advantage_arguments, places)
     _batches(run, source, places, algorithm)
     for table in evaluations:
         convert_taskset(run, source.input, source.model, source.engine, table, "evaluations", algorithm, limits)
@@ -168,11 +168,10 @@ def _filters(run: Conversion, pipeline: Given, places: list[Place]) -> None:
         run.rest(given)
 
 
-def _equal_rewards(run: Conversion, given: Given, places: list[Place]) -> None:
+def _equal_rewards(run: Conversion, given: Given, arguments: Arguments, places: list[Place]) -> None:
     """Groups that Trinity's advantages leave out."""
-    arguments = given.fields.get("advantage_fn_args")
-    threshold = arguments.get("std_threshold") if isinstance(arguments, dict) else None
-    threshold = a_number(threshold)
+    threshold = arguments.number("std_threshold")
+    arguments.rest()
     for at in places if threshold is not None else ():
         filters = run.written.values.get((*at, "filters"), [])
         note = "" if threshold == 0 else f"of equal rewards; in Trinity of a deviation up to {threshold:g}"
@@ -215,10 +214,11 @@ def _staleness(run: Conversion, source: Source, at: Place) -> None:
 
 def _bound(run: Conversion, algorithm: Given) -> int | None:
     """Steps that a sample may be behind, one less than `staleness_control` says."""
-    arguments = run.take(algorithm, "sample_strategy_args")
-    if run.word(algorithm, "sample_strategy") != "staleness_control" or not isinstance(arguments, dict):
+    arguments = Arguments.of(run, algorithm, "sample_strategy_args")
+    if run.word(algorithm, "sample_strategy") != "staleness_control":
         return None
-    steps = a_number(arguments.get("max_staleness"))
+    steps = arguments.number("max_staleness")
+    arguments.rest()
     return max(int(steps) - 1, 0) if steps is not None and math.isfinite(steps) else None
 
 

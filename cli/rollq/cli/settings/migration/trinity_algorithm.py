@@ -1,11 +1,12 @@
 """Trinity-RFT's algorithms as `[trainer.loss]` and `[trainer.advantages]`."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from rollq.cli.settings.migration.arguments import Arguments
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import dotted
-from rollq.cli.settings.migration.readings import a_number, a_text
+from rollq.cli.settings.migration.readings import a_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Algorithm:
     loss: str
     advantage: str
     kl: str
-    arguments: dict[str, Any]
+    arguments: Arguments
+    advantage_arguments: Arguments
 
     @property
     def counts_otherwise(self) -> bool:
@@ -58,6 +60,7 @@ def convert_algorithm(run: Conversion, given: Given) -> Algorithm:
         _old_logprobs(run, given)
         _kl(run, given, algorithm)
         _advantages(run, given, algorithm)
+    algorithm.arguments.rest()
     return algorithm
 
 
@@ -66,14 +69,14 @@ def _algorithm(run: Conversion, given: Given) -> Algorithm:
     times, loss, advantage, kl = DEFAULTS.get(kind, (2, kind, "grpo", "k2"))
     repeat = run.whole(given, "repeat_times")
     named = {name: run.word(given, name) for name in ("policy_loss_fn", "advantage_fn", "kl_loss_fn")}
-    arguments = run.take(given, "policy_loss_fn_args")
     return Algorithm(
         kind=kind,
         repeat_times=repeat if repeat is not None and repeat > 0 else times,
         loss=str(named["policy_loss_fn"] or loss),
         advantage=str(named["advantage_fn"] or advantage),
         kl=str(named["kl_loss_fn"] or kl),
-        arguments=arguments if isinstance(arguments, dict) else {},
+        arguments=Arguments.of(run, given, "policy_loss_fn_args"),
+        advantage_arguments=Arguments.of(run, given, "advantage_fn_args"),
     )
 
 
@@ -135,14 +138,14 @@ def _preset(run: Conversion, given: Given, preset: str, note: str = "") -> None:
 
 
 def _number(algorithm: Algorithm, name: str, default: float) -> float:
-    value = a_number(algorithm.arguments.get(name))
+    value = algorithm.arguments.number(name)
     return default if value is None else float(value)
 
 
 def _ppo(run: Conversion, given: Given, algorithm: Algorithm, preset: str, aggregation: str) -> None:
     _preset(run, given, preset)
     low, high = (0.2, 0.2) if preset == "ppo" else (3e-4, 4e-4)
-    both = a_number(algorithm.arguments.get("clip_range"))
+    both = algorithm.arguments.number("clip_range")
     low, high = (low, high) if both is None else (both, both)
     name = "policy_loss_fn_args"
     run.put(given, name, f"{LOSS}clip_low", _number(algorithm, "clip_range_low", low))
@@ -202,21 +205,19 @@ def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
 
 
 def _old_logprobs(run: Conversion, given: Given) -> None:
-    bypass, correction = run.flag(given, "bypass_old_logprobs"), run.take(given, "rollout_correction")
+    bypass, correction = run.flag(given, "bypass_old_logprobs"), Arguments.of(run, given, "rollout_correction")
     if run.written.values.get(("trainer", "loss", "preset")) == "topr":
         return
-    if (
-        isinstance(correction, dict)
-        and correction.get("rollout_is") in ("token", "sequence")
-        and not correction.get("bypass_mode", True)
-    ):
+    level, is_bypassed = correction.get("rollout_is"), correction.get("bypass_mode", True)
+    if level in ("token", "sequence") and not is_bypassed:
         run.put(given, "rollout_correction", f"{LOSS}old_logprobs", "recomputed")
         run.put(given, "rollout_correction", f"{LOSS}correction", "truncated")
-        run.put(given, "rollout_correction", f"{LOSS}correction_level", correction["rollout_is"])
-        cap = a_number(correction.get("rollout_is_threshold"))
+        run.put(given, "rollout_correction", f"{LOSS}correction_level", level)
+        cap = correction.number("rollout_is_threshold")
         run.put(given, "rollout_correction", f"{LOSS}importance_cap", 2.0 if cap is None else cap)
+        correction.rest()
         return
-    if isinstance(correction, dict):
+    if correction.values:
         run.leave(given, "rollout_correction", "rollq corrects only recomputed logprobs: trainer.loss.correction")
     if bypass is False:
         run.put(given, "bypass_old_logprobs", f"{LOSS}old_logprobs", "recomputed")
@@ -224,10 +225,13 @@ def _old_logprobs(run: Conversion, given: Given) -> None:
 
 
 def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
-    arguments, penalty = run.take(given, "kl_loss_fn_args"), run.word(given, "kl_penalty_fn")
-    weight = a_number(arguments.get("kl_coef", 0.001)) if isinstance(arguments, dict) else 0.001
-    in_reward = run.take(given, "kl_penalty_fn_args")
-    if algorithm.kl in KL and weight is not None and weight > 0:
+    arguments, penalty = Arguments.of(run, given, "kl_loss_fn_args"), run.word(given, "kl_penalty_fn")
+    in_reward = Arguments.of(run, given, "kl_penalty_fn_args")
+    weight, share = arguments.number("kl_coef"), in_reward.number("kl_coef") or 0.001
+    weight = 0.001 if weight is None else weight
+    for each in (arguments, in_reward):
+        each.rest()
+    if algorithm.kl in KL and weight > 0:
         run.put(given, "kl_loss_fn_args", f"{LOSS}kl_coefficient", float(weight))
         run.put(given, "kl_loss_fn", f"{LOSS}kl", KL[algorithm.kl])
     elif algorithm.kl not in (*KL, "none") and weight:
@@ -236,7 +240,6 @@ def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
         )
     if penalty in (None, "none"):
         return
-    share = (a_number(in_reward.get("kl_coef")) if isinstance(in_reward, dict) else None) or 0.001
     if penalty == "k1" and ("trainer", "loss", "kl") not in run.written.values:
         run.put(given, "kl_penalty_fn", f"{LOSS}kl", "reward")
         run.put(given, "kl_penalty_fn_args", f"{LOSS}kl_coefficient", float(share))
@@ -245,10 +248,9 @@ def _kl(run: Conversion, given: Given, algorithm: Algorithm) -> None:
 
 
 def _advantages(run: Conversion, given: Given, algorithm: Algorithm) -> None:
-    arguments = run.take(given, "advantage_fn_args")
-    arguments = arguments if isinstance(arguments, dict) else {}
+    arguments = algorithm.advantage_arguments
     name = "advantage_fn" if "advantage_fn" in given else "algorithm_type"
-    eps = a_number(arguments.get("epsilon"))
+    eps = arguments.number("epsilon")
     match algorithm.advantage:
         case "grpo" | "grpo_verl":
             run.set(f"{ADVANTAGES}deviation", "sample", note="torch.std divides by n - 1")

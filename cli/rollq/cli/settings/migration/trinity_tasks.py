@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollq.cli.settings.migration.arguments import Arguments
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.names import dotted, plain_name
-from rollq.cli.settings.migration.readings import a_number, a_text, whole_number
+from rollq.cli.settings.migration.readings import a_text
 from rollq.cli.settings.migration.trinity_algorithm import Algorithm
 from rollq.cli.settings.migration.values import Placeholder
 from rollq.cli.settings.migration.written import Path as Place
@@ -233,16 +234,17 @@ def _judge(run: Conversion, owner: Given, given: Given, workflow: Any, at: Place
 
 def _overlong(run: Conversion, given: Given, at: Place) -> None:
     """The soft penalty for long answers. A judge with rewards of 1 and 0 has half of it."""
-    arguments = run.take(given, "reward_fn_args")
-    if not isinstance(arguments, dict) or not arguments.get("enable_overlong_penalty") or at[0] == "evaluations":
+    arguments = Arguments.of(run, given, "reward_fn_args")
+    if not arguments.get("enable_overlong_penalty") or at[0] == "evaluations":
         return
-    tokens, factor = whole_number(arguments.get("cache_length")), a_number(arguments.get("penalty_factor"))
+    tokens, factor = arguments.number("cache_length"), arguments.number("penalty_factor")
+    arguments.rest()
     if tokens is not None and factor is not None:
         run.put(
             given,
             "reward_fn_args",
             "tasks.NAME.judging.overlong_buffer_tokens",
-            min(tokens, int(run.written.values[*at, "max_tokens"])),
+            min(int(tokens), int(run.written.values[*at, "max_tokens"])),
             at,
         )
         half = "half of Trinity's, whose rewards are 1 and -1; divided by the deviation, advantages are the same"
