@@ -286,7 +286,7 @@ def test_another_yaml_file_is_refused(tmp_path: Path, text: str, problem: str) -
 @pytest.mark.parametrize(
     ("changes", "setting", "text"),
     [
-        ({"policy_loss_fn_args": {"clip_range_high": True}}, "policy_loss_fn_args.clip_range_high = true", "not a number"),
+        ({"policy_loss_fn_args": {"clip_range": True}}, "policy_loss_fn_args.clip_range = true", "not a number"),
         ({"policy_loss_fn_args": "wide"}, "policy_loss_fn_args = 'wide'", "not a table"),
         ({"policy_loss_fn_args": {"width": 2}}, "policy_loss_fn_args.width = 2", "not known to rollq's table"),
         ({"kl_loss_fn_args": {"kl_coef": [1]}}, "kl_loss_fn_args.kl_coef = [1]", "not a number"),
