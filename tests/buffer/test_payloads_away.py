@@ -362,7 +362,7 @@ def test_a_restore_that_died_is_repeated_with_the_same_store(
     if payloads.url:
         with (
             Buffer.connect(any_server.url, run) as buffer,
-            pytest.raises(RunMismatch, match=r"was with payloads\.url: repeat it so"),
+            pytest.raises(RunMismatch, match=r"was with payloads\.url: repeat it that way"),
         ):
             buffer.restore(tmp_path / "saved")
     with Buffer.connect(any_server.url, run, payloads=payloads) as buffer:

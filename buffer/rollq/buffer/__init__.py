@@ -1,6 +1,6 @@
-"""The replay buffer: groups at rest in Redis, and every move that a group can make. It knows no role.
+"""The replay buffer: groups stored in Redis, and every move that a group can make. It is independent of roles.
 
-A group has exactly one status. Each move is one atomic call of a Redis function, by which it is named here.
+A group has exactly one status. Each move is one atomic call of a Redis function and has its name here.
 
 admit, fill_batch
        |

@@ -18,14 +18,14 @@ RollqError
  |   |- TrainerHeld         another live trainer holds the run
  |   |- NotClaimed          a step cannot be committed unclaimed, or released once committed
  |   |- VersionFalls        weights to publish are older than the live ones, or differ under the same version
- |- TaskBehind           a task was registered while the trainer's epoch started, and has not heard of it
+ |- TaskBehind           a task was registered while the trainer's epoch started, and lacks it
  |- EpochMoved           a result counted its versions by an epoch that has ended
  |- BatchRefused         a batch of groups cannot be opened under this name or in this task
  |- BatchOver            a batch of groups is finalized, aborted or unknown
  |- UnknownBatch         a batch of groups was never submitted, or ended long ago
  |- StaleWorker          a worker's weights would already be too old at the next step
  |- HistoryGone          the batches that a resume needs are no longer kept
- |- ReplayMismatch       recorded batches are of other weights than those that would train on them
+ |- ReplayMismatch       recorded batches came from weights other than those that would train on them
  |- CheckpointOverdue    too many batches wait for a checkpoint
  |- SyncFirst            newer weights must be published before the step can be trained
  |- ProductionStalled    no batch can fill, because the server is full or nothing is under way
@@ -33,12 +33,12 @@ RollqError
  |- ClaimTimeout         a batch did not fill in time; says what holds it back
  |- TicketRefused        a job in the queue is not a ticket of this run
  |- ArrayError           a named array outside Redis is missing, changed, or cannot be written
- |- ImageError           an image of a prompt cannot be read, is another than was meant, or does not fit the model
+ |- ImageError           an image of a prompt cannot be read, has changed, or does not fit the model
  |- ArchiveError         an archive does not hold what a caller asks for
  |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
  |- WeightsError         weights are missing, truncated or not the ones that were announced
  |   |- TooLate             a weight broadcast started without this worker
- |   |- WeightsRejected     an engine has loaded weights, and gives other logprobs with them than it should
+ |   |- WeightsRejected     an engine has loaded weights, and returns the wrong logprobs with them
  |   |   |- WeightsLate     servers that others load weights into do not serve the published ones yet
  |- SampleFailed         one sample has failed, at a part that has a kind
  |   |- ContextFull         a prompt and its prefix leave no room for a token
@@ -48,7 +48,7 @@ RollqError
  |- EngineDead           the inference engine died; the worker restarts it or exits
  |- TransientError       an inference server failed for a reason that may pass
  |   |- Unanswered          a server did not answer in time
- |   |- WrongWeights        a server gives other logprobs than its weights should
+ |   |- WrongWeights        a server returns logprobs that differ from its weights'
  |- RequestFailed        a request to the engine's servers failed at every try
  |- RecordsFull          the buffer has no room for another call of a group by an agent over HTTP
  |- JudgeFailed          a judge in a separate process ended without a reward
@@ -58,7 +58,7 @@ RollqError
  |   |- ServerNotThere      an MCP server does not answer, or cannot be started
  |- FilterError          a filter failed; names it and the reason
  |- CallError            the model called a tool incorrectly; the message answers the model
- |- RoleFailed           a role of the demo died more often than it is restarted
+ |- RoleFailed           a role died too often to restart it again
  |- NothingLearned       a demo has trained all its steps, and its model answers no better than before
 
 `TooLate`, `WeightsRejected`, `WeightsLate` and the errors from `EngineDead` to `CallError` are defined in
@@ -204,7 +204,7 @@ class ArrayError(RollqError):
 
 
 class ImageError(RollqError, ValueError):
-    """An image of a prompt cannot be read, is another than was meant, or does not fit the model."""
+    """An image of a prompt cannot be read, has changed, or does not fit the model."""
 
 
 class SnapshotError(RollqError):

@@ -187,7 +187,7 @@ def _job_data(ticket: Ticket) -> EnqueueData:
 
 
 def tickets_queued(queue: Queue, *, patience: Patience | None = None) -> int:
-    """How many tickets wait in the queue; those in the hands of a worker do not count."""
+    """How many tickets wait in the queue, without those that a worker has."""
     return patiently(queue.connection, lambda: queue.count, patience)
 
 

@@ -13,7 +13,7 @@ from rollq.buffer.archive.schema import check_version, parquet
 from rollq.buffer.errors import ArchiveError
 
 LISTED_S = 5.0
-"""How long a list of the files is used; it lacks steps trained since then."""
+"""How long a listing of the files is reused; it lacks steps trained since."""
 GROUPS_KEPT = 16
 """Groups whose values are kept in memory."""
 _NAME = re.compile(r"step-(\d+)-(\d+)-\d+-\d+\.parquet")
@@ -50,9 +50,9 @@ class AnnotationReader:
         self._kept: OrderedDict[tuple[str, int, int], Annotations] = OrderedDict()
 
     def of_group(self, task: str, group_id: int, step: int) -> Annotations:
-        """The values of a group from the trainer of a step, the one with the highest epoch; empty without any.
+        """The values that the last trainer of a step wrote for a group; empty if it wrote none.
 
-        Raises `ArchiveError`, and what the file system or the bucket raises.
+        Raises `ArchiveError`, and any error of the file system or the bucket.
         """
         key = task, group_id, step
         if key not in self._kept:

@@ -67,7 +67,7 @@ class ArchivePages:
         self._tasks = sorted(set().union(*map(self._tasks_of, self._names)))
 
     def refresh(self) -> None:
-        """Find files that appeared since then."""
+        """Find files that appeared since the last listing."""
         self._archive.refresh()
         with self._lock:
             self._names = _names_of(self._archive)

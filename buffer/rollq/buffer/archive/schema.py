@@ -146,7 +146,7 @@ def tables_of(rows: Iterable[dict[str, Any]]) -> "Iterator[pyarrow.Table]":
 def archive_file(content: BinaryIO, name: str) -> Iterator[Any]:
     """A file of an archive as a `pyarrow.parquet.ParquetFile`.
 
-    Raises `ArchiveError`, with the `name`, if the file is damaged or not one of an archive.
+    Raises `ArchiveError`, with the `name`, if the file is damaged or is not an archive file.
     """
     with _parsing(name), parquet().ParquetFile(content) as file:
         _check_columns(file.schema_arrow, name)

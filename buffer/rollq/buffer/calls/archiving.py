@@ -45,7 +45,7 @@ class Archiving(BufferCore):
         """The groups of the next file; None if there are none, or while another archiver holds the task.
 
         Groups that left at the current step wait `wait_s` for others, unless there are `most`. The portion stays the
-        same for all archivers until `forget_archived`. `trouble`: why the last one is not written, for people.
+        same for all archivers until `forget_archived`. `trouble`: why the last one is not written, for display.
         """
         most = min(most, MAX_PORTION_GROUPS)
         wait_ms = round(wait_s * 1000)
@@ -54,7 +54,7 @@ class Archiving(BufferCore):
         return None if number in (0, _AT_WORK) else Portion(task, number, step, tuple(map(int, ids)))
 
     def is_waiting(self, portion: Portion) -> bool:
-        """Whether a portion is not archived yet, so that all its groups were still there."""
+        """Whether a portion was not archived yet: none of its groups is missing."""
         number, ids = self.send("HMGET", task_keys(self.run, portion.task).archive, "number", "ids")
         return ids is not None and int(number) == portion.number
 
@@ -71,7 +71,7 @@ class Archiving(BufferCore):
         return total
 
     def read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
-        """Groups with their frames, in order, without groups that someone deleted."""
+        """Groups with their frames, in order, without deleted groups."""
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             yield from self._read_stored(task, ids[start : start + GROUPS_PER_TRIP])
 

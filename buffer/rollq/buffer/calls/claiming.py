@@ -53,10 +53,10 @@ class Claiming(Sweeping):
         released. The step is claimed for all tasks or for none; with `short_ok`, a task that is short gives what it
         has.
 
-        With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. They stay in
-        it, for calls with `so_far` and without. `known`: the result of the last such call, which is not read again.
-        `seed`: of draws, which follow from it, the step and the completed groups.
-        Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
+        With `so_far`, a short batch starts with groups that the full batch will have: see `Claimed.lack`. Later calls
+        return them too, with or without `so_far`. `known`: the result of the last such call, whose groups are not read
+        again. `seed`: decides draws, with the step and the completed groups. Raises `FencedError`, `HistoryGone`,
+        `CheckpointOverdue`, `ConfigError`.
         """
         if not sizes:
             raise ConfigError("a batch needs a task: name its tasks and their groups")
@@ -235,7 +235,7 @@ class Claiming(Sweeping):
         return [claimed_group(task, *fields) for task, reply in by_task.items() for fields in reply]
 
     def prioritize(self, held: TrainerEpoch, task: str, priorities: Mapping[int, float]) -> int:
-        """Give groups of a task other priorities, by group id; the copy of a trained group has its priority.
+        """Change the priorities of groups of a task, by group id; the copy of a trained group takes its priority.
 
         Returns how many of the groups may still be trained. Raises `ConfigError` for a priority that is not a finite
         number above 0, and `FencedError`.
@@ -265,7 +265,7 @@ class Claiming(Sweeping):
         claim_round: int,
         bad: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
-        """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns its number of groups.
+        """Give up a claimed batch: its groups are completed again, dropped (counted) or quarantined. Returns how many.
 
         `claim_round`: the round of the `Claimed`; a late copy of this call leaves the step's next batch alone.
         `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
@@ -289,7 +289,7 @@ class Claiming(Sweeping):
         return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
     def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> int:
-        """Have a step planned again. Returns its new round, or its current one if it was delivered and not released."""
+        """Forget the plan of a step. Returns its new round, or its current one if it was delivered and not released."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
         return int(self.call("replan", *fence, step, claim_round, int(released)))
 

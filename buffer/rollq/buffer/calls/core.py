@@ -100,8 +100,8 @@ class BufferCore(RunStore):
     def create_run(self, *, model: str = "", tokenizer: str = "", identities: Mapping[str, str] | None = None) -> None:
         """Create the run, or check the fingerprints of its model and tokenizer against the given ones.
 
-        `identities`: what else roles that know it must agree on, by name, as texts: environments and chat templates.
-        Raises `RunMismatch`, with both values.
+        `identities`: other facts that roles must agree on, by name: environments and chat templates. Raises
+        `RunMismatch`, with both values.
         """
         new, outside = secrets.token_hex(16), self.payloads.outside
         unmarked = None if self.send("EXISTS", self.keys.info) else outside
@@ -116,7 +116,7 @@ class BufferCore(RunStore):
         self.check_payloads()
 
     def check_payloads(self) -> None:
-        """Raise `ConfigError` unless this role has the store of payloads of the run, and `StoreLost` without a run."""
+        """Raise `ConfigError` unless this role has the run's payload store, and `StoreLost` without a run."""
         has_some, outside = self._has_payloads_outside(), self.payloads.outside
         if has_some and not outside:
             raise ConfigError(
@@ -172,7 +172,7 @@ class BufferCore(RunStore):
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide.
 
-        A name that no task can have was written by someone else; it is left out, so that it hides no other task.
+        A name that no task can have was written by someone else and is left out.
         """
         expected = self.incarnation
         # names first: if the incarnation is still the same afterwards, the names belong to it

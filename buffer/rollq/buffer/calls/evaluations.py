@@ -20,7 +20,7 @@ from rollq.buffer.wire.sample_rows import SampleRows
 BatchType = Literal["train", "eval"]
 GROUPS_PER_TRIP = 500
 SOURCE_FIELD = "data_source"
-"""The column that names the data set of a row; either the first row has it, or none is looked at."""
+"""The column that names the data set of a row. If the first row lacks it, no row is searched for it."""
 
 
 class EvaluatedGroup(NamedTuple):

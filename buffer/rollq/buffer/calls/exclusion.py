@@ -14,9 +14,9 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Status
 
 MOST_EXCLUDED_ROWS = 1000
-"""Rows of a task, or of a shard, that may be taken out; more belong into another file of prompts."""
+"""Most rows of a task, or of a shard, that may be taken out; to exclude more, change the file of prompts."""
 MOST_NAMED = 20
-"""Rows that a record of a change names."""
+"""Most rows that a record of a change names."""
 WAITING = (Status.PENDING, Status.ABORTED, Status.EXPIRED)
 """Statuses of groups that wait for a worker."""
 _RULES_MOVED, _OTHER_PROMPTS = -1, -2
@@ -52,7 +52,8 @@ class Excluding(Registry, Steering, Inspection):
                 return at_first
 
     def drop_waiting(self, task: str, rows: Iterable[int]) -> int:
-        """Drop the groups of rows that wait for a worker; returns how many. Others stay, as they were paid for."""
+        """Drop the groups of rows that wait for a worker; returns how many. Others stay: their samples are already paid
+        for."""
         wanted, dropped = {str(row).encode() for row in rows}, 0
         first = int(self.counts(task).progress.get("prompts_from", 1))
         keys = task_keys(self.run, task)

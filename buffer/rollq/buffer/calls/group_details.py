@@ -1,4 +1,4 @@
-"""One whole group, in any status, for people: its life so far and its samples."""
+"""One whole group, in any status, for display: its life so far and its samples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

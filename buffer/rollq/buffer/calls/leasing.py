@@ -145,14 +145,14 @@ class Leasing(BufferCore):
     def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
         """Keep parts of unfinished samples; returns an outcome for each.
 
-        If the worker dies, the next lease of the group has samples with these tokens. A part is kept only while its
-        lease is the caller's, and after all parts of the group with smaller numbers. A part that cannot be encoded is
-        refused alone. Harmless to repeat.
+        If the worker dies, the next lease of the group continues from these tokens. A part is kept only while its lease
+        is the caller's, and after all parts of the group with smaller numbers. If a part cannot be encoded, only that
+        part is refused. Harmless to repeat.
         """
         return self._keep("salvage", parts)
 
     def record(self, calls: Sequence[SamplePart]) -> list[SalvageOutcome]:
-        """Keep calls of agents before they are answered, as `salvage` keeps parts, even on a full server."""
+        """Like `salvage`, for calls of agents that are not answered yet; works even on a full server."""
         return self._keep("record", calls)
 
     def _keep(self, function: str, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
@@ -172,7 +172,7 @@ class Leasing(BufferCore):
         """File results, in order. Generated tokens enter the buffer only here.
 
         A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat:
-        a result that was filed before answers `DUPLICATE`, even if it was this call that filed it and tried again.
+        a result that was filed before answers `DUPLICATE`, even if an earlier try of this call filed it.
         """
         outcomes: dict[int, PutOutcome] = {}
         for task, indices in _indices_by_task(results).items():

@@ -75,8 +75,8 @@ class Steering(BufferCore):
     """Calls that steer single workers, and move single groups."""
 
     def order_worker(self, worker: str, order: Order) -> Order:
-        """Give an order to the worker that reports as `worker`, which follows within a second or two; returns its
-        previous order."""
+        """Give an order to the worker that reports as `worker`; it follows within two seconds. Returns its previous
+        order."""
         moved, seen = True, b""
         while moved:
             seen = self.send("HGET", self.keys.orders, worker) or b""

@@ -77,9 +77,9 @@ class Registry(Inspection):
         """Change rules of a task (name -> value or its text) for all later claims; None if nothing changes.
 
         `batch_groups` changes at train step `batch_step`, by default `first_open_step`. It may be the step whose
-        batch the trainer waits for: that batch gets the new size as long as nothing of it is claimed. All roles follow
-        without a restart. `batch`: the groups of all tasks whose sizes change together, for the record. Raises
-        `ConfigError` naming a rule that cannot change this way.
+        batch the trainer waits for: that batch gets the new size unless part of it is claimed. All roles follow without
+        a restart. `batch`: the groups of all tasks whose sizes change together, for the record. Raises `ConfigError`
+        naming a rule that cannot change this way.
         """
         replaced = False
         while not replaced:

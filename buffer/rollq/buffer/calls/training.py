@@ -188,7 +188,7 @@ class Training(Fetching, Claiming):
         return max(found, default=None)
 
     def regenerate_replays(self, held: TrainerEpoch, after: int) -> None:
-        """Have the prompts of recorded batches after step `after` sampled again, instead of serving these batches."""
+        """Sample the prompts of recorded batches after step `after` again, instead of serving these batches."""
         self._forget_plans(held, after + 1, held.replayed_through, spared=held.epoch)
         for task in self.train_tasks():
             for step in range(held.replayed_through, after, -1):
@@ -197,7 +197,8 @@ class Training(Fetching, Claiming):
     def _check_history(
         self, tasks: Iterable[str], from_step: int, holder: Holder | None, *, accept_new_store: bool
     ) -> None:
-        """Refuse an impossible resume before anything moves; a trainer that `holder` keeps out gets that error."""
+        """Refuse an impossible resume before anything moves. If `holder` keeps the trainer out, raise
+        `TrainerHeld`."""
         clocks = {task: self.clock(task) for task in tasks}
         problems = [
             f"task {task!r}: {problem}" for task, clock in clocks.items() if (problem := _gone(clock, from_step))
@@ -326,7 +327,7 @@ class Training(Fetching, Claiming):
         """Make weights the live ones: workers swap to them, and groups that are now too stale no longer count.
 
         `digest` is the sha256 of their manifest, in hex. If an earlier trainer published the same weights as this
-        version, tokens from these weights count as this version again. Any other digest proves nothing. Raises
+        version, tokens from these weights count as this version again. A digest in another form never matches. Raises
         `FencedError` if the trainer was replaced, `VersionFalls` if the version is older than the live one.
         """
         since = self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)

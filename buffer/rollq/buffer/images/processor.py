@@ -126,7 +126,7 @@ class ImageProcessor:
         """The class of the image processor; without torchvision, it is a different one with slightly different
         pixels."""
         self.reserved = frozenset({self._placeholder_id, self.image_token_id})
-        """Tokens that mean an image."""
+        """Tokens that represent an image."""
         self._options = frozenset(images.valid_kwargs.__annotations__) - {"device", "return_tensors"}
 
     def place(self, images: Images) -> PlacedImages:

@@ -12,7 +12,8 @@ MOST_OF_TOKEN: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The most connections: in all, from one address without a token, and of one token before others come first."""
+    """The most connections: in total, from one address without a token, and with one token before other tokens take
+    precedence."""
 
     most: int
     most_of_address: int

@@ -25,7 +25,7 @@ PROBE = b"rollq doctor"
 class ObjectPayloads:
     """A `PayloadStore`. It keeps what the file system or the object store keeps.
 
-    `folder()` returns the folder of the run's objects; it is called when that is first needed.
+    `folder()` returns the folder of the run's objects; it is called on first use.
     """
 
     def __init__(self, url: str, folder: Callable[[], str], patience: Callable[[], Patience]) -> None:

@@ -29,7 +29,7 @@ class Payloads:
             self._stores[object_payloads.PLACE] = self.outside
 
     def __bool__(self) -> bool:
-        """Whether there may be any."""
+        """Whether external payloads may exist."""
         return bool(self._stores)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 `{"status": "completed", "staleness": {"$gte": 1}}`: a field with a value must equal it, a field with operators must
 satisfy them all, and several fields must all hold. `{}` holds for every group.
 
-`{"sample": {"reward": 0, "tokens": {"$gt": 100}}}` holds for a group with one sample for which all of it holds.
+`{"sample": {"reward": 0, "tokens": {"$gt": 100}}}` holds for a group if one of its samples meets all of it.
 
 operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between ([low, high], both included)
 ... of `error`         $contains (a text, in upper or lower case); `prompt` and `text` have only that one
@@ -21,7 +21,7 @@ from rollq.buffer.values.rollouts import FinishReason, Status
 MAX_DEPTH = 32
 """How deep queries may be nested."""
 MOST_NUMBER = 1e300
-"""Larger numbers, and NaN, cannot be compared with."""
+"""Numbers beyond this, and NaN, are refused."""
 
 FIELDS: Final[Mapping[str, type]] = {
     "uid": int,

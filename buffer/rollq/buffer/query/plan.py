@@ -43,7 +43,7 @@ class Range:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it leaves any number out."""
+        """Whether it excludes any number."""
         return self != _ALL
 
     def both(self, other: "Range") -> "Range":
@@ -96,7 +96,7 @@ class Reach:
 
 
 def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
-    """Where groups of the run's `tasks` may be for which `condition` holds."""
+    """Where groups of the run's `tasks` that match `condition` may be."""
     match condition:
         case AllOf(parts):
             return reduce(Reach.both, (reach_of(part, tasks) for part in parts), Reach(tasks))
@@ -108,7 +108,7 @@ def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
 
 
 def steps_of(condition: Condition) -> Range:
-    """The train steps that groups may have for which `condition` holds, of any task."""
+    """The train steps of groups that match `condition`, of any task."""
     match condition:
         case AllOf(parts):
             return reduce(Range.both, map(steps_of, parts), _ALL)
@@ -137,7 +137,7 @@ def _reach_of_field(condition: Field, tasks: frozenset[str]) -> Reach:
 
 
 def _range(condition: Field) -> Range:
-    """The whole numbers among which all are that the condition accepts."""
+    """A range of whole numbers that includes all that the condition accepts."""
     value = condition.value
     if value is None or (condition.operator == "$in" and None in value):
         return _ALL

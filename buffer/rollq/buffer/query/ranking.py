@@ -66,7 +66,7 @@ class Sort:
 
 
 def without_repeats(records: Iterable[GroupRecord]) -> Iterator[GroupRecord]:
-    """The records without further ones of the same group."""
+    """The records, with only the first of each group."""
     seen = set[tuple[str, int]]()
     for record in records:
         if (name := (record.task, record.uid)) not in seen:

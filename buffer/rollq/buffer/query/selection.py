@@ -25,8 +25,8 @@ class Selection:
 
     `step`: only those in the batch of a train step. `row`, `record`: only those
     whose prompt is in this row of the prompts, and is stored as this text.
-    `sample`: only those with a sample for which all of it holds. `prompt`, `text`: only those that have it in their
-    prompt, or in their samples, in upper or lower case; "" for any.
+    `sample`: only those with a sample that meets all of it. `prompt`, `text`: only those that have it in their prompt,
+    or in their samples, in upper or lower case; "" for any.
     """
 
     tasks: Sequence[str]
@@ -72,7 +72,7 @@ class Selection:
 
 class Page(NamedTuple):
     """Some groups without their samples, how many were read for them, and where the next page begins: None at the
-    end. `is_partial`: of a ranked list, there are groups that were not looked at. `note`: what else is missing."""
+    end. `is_partial`: a ranked list did not examine all groups. `note`: anything else that is missing."""
 
     groups: tuple[FoundGroup, ...]
     read: int
@@ -82,7 +82,7 @@ class Page(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A group that a ranked list may show, at its `place`. `where`: for the one who reads it."""
+    """A group that a ranked list may show, at its `place`. `where`: for its reader."""
 
     place: float
     task: str
@@ -91,7 +91,7 @@ class Candidate(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The groups of a ranked list, in order. `is_partial`: there are more groups, which were not looked at."""
+    """The groups of a ranked list, in order. `is_partial`: not all groups were examined."""
 
     listed: Sequence[Candidate]
     is_partial: bool

@@ -30,8 +30,8 @@ class AdvantageSettings(Settings):
     baseline `leave_one_out`: RLOO, r_i minus the mean of the group's other samples (Ahmadian et al. 2024,
     arXiv:2402.14740).
     baseline or scale `batch`: mean or deviation of all samples that the group's task has in the batch, instead of the
-    group's; rewards of different tasks are never compared. With the mean of the batch the deviation is not the group's:
-    where all its rewards are equal, only `eps` would be left of it.
+    group's; rewards of different tasks are never compared. The mean of the batch does not combine with the deviation of
+    the group: in a group of equal rewards, only `eps` would be left.
     baseline `opo`: sum(l_i r_i) / sum(l_i) of the group, with l_i the loss tokens of a sample; with scale `none` OPO
     (Hao et al. 2025, arXiv:2505.23585).
     `pass_k` = k > 1: pass@k training (Chen et al. 2025, arXiv:2508.10751), where a sample earns what draws of k samples
@@ -94,7 +94,7 @@ def advantages(
     `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
     `tasks` int [N] task index of each sample from 0; None: all are of one task. `lengths` int [N] loss tokens of each
     sample, which baseline `opo` needs; None: all have the same.
-    A group of one has deviation 0 and advantage 0; so has each sample of a group of at most `pass_k`, if that is > 1.
+    A group of one has deviation 0 and advantage 0. With `pass_k` > 1, a group of at most `pass_k` has advantage 0.
     """
     keep = np.asarray(valid, dtype=np.bool_)
     group = np.asarray(groups, dtype=np.int64)

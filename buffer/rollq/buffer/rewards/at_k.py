@@ -34,7 +34,7 @@ def worst_at_k(rewards: Sequence[float], k: int) -> float:
 
 
 def sizes(samples: int) -> Iterator[int]:
-    """The numbers k that are reported of n samples: powers of two, and n."""
+    """The numbers k that are reported for n samples: powers of two, and n."""
     k = 1
     while k < samples:
         yield k

@@ -1,1 +1,1 @@
-"""The rules of a task, and what follows from them. They know no server."""
+"""The rules of a task, and decisions that follow from them. Nothing here talks to a server."""

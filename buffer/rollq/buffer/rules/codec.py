@@ -57,7 +57,8 @@ def encode_rules(rules: TaskRules) -> dict[str, str]:
 
 
 def fields_of(names: Iterable[str]) -> list[str]:
-    """The fields of a clock that change with these rules: theirs, the derived ones, and a default that is one."""
+    """The fields of a clock that change with these rules: theirs, the derived ones, and a default that depends on
+    them."""
     return [*(_RENAMED.get(name, name) for name in names), *_DERIVED, _RENAMED["max_token_staleness"]]
 
 

@@ -37,7 +37,7 @@ class Revision:
 
     @property
     def text(self) -> str:
-        """One line for people: what has changed, by the names that they write, and from which step on."""
+        """One line for display: the changes, by the names of settings, and the first step that has them."""
         changed, sizes = self._changed()
         parts = [part for part in (f"{changed} from step {self.step} on" if changed else "", sizes) if part]
         return f"revision {self.number}: {'; '.join(parts) or 'nothing changed'}"
@@ -152,8 +152,8 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
 def sizes_by_weight(
     tasks: Mapping[str, Sequence[TaskRules]], weights: Mapping[str, float], step: int
 ) -> dict[str, int]:
-    """Groups of each task in the batch of `step` when the groups of all are shared by `weights` instead. Tasks that
-    have none there, as those that were retired, get none.
+    """Groups of each task in the batch of `step` when `weights` share the groups of all. Tasks without groups there,
+    such as retired ones, get none.
 
     `tasks`: the rules of the shards of each. Raises `ConfigError` when a later step has other sizes already, and for
     weights that cannot be used.

@@ -55,7 +55,8 @@ def shards_among(known: Iterable[str], task: str) -> list[str]:
 
 
 def check_task_name(name: str) -> str:
-    """Return the name of a task of `rollq.toml`, or raise `ConfigError` if keys cannot have it, or shards may."""
+    """Return the name of a task of `rollq.toml`. Raises `ConfigError` if it does not fit into keys or looks like a
+    shard's."""
     check_name("task", name)
     if task_of(name) != name:
         raise ConfigError(f"task name {name!r}: names of this form belong to shards; choose another")

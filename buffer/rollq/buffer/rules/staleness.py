@@ -41,7 +41,7 @@ class Floors:
 
 
 def stale_threshold(syncs: int, sync_weights_interval: int) -> int:
-    """Train steps of staleness from which on something is too old that may be `syncs` synchronisations old.
+    """The staleness, in train steps, that is too old for tokens that may be `syncs` synchronisations old.
 
     Raises `ValueError` for a negative number of syncs or an interval below 1.
     """
@@ -53,7 +53,7 @@ def stale_threshold(syncs: int, sync_weights_interval: int) -> int:
 
 
 def staleness(step: int, versions: Iterable[int]) -> int:
-    """Staleness at train step `step` of what holds tokens of these versions: its oldest token's; 0 without tokens."""
+    """The staleness at train step `step` of the oldest of tokens of these versions; 0 without tokens."""
     oldest = min(versions, default=None)
     return 0 if oldest is None else step - oldest - 1
 

@@ -211,7 +211,7 @@ def read_index(directory: Path) -> tuple[Snapshot, str]:
 
 
 def check(directory: Path, snapshot: Snapshot) -> None:
-    """Read every file once. Raises `SnapshotError` naming the first that is missing or not as it was written."""
+    """Read every file once. Raises `SnapshotError` naming the first that is missing or changed."""
     for file in snapshot.files:
         path = directory / file.name
         try:

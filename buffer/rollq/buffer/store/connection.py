@@ -105,7 +105,7 @@ def wait_out(
 
 
 def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: float, patience: Patience) -> None:
-    """Wait before the next try; raise what `error` means when there is none."""
+    """Wait before the next try; without one, raise the meaning of `error`."""
     wait_s = patience.for_trouble(trouble)
     words = reply_text(error) if isinstance(error, driver.RedisError) else str(error).partition("\n")[0]
     message = f"{name}: {words}"
@@ -144,7 +144,7 @@ def open_client(
 
     `name`: of its connections, as the server lists them. After `timeout_s` without a byte one counts as broken.
 
-    Raises ConfigError for a URL that is not `redis://`, `rediss://` or `unix://`, or has options nobody knows.
+    Raises ConfigError for a URL that is not `redis://`, `rediss://` or `unix://`, or has unknown options.
     """
     check_url(url)
     # One retry at once replaces a pooled connection that died unnoticed; everything longer is `patiently`'s to decide.

@@ -22,7 +22,7 @@ BUS_OFFSET = 10_000
 LAST_PORT = 65_535
 READY_TIMEOUT_S = 60.0
 REPLICAS = 1
-"""Of each primary, where nothing else is said."""
+"""Default number of replicas of each primary."""
 LEAST_PRIMARIES = 3
 """With fewer, the others cannot agree that one is dead."""
 
@@ -76,7 +76,7 @@ class EmbeddedCluster:
         ]
         bus = None if port is None else port + BUS_OFFSET
         for index, node in enumerate(self.nodes):
-            node.start_password = self.nodes[0].start_password  # as which each replicates from any other
+            node.start_password = self.nodes[0].start_password  # of the user that replicates
             node.directives |= _directives(node, _port(bind, bus, index), node_timeout_ms)
 
     def __enter__(self) -> Self:
@@ -113,7 +113,7 @@ class EmbeddedCluster:
             raise
 
     def _start(self, node: EmbeddedServer) -> None:
-        """Start a node; on other ports if somebody took those that were chosen for it, and the caller gave none."""
+        """Start a node; if its ports were taken and the caller gave none, on other ports."""
         for tries_left in reversed(range(PORT_TRIES if self._chooses_ports else 1)):
             try:
                 node.start()
@@ -139,7 +139,7 @@ class EmbeddedCluster:
             node.stop()
 
     def _join(self, clients: Sequence[redis.Redis]) -> None:
-        """Make one cluster of nodes that know nothing of each other."""
+        """Join nodes that do not know each other into one cluster."""
         primaries, replicas = clients[: self._primaries], clients[self._primaries :]
         for index, client in enumerate(primaries):
             first, end = index * SLOTS // len(primaries), (index + 1) * SLOTS // len(primaries)

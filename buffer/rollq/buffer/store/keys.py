@@ -2,12 +2,12 @@
 
 Keys of the run share the hash tag `{run}`, keys of a task `{run:task}`, so that a function finds all it touches in
 one slot. A group's own keys are also built inside the functions, by `group_key`, `rollout_key` and
-`payload_key` of `lua/common/samples.lua`; a test holds the two to the same spelling.
+`payload_key` of `lua/common/samples.lua`; a test checks that both spell them alike.
 
 key                              type    content                                       writer     lifetime
 rollq:{run}:run                  hash    incarnation, schema, fingerprints             admin      run
 rollq:{run}:tasks                set     task names                                    admin      run
-rollq:{run}:model_version        string  the live version, for people                  trainer    run
+rollq:{run}:model_version        string  the live version, for display                 trainer    run
 rollq:{run}:model                hash    epoch, version, digest, uri, published_ms     trainer    run
 rollq:{run}:versions             hash    version -> digest of the weights last published trainer   until checkpoint
 rollq:{run}:published            hash    version -> since which epoch, digest of its weights functions until checkpoint

@@ -81,7 +81,7 @@ def library_name() -> str:
 
 
 def connection_name(library: str) -> str:
-    """The name of the connections of roles that use a library: `rollq doctor` so learns which libraries are in use."""
+    """The name of the connections of roles that use a library; `rollq doctor` finds libraries in use by it."""
     return library.replace("_", "-")
 
 

@@ -1,7 +1,7 @@
 """Many commands in one round trip: sent while the next are being made, read while the last replies arrive.
 
-Client and server so work at the same time, which a pipeline that packs everything, sends it, and only then reads does
-not. Functions with large arguments and reads of large values go this way.
+Client and server work at the same time. A pipeline that sends everything before it reads leaves one of them idle.
+Functions with large arguments and reads of large values use this module.
 """
 
 import logging
@@ -52,10 +52,10 @@ def pipeline(
 
     The reply to a refused command is its error.
 
-    Must be harmless to repeat: after an outage all starts again. The commands are not atomic: others may come between,
-    and later ones run even if an earlier one is refused. If servers have replicas, it returns once everything that its
-    functions have found or written, and everything it has set, is on a replica too, so that no failover undoes an
-    answer.
+    The commands must be harmless to repeat: after an outage, all are sent again. The commands are not atomic: others
+    may come between, and later ones run even if an earlier one is refused. If servers have replicas, it returns once
+    everything that its functions have found or written, and everything it has set, is on a replica too, so that no
+    failover undoes an answer.
     """
 
     def do() -> list[T]:
@@ -123,7 +123,7 @@ class _Connections:
         return self._by_server[client]
 
     def flush(self) -> None:
-        """Send what is gathered, and ask for replicas where something may have been written."""
+        """Send the gathered commands, and ask for replicas where something may have been written."""
         for connection in self._by_server.values():
             if connection.written and self._servers.replicas:
                 # WAIT counts writes of this connection alone, and a function that is repeated may write nothing. A

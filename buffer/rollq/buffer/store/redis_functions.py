@@ -91,7 +91,7 @@ def _load_where_missing(client: redis.Redis) -> None:
 
 
 STAGED_S = 600
-"""How long a payload beside a call stays when its function never runs, which keeps it or removes it."""
+"""How long a payload beside a call lasts if its function, which keeps or removes it, never runs."""
 
 Load = Callable[[str], None]
 """Loads the library into the server of a key, or raises why it must not."""
@@ -111,8 +111,8 @@ def call(servers: Servers, patience: Patience, load: Load, name: str, key: str, 
 class Beside(NamedTuple):
     """A call of a function, and payloads by key that are set in the same transaction, unless they are there already.
 
-    Large values so do not pass through the function. It makes those last that a group names, and removes the others;
-    where it is missing and the caller dies, they expire.
+    So large values do not pass through the function. It keeps those that a group names, and removes the others. If it
+    is missing and the caller dies, they expire.
     """
 
     call: Command

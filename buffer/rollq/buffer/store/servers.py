@@ -63,7 +63,7 @@ class Servers(Protocol):
 
     def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
         """Whether no replica follows the server of `client`, and others say that it has `key`, and that no replica may
-        take its place. One that was cut off may not know. Raises the driver's error of the last one if none answers."""
+        take its place. A server that was cut off may not know. Raises the driver's last error if none answers."""
 
     def was_alone(self, client: redis.Redis) -> bool:
         """Whether the server of `client` was alone a moment ago, so that it need not be waited for."""

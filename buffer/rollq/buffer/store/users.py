@@ -34,7 +34,7 @@ class ServerUser(StrEnum):
     """A user that takes care of the server. No role logs in as one."""
 
     ADMIN = "admin"  # the only one that may change the server
-    REPLICA = "replica"  # as which a replica logs in to its primary
+    REPLICA = "replica"  # with this one, a replica logs in to its primary
 
 
 User = Role | ServerUser
@@ -131,7 +131,7 @@ TRANSACTIONS = "multi exec discard unwatch"
 QUEUE_COMMANDS: Mapping[Role, str] = {
     Role.PRODUCER: f"{QUEUE_EVERYONE} {QUEUE_PRODUCER}",
     Role.WORKER: f"{QUEUE_EVERYONE} {QUEUE_WORKER}",
-    Role.TRAINER: QUEUE_EVERYONE,  # it only counts tickets, for `rollq status`, by which its health is checked
+    Role.TRAINER: QUEUE_EVERYONE,  # it only counts tickets, for `rollq status`, its health check
     Role.ARCHIVER: QUEUE_EVERYONE,  # likewise
     Role.MONITOR: QUEUE_EVERYONE,
     Role.OPERATOR: QUEUE_EVERYONE,
@@ -188,7 +188,8 @@ def functions_of(role: Role) -> frozenset[str]:
 
 
 def callers(name: str, source: str) -> set[Role]:
-    """The roles that call the function `name`, as the head of its source says. Monitors may call all that only read."""
+    """The roles that call the function `name`, as the head of its source says. Monitors may call all read-only
+    functions."""
     matched = re.search(r"^-- Caller: [^;]*; (.*(?:\n--   .*)*)", source, re.MULTILINE)
     words = matched[1] if matched else ""
     roles = {role for pattern, roles in CALLERS.items() if re.search(rf"\b({pattern})\b", words) for role in roles}

@@ -1,7 +1,7 @@
 """Spans on their way to a collector: OpenTelemetry's processor and exporter, and what is lost on the way.
 
 Only this module imports OpenTelemetry. Invariant: nobody who emits a span ever waits. Spans wait in a bounded queue,
-a thread sends them, and those that find the queue full, or that the collector does not take, are counted and said.
+a thread sends them, and those that find the queue full, or that the collector does not take, are counted and logged.
 """
 
 import logging
@@ -116,18 +116,18 @@ class Delivery(SpanExporter):
         if result is SpanExportResult.SUCCESS:
             self.sent += len(spans)
         else:
-            self.lose(len(spans), said[0] if said else "no reason is known")
+            self.lose(len(spans), said[0] if said else "unknown reason")
         return result
 
     def lose(self, spans: int, reason: str) -> None:
-        """Say once a minute how many spans are lost. From any thread."""
+        """Log once a minute how many spans are lost. From any thread."""
         with self._losing:
             lost = 0 if self._ended else self._lines.count(spans)
         if lost:
             log.warning("traces: %d spans are lost, on the way to %s: %s", lost, self._where, reason)
 
     def end(self) -> None:
-        """Say how many spans have not been sent by now, and nothing of later ones."""
+        """Log how many spans have not been sent yet; later ones are not logged."""
         self._ended = True
         if unsent := self.queued + self.refused - self.sent:
             log.warning("traces: %d spans were not sent, and %d were", unsent, self.sent)
@@ -139,7 +139,8 @@ class Delivery(SpanExporter):
 
 
 class _Hearing(logging.Filter):
-    """Keeps what the SDK says while rollq uses it out of the log: it may have the endpoint's password or headers."""
+    """Keeps the SDK's messages out of the log while rollq uses it: they may contain the endpoint's password or
+    headers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         said: list[str] | None = getattr(_heard, "said", None)

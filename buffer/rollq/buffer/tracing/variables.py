@@ -51,7 +51,7 @@ def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _forms(text: str, *separators: str) -> Iterator[str]:
-    """A text that is secret, its parts and words, as they are and decoded; nothing that is too short to be one."""
+    """A secret, its parts and words, plain and decoded; none that is too short to be secret."""
     forms = [text]
     for separator in separators:
         forms += [part for form in forms for part in form.split(separator)]

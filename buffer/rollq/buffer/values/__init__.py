@@ -1,1 +1,1 @@
-"""Plain values that travel between the parts of rollq. They know no server."""
+"""Plain values that travel between the parts of rollq. Nothing here talks to a server."""

@@ -95,8 +95,8 @@ class VersionSpan(NamedTuple):
 
 NO_EPOCH: Final = -1
 NO_VERSION: Final = -1
-"""Epoch and version where there are none: of tokens that no weights of the run have made, because their samples were
-inserted; and of the live weights, before the first trainer."""
+"""Epoch and version of tokens that no weights of the run have made, because their samples were inserted; and of the
+live weights before the first trainer."""
 
 
 def unversioned(tokens: int) -> tuple[VersionSpan, ...]:

@@ -41,7 +41,8 @@ def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: 
     """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
 
     A `file://` folder is returned as it is, compared as far as `verify` says; others are written to a folder below
-    `into`, whose oldest go. Raises `WeightsError` when they are missing or others than announced, `ServerError`.
+    `into`, where the oldest are removed. Raises `WeightsError` when they are missing or not the announced ones,
+    `ServerError`.
     """
     if _URI.fullmatch(uri) is None:
         raise WeightsError(f"weights {uri!r}: neither file:///path, redis:<digest>/<n>, s3://bucket/... nor delta:<id>")
@@ -170,7 +171,7 @@ class _Rebuild:
 
 
 class _BaseChanged(WeightsError):
-    """A version that was rebuilt here before is no longer what it was."""
+    """A version that was rebuilt here has changed since."""
 
 
 def _write(pieces: Iterable[bytes], path: Path, most: int) -> None:

@@ -68,7 +68,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, raw: bytes) -> "Manifest":
-        """Raises `WeightsError` when it is none, or names a file outside its folder."""
+        """Raises `WeightsError` if it is not a manifest, or names a file outside its folder."""
         try:
             content = orjson.loads(raw)
             if content["schema"] != MANIFEST_VERSION:

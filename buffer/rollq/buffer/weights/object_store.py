@@ -70,7 +70,7 @@ class ObjectStore:
         return [entry["path"] for entry in sorted(entries, key=lambda entry: entry["last_modified"])]
 
     def remove(self, names: list[str]) -> None:
-        """Remove objects; those that are gone do not matter."""
+        """Remove objects; missing ones are ignored."""
         import obstore
 
         with _explained(self._url):

@@ -1,5 +1,5 @@
-"""Logprobs of a few prompts under published weights, and sums of these: a worker notices by them that its engine serves
-others."""
+"""Logprobs of a few prompts under published weights, and sums of these: they show a worker whether its engine serves
+the same."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

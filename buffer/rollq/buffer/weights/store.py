@@ -127,7 +127,7 @@ def check_redis_size(size_bytes: int) -> None:
 
 
 def keep_weights(buffer: BufferCore) -> None:
-    """Have what Redis holds of weights live for `TTL_S` from now. The trainer calls it as long as it lives."""
+    """Keep weights in Redis for `TTL_S` from now. The trainer calls this for as long as it runs."""
     for entry in buffer.send("LRANGE", buffer.keys.weights_held, 0, -1):
         for name in _chunk_names(buffer, entry.decode()):
             buffer.send("EXPIRE", name, TTL_S)

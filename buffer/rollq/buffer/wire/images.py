@@ -127,7 +127,7 @@ class _Deadline:
 
 
 def _shut(connected: socket.socket) -> None:
-    """End what another thread reads. TLS has no part in it: it would wait for the server."""
+    """End another thread's read. This bypasses TLS, which would wait for the server."""
     with suppress(OSError):
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 

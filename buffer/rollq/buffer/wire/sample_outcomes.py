@@ -14,7 +14,7 @@ from rollq.buffer.values.rollouts import Sample, SampleStatus
 log = logging.getLogger(__name__)
 
 ERROR_CHARACTERS = 200
-"""An outcome has at most as much of an error."""
+"""Characters of an error that an outcome keeps."""
 
 
 @dataclass(frozen=True, slots=True)

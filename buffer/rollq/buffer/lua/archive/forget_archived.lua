@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, number
 --   number: of the portion
--- Returns: 1, or 0 while the buffer is saved, when nothing is dropped: call again
+-- Returns: 1; 0 while the buffer is being saved, which drops nothing: call again
 -- Caller: Archiving.forget_archived; archivers
 -- Repeat: finds another portion, or none, and changes nothing
 local function forget_archived(keys, args)

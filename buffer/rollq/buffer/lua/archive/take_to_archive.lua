@@ -2,9 +2,9 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, archiver, lease_ms, most, wait_ms, trouble
---   archiver: a text that no other one has   most: groups in a portion at most
+--   archiver: a unique name   most: groups in a portion at most
 --   wait_ms: for how long groups of a step that is not over yet wait for others, unless there are `most`
---   trouble: why the archiver cannot write the portion that it has, for people; '' while it can
+--   trouble: why the archiver cannot write the portion that it has, for display; '' while it can
 -- Returns: the number of the portion, its step, and the ids of its groups; 0, 0 without one; -1, 0 while another
 --   archiver is at work
 -- Caller: Archiving.take_to_archive; archivers

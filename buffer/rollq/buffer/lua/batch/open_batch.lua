@@ -41,7 +41,7 @@ local function open_batch(keys, args)
   local existing = redis.call('HGET', batches, batch_id)
   local open = existing and find_open(clock, batch_id, existing, digest)
   if open then return open end
-  -- a copy of the call that arrives when the batch is over
+  -- a late copy of the call: the batch is over
   if redis.call('EXISTS', batch_key(clock, handle)) == 1 then return { handle, 0 } end
   if kind == 'eval' then
     err = pin_evaluation(clock)

@@ -76,7 +76,7 @@ local function read_clock(key, incarnation)
   return values.view
 end
 
--- A text that no other write of a clock has, on this server or on another: the time, and how many came before it here.
+-- A string that is unique to this write of a clock, on any server: the time, and the number of earlier writes here.
 local function new_revision()
   clock_writes = clock_writes + 1
   return table.concat(redis.call('TIME'), '.') .. '-' .. clock_writes
@@ -102,8 +102,8 @@ local function write_clock(clock, changes)
 end
 
 -- Keeps a record of a revision of a task's rules: the first step that may be claimed by them, the time, and what was
--- changed (JSON). `file`: the rules of the settings file that asked for them (JSON), '' when none did; `digest` names
--- them for as long as the run lives.
+-- changed (JSON). `file`: the rules of the settings file that asked for them (JSON), '' without one; `digest` names
+-- these rules for the life of the run.
 local function record_rules(prefix, revision, step, record, file, digest)
   local rules, time = prefix .. 'rules', exact(now_ms())
   redis.call('HSET', rules, revision, table.concat({ exact(step), time, record }, ' '))

@@ -10,8 +10,8 @@ local function now_ms()
   return tonumber(seconds) * 1000 + math.floor(tonumber(microseconds) / 1000)
 end
 
--- Whether a deadline is yet to come that was set at most `longest_ms` ahead. One that is further away was set before
--- the server's clock was set back, and is over.
+-- Whether a deadline that was set at most `longest_ms` ahead is still to come. A later one was set before the server's
+-- clock was set back, and is over.
 local function is_ahead(deadline_ms, longest_ms, now)
   local left_ms = (tonumber(deadline_ms) or 0) - now
   return left_ms > 0 and left_ms <= tonumber(longest_ms)

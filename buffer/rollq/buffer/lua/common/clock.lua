@@ -1,6 +1,6 @@
 -- Decisions that depend on a task's clock: what is too old, how groups are scored, and how many count.
 
--- Whether a copy of the buffer is taken: then nothing is dropped or reset.
+-- Whether the buffer is being saved: then nothing is dropped or reset.
 local function is_saving(clock, now)
   return is_ahead(clock.saving_until_ms, clock.saving_ms or 0, now)
 end

@@ -14,7 +14,7 @@ local function forget_lease(key)
     'loan_parts')
 end
 
--- A group's `history`, for people, has a line for each lease that has ended but the last: attempt, until (ms), how it
+-- A group's `history`, for display, has a line for each lease that has ended but the last: attempt, until (ms), how it
 -- ended (a word), parts of samples that were salvaged by then, and its `leased` (see `grant`). The last lease is in the
 -- history too unless it ended by `put`: then `leased` is left, and `put_ms` is its end, so that `put` need not write.
 local note_lease
@@ -83,7 +83,7 @@ local function remove_group(clock, id, reason)
   local progress, payload, bytes = clock.prefix .. 'progress', group_fields(clock, id, 'payload', 'bytes')
   unlink_frames(clock, id, payload, group_key(clock.prefix, id))
   redis.call('HINCRBY', progress, 'dropped_' .. reason, 1)
-  -- it is another text only where somebody has changed it, which must not hold up the archive
+  -- not a number if it was changed by hand, which must not block the archive
   if is_count(bytes) then redis.call('HINCRBY', progress, 'bytes', -tonumber(bytes)) end
 end
 
@@ -103,13 +103,13 @@ local function drop_group(clock, id, reason, step)
   redis.call('ZADD', clock.prefix .. 'leaving', step or clock.step, id)
 end
 
--- Remembers the newest error of the task, for people.
+-- Remembers the newest error of the task, for display.
 local function note_error(clock, err)
   local text = string.sub(err, 1, MOST_ERROR_BYTES)
   redis.call('HSET', clock.prefix .. 'last_error', 'text', text, 'at_ms', now_ms())
 end
 
--- Counts groups of workers that failed since one ended in another way. `others`: whether one did, before them.
+-- Counts groups of workers that failed since the last one that did not. `others`: whether one did not, before them.
 local function note_failures(clock, failed, others)
   local progress = clock.prefix .. 'progress'
   if others then redis.call('HDEL', progress, 'failed_in_a_row') end
@@ -131,7 +131,7 @@ local function file_for_audit(clock, id, status, err)
   redis.call('ZADD', set, arrival, id)
   redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
   if batch then redis.call('HINCRBY', clock.prefix .. 'batch:' .. batch, status, 1) end
-  -- one more than was filed, so that a cap that was lowered is reached
+  -- one more than was filed, to reach a cap that was lowered
   for _ = 1, math.min(2, redis.call('ZCARD', set) - clock.audit) do
     local oldest = unpack(redis.call('ZPOPMIN', set))
     drop_group(clock, oldest, status)

@@ -1,6 +1,6 @@
 -- Facts about a group for the worker that makes it.
 
--- The mean length of earlier answers to the prompt of a group, as text; '' when it is not known.
+-- The mean length of earlier answers to the prompt of a group, as text; '' if unknown.
 local function expected_tokens(clock, id)
   local row = clock.prompt_stats == 1 and tonumber(id) >= first_of_prompts(clock) and group_fields(clock, id, 'row')
   local known = row and redis.call('HGET', clock.prefix .. 'prompts', row)

@@ -12,7 +12,7 @@ local function level_of(levels, epoch)
   return nil
 end
 
--- The levels when `new_epoch` lowers those before it to `level`. Levels up to `settled` share one entry.
+-- The levels after `new_epoch` has lowered earlier ones to `level`. Levels up to `settled` share one entry.
 local function lower_levels(levels, new_epoch, level, settled)
   local kept, lowest = {}, nil
   for last, known in string.gmatch(levels, EPOCH_LEVEL) do

@@ -129,9 +129,9 @@ do
     return ids, probabilities
   end
 
-  -- The next `want` fresh groups of a batch, which score `lowest` or more in the version index; and where they are
-  -- drawn, how probable each was. `old` stale groups may be among them while the buffer is being saved, because nothing
-  -- expires then, if the order is not by version.
+  -- The next `want` fresh groups of a batch, which score `lowest` or more in the version index; and for draws, how
+  -- probable each was. `old` stale groups may be among them while the buffer is being saved, because nothing expires
+  -- then, if the order is not by version.
   function choose_fresh(clock, step, lowest, want, old, seed)
     local completed, ids = clock.prefix .. 'completed', {}
     if want == 0 then return ids, {} end

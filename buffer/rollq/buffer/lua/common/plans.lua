@@ -4,7 +4,7 @@ local function plan_key(prefix, step)
   return prefix .. 'plan:' .. step
 end
 
--- Makes a plan one of the live epoch. Returns its key, whether its batch was delivered, its round, and how often its
+-- Carries a plan into the live epoch. Returns its key, whether its batch was delivered, its round, and how often its
 -- batch was released; or nil and an error reply. A batch that is replayed keeps its sizes; the numbers begin again at
 -- 0, as in `claim_numbers`.
 local function read_plan(prefix, epoch, step)

@@ -7,7 +7,7 @@
 -- The payload is a key in the task's slot, whose name is the nonce of the lease, or it is external: in another slot, or
 -- in another store. The name of an external payload is `place:id:nonce-suffix`. Functions cannot remove it, so they add
 -- its name to the task's garbage, which roles collect. It is alive while its group names it, while the lease with its
--- nonce is held, and while copies of its group share it; a name that has ceased to be alive is never alive again.
+-- nonce is held, and while copies of its group share it; a dead name never comes back to life.
 
 local NO_VERSION = '-'
 local EVERY_VERSION = '[^,]+'
@@ -125,7 +125,7 @@ local function note_bytes(clock, id, bytes, before)
   redis.call('HINCRBY', clock.prefix .. 'progress', 'bytes', change)
 end
 
--- Counts the bytes of a group's frames, without parts, which are few and go soon.
+-- Counts the bytes of a group's frames, without parts, which are small and short-lived.
 local function measure_frames(clock, id)
   local key, payload_bytes, before = rollout_key(clock.prefix, id), group_fields(clock, id, 'payload_bytes', 'bytes')
   local bytes = tonumber(payload_bytes or '0') + redis.call('HSTRLEN', key, WHOLE)
@@ -135,7 +135,7 @@ local function measure_frames(clock, id)
   note_bytes(clock, id, bytes, before)
 end
 
--- Whether an external payload may still be read, or be named by a group that is put.
+-- Whether an external payload may still be read, or named by a group that is put.
 local function is_alive(clock, payload)
   local id, nonce = string.match(payload, AWAY_NAME)
   local lease, named = group_fields(clock, id, 'nonce', 'payload')
@@ -182,7 +182,7 @@ local function with_payloads(run)
       local is_named = id and redis.call('HGET', group_key(prefix, id), 'payload') == nonce
       if id then redis.call(is_named and 'PERSIST' or 'UNLINK', keys[i]) end
     end
-    if not is_done then error({ err = reply }, 0) end -- pcall has made a text of the error
+    if not is_done then error({ err = reply }, 0) end -- pcall has turned the error into a string
     return reply
   end
 end
@@ -232,7 +232,7 @@ end
 -- The newest version that a group may count as by these floors, if its versions were counted in epoch `counted_in`.
 -- The stored versions stay as they were counted; code that compares them applies this cap.
 local function cap_by(clock, counted_in, floors)
-  counted_in = tonumber(counted_in or '') -- another text only where somebody has changed it
+  counted_in = tonumber(counted_in or '') -- not a number only if changed by hand
   local newest = counted_in and level_of(floors, counted_in)
   return newest and newest + clock.token_shift or NO_TOKENS
 end
@@ -242,7 +242,7 @@ local function cap_of(clock, counted_in)
 end
 
 local function capped(version, cap)
-  version = tonumber(version) or NO_TOKENS -- it is missing where somebody has damaged a group
+  version = tonumber(version) or NO_TOKENS -- missing only if a group was changed by hand
   return version == NO_TOKENS and version or math.min(version, cap)
 end
 
@@ -269,7 +269,7 @@ local function cap_versions(versions, cap)
   return found
 end
 
--- The fields of a group's hash (flat) with its versions as they count in the live epoch, for people, archives and
+-- The fields of a group's hash (flat) with its versions as they count in the live epoch, for display, archives and
 -- copies of the buffer. The versions of a batch stay as they were when it was claimed.
 local function fields_as_counted(clock, id)
   local found, at = redis.call('HGETALL', group_key(clock.prefix, id)), {}
@@ -302,8 +302,8 @@ local function reset_group(clock, id, stale, cap)
   redis.call('HDEL', key, 'shaped', 'rows')
 end
 
--- The newest version that tokens of an epoch may count as yet: as long as each version that was published since the
--- rewind has had the weights that it had in that epoch, they may count as they are.
+-- The newest version that tokens of an epoch may still count as. They may count as they are while each version
+-- published since the rewind has had the same weights as in that epoch.
 local function hoped_of(clock, epoch)
   local newest = newest_of(clock, epoch)
   return newest == clock.version and NO_TOKENS or newest
@@ -313,7 +313,7 @@ end
 -- nothing else looks at them. Returns the oldest version that it keeps. Groups of an evaluation are never too old.
 local function age_group(clock, id, stale)
   local letters, versions, counted_in = group_fields(clock, id, 'letters', 'versions', 'counted_in')
-  local epoch = tonumber(counted_in or '') -- another text only where somebody has changed it
+  local epoch = tonumber(counted_in or '') -- not a number only if changed by hand
   local cap = epoch and hoped_of(clock, epoch) + clock.token_shift or NO_TOKENS
   local oldest = capped(oldest_kept(letters, versions), cap)
   if clock.kind ~= 'train' or oldest > stale then return oldest end

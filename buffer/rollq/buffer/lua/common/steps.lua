@@ -14,7 +14,7 @@ local function has_batch(manifest)
   return redis.call('HEXISTS', manifest, 'ids') == 1
 end
 
--- Of how many groups the batch of a manifest will be while it fills; nil once it is whole, or without one.
+-- The final number of groups in the batch of a manifest that still fills; nil once it is whole, or without a manifest.
 local function open_target(manifest)
   return tonumber(redis.call('HGET', manifest, 'open') or '')
 end
@@ -159,7 +159,7 @@ do
     if #stale > 0 then file_expired(clock, stale) end
   end
 
-  -- archived -> gone, where the run resumes fresh: groups that were kept only while the buffer was being saved.
+  -- archived -> gone, where the run resumes fresh: groups that were kept only for a save of the buffer.
   local function drop_held(clock)
     local held = redis.call('ZRANGE', clock.prefix .. 'archived', 0, IDS_PER_CALL - 1, 'WITHSCORES')
     for i = 1, #held, 2 do

@@ -1,10 +1,10 @@
 -- The live weights of a run, and which epochs have published the same ones.
 --
 -- `published` has for each version: the first epoch since which every epoch that published it had the same weights, and
--- their digest. Tokens of these epochs then have the same weights behind them.
+-- their digest. Then tokens of these epochs come from the same weights.
 
 -- The first epoch since which all publications of a version had these weights, if `epoch` publishes it. Only a digest
--- that is a sha256 in hex says what weights are.
+-- that is a sha256 in hex identifies weights.
 local function published_since(prefix, epoch, version, digest)
   local since, known = string.match(redis.call('HGET', prefix .. 'published', version) or '', '^(%d+) (.*)$')
   local is_proof = #digest == 64 and not string.find(digest, '[^%x]')

@@ -7,7 +7,7 @@
 -- Caller: Admission.admit; producers
 -- Repeat: finds that the cursor has moved, and admits nothing
 --
--- A call with a row that was taken out since its caller looked admits nothing.
+-- A call admits nothing if one of its rows was excluded since the caller checked.
 local FIRST_PROMPT = 6
 
 -- Whether as many groups wait for the archive as batches and audit sets may hold.

@@ -8,11 +8,11 @@
 -- Caller: Lending.borrow; workers that have nothing to lease
 -- Repeat: with the same nonce returns the same samples, of those groups whose loan has not ended
 --
--- The weights must be at least as new as those that the group's own worker has leased it for: its tokens count as no
--- older then. The oldest groups come first.
+-- The weights must be at least as new as those that the group's worker leased it for, so its tokens count as no older.
+-- The oldest groups come first.
 local LOOKED_AT = 32 -- groups
 
-local UNCONFIRMED_MS = 5000 -- how long a loan holds at most that its worker has not renewed yet
+local UNCONFIRMED_MS = 5000 -- longest life of a loan before its worker renews it
 
 local function lend_samples(clock, id, request, most)
   local key = group_key(clock.prefix, id)
@@ -45,7 +45,7 @@ local function find_offers(clock, request)
   return ids, count
 end
 
--- Whether none of these samples has tokens yet: then nothing of the group has to be read, which may be large.
+-- Whether none of these samples has tokens yet: then the group, which may be large, need not be read.
 local function are_new(letters, indices)
   for _, index in ipairs(split(indices)) do
     if string.sub(letters, index + 1, index + 1) ~= SAMPLE.pending then return false end

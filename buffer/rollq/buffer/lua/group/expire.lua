@@ -1,4 +1,4 @@
--- Moves groups that are too old out of the way. It only tidies up: claim and readiness never count them.
+-- Moves groups that are too old out of the way. This only tidies up: claim and readiness never count such groups.
 -- Moves: completed|aborted -> expired, or dropped
 -- KEYS: clock
 -- ARGV: incarnation, limit, offset, then statuses

@@ -1,4 +1,4 @@
--- A worker gives leased groups back: work that it did not start, or that met an engine's error.
+-- A worker gives leased groups back: work that it did not start, or that failed in the engine.
 -- Moves: running -> pending; failed, when the error was counted and the tries are spent; aborted, when its batch is
 --   cut off
 -- KEYS: clock

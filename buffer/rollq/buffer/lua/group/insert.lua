@@ -2,7 +2,7 @@
 -- Moves: new -> completed
 -- KEYS: clock
 -- ARGV: incarnation, source, after, then per group: prompt, reward, tokens, bytes, rows, samples, frame
---   source: what they come from   after: how many groups of it were inserted before these
+--   source: their origin   after: how many groups of it were inserted before these
 --   reward: mean of its samples   tokens: of their responses   bytes: of the frame
 --   rows: of its samples, for the trainer (see `rollq.buffer.wire.sample_rows`)   samples: their outcomes (see
 --   `rollq.buffer.wire.sample_outcomes`)   frame: of the WHOLE group

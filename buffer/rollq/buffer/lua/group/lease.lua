@@ -191,7 +191,7 @@ local function lease(keys, args)
   if granted then return describe_all(clock, granted) end
   local runs = clock.control == 'run' or clock.control == 'done'
   if not runs or clock.sleep or clock.version < 0 then return { 0 } end
-  -- an evaluation is of one version: a worker with another one takes no part in it
+  -- an evaluation measures one version: workers with another one take no part
   if clock.kind == 'eval' and clock.pin ~= epoch .. ':' .. version then return { 0 } end
   local hoped_version = math.min(tonumber(version), hoped_of(clock, tonumber(epoch)))
   version = math.min(tonumber(version), newest_of(clock, tonumber(epoch)))

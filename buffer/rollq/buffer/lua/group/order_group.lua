@@ -1,11 +1,11 @@
--- Moves one group as an operator says: drops it, has it sampled again, or files it, with its samples, as failed.
+-- Moves one group for an operator: drops it, sends it back to be sampled again, or files it and its samples as failed.
 -- Moves: pending|running|completed|cooling|aborted|expired|filtered|failed -> dropped; completed|filtered|failed ->
 --   pending; running|completed -> failed
 -- KEYS: clock
 -- ARGV: incarnation, id, order, dry_run, seen, mark, expected
 --   order: drop|requeue|quarantine   dry_run: 1 to change nothing
 --   seen: the mark of the last order, as the caller has read it, '' for none   mark: of this order; no other has it
---   expected: the status in which the caller has seen the group; '' for any
+--   expected: the status in which the caller saw the group; '' for any
 -- Returns: `done`, or why nothing has changed: `gone`; `status`, which does not allow it; `moved`, as its status is not
 --   the expected one; `batch`, which has not ended; `saving` of the buffer; `unsampled`, a requeue where nobody would
 --   sample it: in a task that is offline, or after an evaluation; or `ordered` by somebody else since the caller read

@@ -1,9 +1,9 @@
--- Takes groups back whose lease ran out, as suspects. A group that was alone on its last try is quarantined. A lease
+-- Takes back groups whose lease ran out, as suspects. A group that was alone on its last try is quarantined. A lease
 -- that its worker never confirmed, because the reply was lost, counts neither as a try nor as a death.
 -- Moves: running -> pending; failed, when it is quarantined
 -- KEYS: clock
 -- ARGV: incarnation, limit, producer
---   producer: where the producer that calls is, JSON; '' from other roles
+--   producer: the location of the calling producer, JSON; '' from other roles
 -- Returns: how many went back, how many were quarantined, held 0|1
 -- Caller: Sweeping.reap; any role, about once a second
 -- Repeat: finds only leases that ran out since, and writes no second row of the history
@@ -64,7 +64,7 @@ local function shorten_leases(clock, now, limit)
   end
 end
 
--- Notes where the producer is that looks at the task, and forgets silent ones when another comes.
+-- Notes the location of the producer that looks at the task, and forgets silent producers when a new one comes.
 local function note_producer(clock, producer, now)
   local seen = clock.prefix .. 'producers'
   if producer == '' or redis.call('HSET', seen, producer, exact(now)) == 0 then return end

@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, limit
--- Returns: the names of some of them; none while the buffer is saved, since the saver may read them
+-- Returns: the names of some of them; none while the buffer is being saved, since the saver may read them
 -- Caller: Collecting.collect; any role
 -- Repeat: finds what is left
 --

@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then names of payloads
--- Returns: the names of those; none while the buffer is saved
+-- Returns: the names of the orphans; none while the buffer is being saved
 -- Caller: Collecting.find_orphans; any role
 -- Repeat: finds the same
 --

@@ -3,7 +3,8 @@
 -- KEYS: run
 -- ARGV: incarnation, schema, model, tokenizer, payloads, then (name, identity)...
 --   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside of the run's servers
---   name, identity: what roles must agree on, such as the environment of a task, and a text that says which it is
+--   name, identity: something that roles must agree on, such as the environment of a task, and a string that identifies
+--   it
 -- Returns: the incarnation of the run
 -- Caller: BufferCore.create_run; every role, when it starts
 -- Repeat: compares and changes nothing

@@ -3,7 +3,7 @@
 -- KEYS: run
 -- ARGV: incarnation, worker, order, seen
 --   order: run|pause|drain   seen: the worker's order as the caller has read it, '' for none
--- Returns: 1, or -1 when the worker has got another order since its caller read it
+-- Returns: 1, or -1 when the worker has got another order since the caller read it
 -- Caller: Steering.order_worker; operators
 -- Repeat: returns -1, and so does a copy of the call that arrives after a later one
 local function order_worker(keys, args)

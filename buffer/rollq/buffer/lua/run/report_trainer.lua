@@ -50,7 +50,7 @@ local function row_at(key, step)
   return position_of(redis.call('ZRANGE', key, -1, -1)[1]) + 1, {}
 end
 
--- Puts numbers into a row, as far as they fit: no trainer ends for a number that only charts miss.
+-- Puts numbers into a row, as far as they fit. A trainer must not fail over a number that only charts would miss.
 local function put_together(numbers, args, first)
   local taken = #cjson.encode(numbers)
   for i = first, #args, 2 do

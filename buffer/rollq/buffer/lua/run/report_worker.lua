@@ -23,7 +23,7 @@ local function report_worker(keys, args)
   end
   local order = string.match(redis.call('HGET', prefix .. 'orders', worker) or '', '%a+$') or 'run'
   if redis.call('HSET', workers, worker, exact(now) .. ' ' .. report) == 0 then return order end
-  -- the table only grows by new names; each looks at some others, and forgets those that are silent
+  -- only new names grow the table: each new name checks some others, and forgets silent ones
   local reports = redis.call('HRANDFIELD', workers, LOOKED_AT, 'WITHVALUES')
   for i = 1, #reports, 2 do
     local name, last_report = unpack(reports, i, i + 1)

@@ -16,7 +16,7 @@ local function refuse_launch(launches, launch_id, live_launch)
   return fail('FENCED', 'launch %s was replaced by launch %s', launch_id, live_launch)
 end
 
--- How long the live trainer's lease of `longest_ms` lasts. Its deadline moves when the server's clock was set back.
+-- How long the live trainer's lease of `longest_ms` lasts. The deadline moves if the server's clock was set back.
 local function lease_left_ms(trainer, deadline_ms, longest_ms, now)
   local left_ms = deadline_ms - now
   if left_ms <= longest_ms then return left_ms end
@@ -48,7 +48,7 @@ local function refuse_undone(undone, saved_in, from_step)
   )
 end
 
--- From which epoch on all publications are noted: a snapshot has none of those before it was saved.
+-- The first epoch from which all publications are noted: a snapshot lacks those before it was saved.
 local function trace(trainer, live_epoch, epoch)
   local traced = redis.call('HGET', trainer, 'traced')
   if tonumber(traced) ~= live_epoch then redis.call('HSET', trainer, 'traced_since', epoch) end

@@ -7,7 +7,7 @@
 -- Caller: _put; the trainer, rank 0
 -- Repeat: writes the same again
 --
--- This is a function so that a full server still takes weights: without them nothing would ever drain it.
+-- This is a function because a full server must still take weights: without them nothing would ever drain it.
 local function store_weights(keys, args)
   local incarnation, digest, chunks, number, ttl_s, chunk = unpack(args)
   check_given(digest, chunk)
@@ -16,7 +16,7 @@ local function store_weights(keys, args)
   if err then return err end
   local held, entry = prefix .. 'weights', digest .. '/' .. chunks
   if number == '0' then
-    -- listed before they are written, so that weights that a crash leaves half written are dropped in their turn
+    -- listed before they are written, so weights that a crash leaves half written are dropped in turn
     redis.call('LREM', held, 0, entry)
     redis.call('RPUSH', held, entry)
   end

@@ -2,7 +2,7 @@
 -- Moves: snapshot -> any status
 -- KEYS: clock, payloads
 -- ARGV: incarnation, order, priority_decay, then per group: id, status, score, field_count
---   incarnation: to be   order, priority_decay: of the task
+--   incarnation: of the new run   order, priority_decay: of the task
 --   score: unused for pending, completed and aborted, whose scores follow from their fields
 --   each group is followed by name, value of its fields, the number of frames, and index, frame of each
 -- Returns: how many were written; 0 when the task is restored already

@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, digest, payloads
---   incarnation: to be   digest: of the snapshot   payloads: as in create_run
+--   incarnation: of the new run   digest: of the snapshot   payloads: as in create_run
 -- Returns: the incarnation of the run
 -- Caller: Restoring.restore; a restore
 -- Repeat: returns the same incarnation, even to another process after the first one died
@@ -31,7 +31,7 @@ local function restore_run(keys, args)
   if restoring and place ~= payloads then
     return fail(
       'RUN_MISMATCH',
-      'the restore that did not end here was %s payloads.url: repeat it so, or give the run another name (--run)',
+      'the unfinished restore here was %s payloads.url: repeat it that way, or give the run another name (--run)',
       place == '' and 'without' or 'with'
     )
   end

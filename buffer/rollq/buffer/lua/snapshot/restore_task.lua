@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, last, then parts
---   incarnation: to be   last: 1 for the last call   parts: see write_parts
+--   incarnation: of the new run   last: 1 for the last call   parts: see write_parts
 -- Returns: 1 when they were restored, 0 when the task is restored already
 -- Caller: Restoring._restore_task; a restore, when all groups are there
 -- Repeat: changes nothing

@@ -7,11 +7,11 @@
 --   seed: of draws   so_far: 1 to take what is there of a batch that is short
 --   known: how many of its groups the caller has already
 -- Returns: `batch`, or `open` for a batch that still fills; then the floors of dead epochs when its first groups were
---   claimed, its round, its releases, from which staleness on its tokens are masked, lines of later groups for which
---   both are others (see `later_line`); what an open one lacks: how many groups are ready, how many in generation must
---   be waited for, how many must reach the archive first; and its groups after the known ones (see `describe_groups`).
---   Or `short` and what the batch lacks; or `sweep`, 0, 0, 0 when stale groups are in the way of an order that is not
---   by version: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at the plan again
+--   claimed, its round, its releases, the staleness at which its tokens are masked, lines of later groups for which
+--   both differ (see `later_line`); what an open one lacks: how many groups are ready, how many in generation must be
+--   waited for, how many must reach the archive first; and its groups after the known ones (see `describe_groups`). Or
+--   `short` and what the batch lacks; or `sweep`, 0, 0, 0 when stale groups are in the way of an order that is not by
+--   version: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
@@ -45,7 +45,7 @@ local function token_threshold(clock)
   return clock.threshold + clock.token_shift
 end
 
--- The sum of the staleness of the groups in a reply of `describe_groups`, whose first one is at `first`.
+-- The sum of the staleness of the groups in a reply of `describe_groups`, from index `first` on.
 local function total_staleness(reply, first, step)
   local total = 0
   for at = first, #reply do
@@ -77,7 +77,7 @@ local function begin_manifest(clock, manifest, claim_round, releases, step_group
     'step_groups', step_groups, 'staleness', 0)
 end
 
--- Moves the first `count` fresh groups into a manifest, after those that it has. Returns how many they were.
+-- Moves the first `count` fresh groups into a manifest, after those that it has. Returns how many it moved.
 local function extend(clock, manifest, step, lowest, count, old, seed)
   local ids = manifest_ids(manifest)
   local new, probabilities = choose_fresh(clock, step, lowest, count, old, seed)

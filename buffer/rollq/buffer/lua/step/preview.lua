@@ -1,4 +1,4 @@
--- The groups that a claim of a step would return as things are, so that a trainer reads them while it trains.
+-- The groups that a claim of a step would return now, for a trainer to read while it trains.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, step, want, seed

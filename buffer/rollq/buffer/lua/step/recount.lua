@@ -1,5 +1,5 @@
--- When floors of dead epochs have moved, groups count as older, or as newer again: corrects the version index. Others
--- are corrected when they return to it, by `oldest_now`.
+-- Corrects the version index after floors of dead epochs have moved: groups count as older, or as newer again.
+-- `oldest_now` corrects other groups when they return to the index.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, after, limit
@@ -19,7 +19,7 @@ local function recount(keys, args)
   for i = 1, #found, 2 do
     local id, score = found[i], tonumber(found[i + 1])
     local status, arrival, counted = group_fields(clock, id, 'status', 'arrival', 'oldest')
-    local oldest = counted and oldest_now(clock, id) -- without one, somebody has damaged the group
+    local oldest = counted and oldest_now(clock, id) -- none only if the group was changed by hand
     -- those that rise are met again further up
     if oldest and version_score(oldest, tonumber(arrival)) ~= score then
       file_result(clock, id, status, oldest, tonumber(arrival))

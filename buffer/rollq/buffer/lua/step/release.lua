@@ -11,7 +11,7 @@ local FIRST_BAD = 7
 
 local function release_group(clock, id, step, mode)
   redis.call('ZREM', clock.prefix .. 'claimed', id)
-  if redis.call('EXISTS', group_key(clock.prefix, id)) == 0 then return end -- somebody deleted it
+  if redis.call('EXISTS', group_key(clock.prefix, id)) == 0 then return end -- deleted by hand
   if mode == 'quarantine' then
     file_for_audit(clock, id, 'failed', 'quarantined by the trainer at step ' .. step)
   elseif mode == 'return' then

@@ -1,4 +1,4 @@
--- Removes the clock of a task without groups that a role made for a run that was gone by then.
+-- Removes the clock of a task without groups, which a role made for a run that was already gone.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation

@@ -6,7 +6,7 @@
 -- Returns: now_ms, when the task was last reaped (ms), rows of the history (see `HistoryRow`), the ready groups of each
 --   staleness of the oldest token from 0 (the last number counts all that are staler), and since when (ms) these wait:
 --   the pending group that is leased next, the group in generation that was leased first, and the ready group that is
---   trained next; 0 without any; and where its producers are with when (ms) each was seen last
+--   trained next; 0 without any; and the location of each producer, with the time (ms) at which it was last seen
 -- Caller: Inspection.overview; every role
 -- Repeat: only reads
 local MOST_STALENESS = 32

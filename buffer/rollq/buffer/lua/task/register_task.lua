@@ -22,7 +22,7 @@ local function register_task(keys, args)
   if existing then return tonumber(live_epoch) end
   -- a task that joins late owes no batch for the steps before
   local committed = math.max(tonumber(from_step), tonumber(version))
-  -- no token of this task is of an epoch before
+  -- this task has no tokens of earlier epochs
   local floors = tonumber(epoch) > 0 and exact(epoch - 1) .. ':0' or ''
   -- stylua: ignore
   redis.call('HSET', clock_key, 'incarnation', incarnation, 'events', events, 'epoch', epoch, 'nonce', nonce,

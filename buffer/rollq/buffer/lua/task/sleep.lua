@@ -1,4 +1,4 @@
--- Has engines give their memory to the trainer, or lets them continue. The task's control stays as it is.
+-- Makes engines give their memory to the trainer, or lets them continue. The task's control stays as it is.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, why, revision

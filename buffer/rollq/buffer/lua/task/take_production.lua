@@ -4,7 +4,7 @@
 -- ARGV: incarnation
 -- Returns: now_ms, sums (flat hash, since_ms among them), milliseconds of each group (the last 1000)
 -- Caller: Training.take_production; the trainer, rank 0
--- Repeat: after a lost reply finds nothing; these numbers are only for people
+-- Repeat: after a lost reply finds nothing; these numbers are only for display
 local function take_production(keys, args)
   local incarnation = unpack(args)
   local clock, err = read_clock(keys[1], incarnation)
