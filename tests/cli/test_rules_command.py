@@ -60,7 +60,7 @@ def test_rules_of_a_task_change_in_all_of_its_shards(ask: Ask, buffer: Buffer) -
     ]
     assert sizes(buffer, 1) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
     assert sizes(buffer, 2) == {"code": 32, "math.1of2": 5, "math.2of2": 4}
-    assert ask("set", "math", "max_staleness=3").output == "task math.1of2: is so\ntask math.2of2: is so\n"
+    assert ask("set", "math", "max_staleness=3").output == "task math.1of2: no change\ntask math.2of2: no change\n"
 
 
 def test_steps_that_are_held_reach_to_the_next_checkpoint(server_url: str, buffer: Buffer, tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
         assert newest_checkpoint(chosen.output) is None
         made = recover("--weights", weights)
         assert made.output.splitlines() == [
-            f"run '{run_name}', which published them, says that the weights are those after step 3",
+            f"run '{run_name}', which published them, says that the weights are from step 3",
             f"made a checkpoint of step 3 in {chosen.output}",
             "`rollq train` continues with step 4: no step is trained again; the optimizer starts over",
         ]
@@ -414,7 +414,7 @@ def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
         train_without_a_checkpoint(server_url, run_name, settings(steps=4, transport="path"))
         shutil.rmtree(chosen.output / "checkpoints")
         found = recover("--weights", backup)
-        assert f"{backup / 'trainer.json'} says that the weights are those after step 2" in found
+        assert f"{backup / 'trainer.json'} says that the weights are from step 2" in found
         assert "steps 3 to 4 are trained again, on the batches that they had" in found
         refused = recover("--weights", backup, "--step", 4)
         assert "the weights are those after step 2, as" in refused
@@ -427,7 +427,7 @@ def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
             digest = buffer.recorded_digest(version)
             assert digest is not None
             copied = shutil.copytree(published[digest], tmp_path / f"copy-{version}")
-            assert f"which published them, says that the weights are those after step {version}\n" in recover(
+            assert f"which published them, says that the weights are from step {version}\n" in recover(
                 "--weights", copied
             )
 
@@ -438,7 +438,7 @@ def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
         assert "trainer.json of another run says: to let them count" in recover("--weights", unknown)
         (unknown / "trainer.json").unlink()
         tiny_qwen3(7).save_pretrained(unknown)
-        assert "nothing says after which step the weights are" in recover("--weights", unknown)
+        assert "no step is recorded for the weights" in recover("--weights", unknown)
 
 
 def train_without_a_checkpoint(url: str, run: str, settings: TrainerSettings) -> None:

@@ -1,4 +1,4 @@
-"""Describes the change that an order would make, before it is made. Pure."""
+"""Describes the effect of an order before it is given. Pure."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ VERBS = {Order.PAUSE: "Pause", Order.RUN: "Resume", Order.DRAIN: "Drain"}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An order to a task or to a worker. `text` says what it will change; `is_possible`: whether there is a change."""
+    """An order to a task or to a worker. `text` describes its effect; `is_possible`: whether it has one."""
 
     order: Order
     kind: str  # task or worker

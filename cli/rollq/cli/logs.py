@@ -1,4 +1,4 @@
-"""Logging for every role, on stderr: text for people, or one line of JSON per record for programs."""
+"""Logging for every role, on stderr: plain text, or one line of JSON per record."""
 
 import logging
 import sys

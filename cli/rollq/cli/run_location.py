@@ -136,8 +136,8 @@ def fingerprints(model: Path | None, tokenizer: Path | None, setting: str) -> Fi
 
 
 def templates(settings: RollqSettings) -> dict[str, str]:
-    """A name, such as `chat template of tasks.sums` -> the template that workers render its prompts with, and its
-    options, as one short text. None if workers have no tokenizer. Raises `ConfigError` for a broken template."""
+    """A name, such as `chat template of tasks.sums` -> the identity of the template that renders its prompts, with its
+    options. Empty if workers have no tokenizer. Raises `ConfigError` for a broken template."""
     from rollq.workers.tokenizers.templates import template_identity
 
     worker = settings.worker

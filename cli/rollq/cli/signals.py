@@ -14,7 +14,7 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_WITHIN_S = 4.5
-"""Longest shutdown after an interrupt, where nothing else is said."""
+"""Longest shutdown after an interrupt by default."""
 AGAIN_AFTER_S = 0.01
 """Seconds after which an interrupt that Python dropped is raised again."""
 INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

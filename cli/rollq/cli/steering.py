@@ -14,15 +14,15 @@ CONTROLS = {
     Order.RUN: (Control.RUN, ""),
     Order.DRAIN: (Control.DONE, "drained by hand"),
 }
-"""The control that an order sets production of a task to, and the reason that is shown."""
+"""The control that an order gives to production of a task, and the displayed reason."""
 
 
 _ALREADY = {Order.RUN: "already runs", Order.PAUSE: "is already paused", Order.DRAIN: "has already ended"}
 
 
 def why_not(control: Control, order: Order, *, named: bool) -> str:
-    """Why an order changes nothing for a task in `control`, as in "it already runs"; empty where it does. `named`: the
-    order names the task, instead of meaning all."""
+    """Why an order changes nothing for a task in `control`, as in "it already runs"; empty if it changes something.
+    `named`: the order names the task."""
     if control is CONTROLS[order][0]:
         return _ALREADY[order]
     match order:
@@ -36,8 +36,7 @@ def why_not(control: Control, order: Order, *, named: bool) -> str:
 
 
 def way_back(task: str, control: Control, order: Order, *, is_retired: bool) -> str:
-    """How to have groups of a task that is retired, or has ended, after an order that does not bring them back; empty
-    for others."""
+    """How to restart a task that is retired, or has ended, after an order that does not; empty for other tasks."""
     if is_retired and order is Order.RUN:
         return f"it is retired, and `rollq set {task} batch_groups=N` brings it back"
     return f"`rollq resume --task {task}` begins production again" if control is Control.DONE else ""
@@ -65,7 +64,7 @@ def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[
 
 
 def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[str]:
-    """Give an order to the workers that are called, or whose [worker] name is, one of `names`; yields a line for each.
+    """Give an order to the workers with one of these names, or [worker] names; yields a line for each.
 
     Raises `ConfigError` for a name that no worker has.
     """

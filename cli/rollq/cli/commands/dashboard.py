@@ -59,7 +59,7 @@ def dashboard(
 ) -> None:
     """Show a run in a browser: its state, charts, workers, and every rollout down to single tokens.
 
-    Reads the run at most once a second, however many pages are open. Looking needs no password: on any address but
+    Reads the run at most once a second, however many pages are open. Viewing needs no password: on any address but
     127.0.0.1, keep strangers out. With --archive, FILE only names the tokenizer.
 
     \b

@@ -41,7 +41,7 @@ def env() -> None:
 @env.command("list")
 @click.argument("kind", required=False)
 def list_kinds(kind: str | None) -> None:
-    """List the kinds of environments, with the version of the package that each needs; of KIND, the names."""
+    """List the kinds of environments, with the package version that each needs; with KIND, list its names."""
     from rollq.environments.kinds import kind_named, kind_names
 
     if kind is not None:
@@ -116,7 +116,7 @@ def export(environment: str, file: Path, options: Sequence[str], split: str, row
 def check(environment: str, options: Sequence[str], split: str, rows: int, as_json: bool) -> None:
     """Check ENV, a kind and a name, without a model: its rows, its grader, its episodes.
 
-    The exit status is 1 if it is not fit for training.
+    The exit status is 1 if ENV is not fit for training.
 
     \b
     Example:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def exclude(
     file: Path | None, task: str, rows: tuple[str, ...], url: str | None, run_name: str | None, undo: bool
 ) -> None:
-    """Take rows out of the prompts of TASK for good; without ROW, list those that are out.
+    """Take rows out of the prompts of TASK for good; without ROW, list the excluded rows.
 
-    ROW is a number from 0, as `rollq groups show` names the row of a group. Producers skip it at once, and in every
-    later pass. Groups of it that wait for a worker are dropped; those that a worker or the trainer has, or that are
-    finished, stay. `rollq set TASK` shows the change. It counts for these prompts only: if their file changes, none of
-    its rows is out.
+    ROW is a number from 0, as `rollq groups show` prints the row of a group. Producers skip it at once, and in every
+    later pass. Its waiting groups are dropped; groups that a worker or the trainer has, and finished groups, stay.
+    `rollq set TASK` shows the change. It counts for these prompts only: if their file changes, none of its rows is
+    excluded.
 
     \b
     Example:
@@ -55,7 +55,7 @@ def exclude(
 
 def _number(row: str) -> int:
     if (number := whole_number(row)) is None:
-        raise ConfigError(f"ROW {row[:20]!r}: the number of a row is needed, as `rollq groups show` names it")
+        raise ConfigError(f"ROW {row[:20]!r}: must be the number of a row, as `rollq groups show` prints it")
     return number
 
 

@@ -1,4 +1,4 @@
-"""`rollq runs recover`: a run whose trainer has lost its checkpoint continues from weights that are given."""
+"""`rollq runs recover`: continues a run from given weights after its checkpoint is lost."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 @click.option(
     "--step",
     type=click.IntRange(0),
-    help="Train step after which they are; default: the one that is recorded for them, or else the last one trained.",
+    help="Train step of the weights; default: the step recorded for them, or else the last one trained.",
 )
-@click.option(
-    "--relabel", is_flag=True, help="Let the weights count as those after --step, although another step is recorded."
-)
-@click.option("--dry-run", is_flag=True, help="Say what would be trained again, and write nothing.")
+@click.option("--relabel", is_flag=True, help="Accept --step even though another step is recorded for the weights.")
+@click.option("--dry-run", is_flag=True, help="Show what would be trained again, and write nothing.")
 def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run: bool) -> None:
     """Make a checkpoint from weights, so that `rollq train` continues a run whose checkpoint was lost.
 
@@ -64,9 +62,9 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
     wanted = _chosen(step, recorded, (oldest, last), settings.run, relabel=relabel)
     if step is None:
         click.echo(
-            f"{recorded.by} says that the weights are those after step {recorded.step}"
+            f"{recorded.by} says that the weights are from step {recorded.step}"
             if recorded
-            else f"nothing says after which step the weights are: they count as those after the last one, {last}"
+            else f"no step is recorded for the weights: they count as those of the last one, {last}"
         )
     if not dry_run:
         with locked(trainer.output):
@@ -81,7 +79,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
 
 
 class _Recorded(NamedTuple):
-    """The step after which weights are, and who says so."""
+    """The step of weights, and its source."""
 
     step: int
     by: str
@@ -122,7 +120,7 @@ def _recorded(buffer: "Buffer", weights: Path) -> _Recorded | None:
         return _Recorded(checkpoint.step, f"{weights / STATE_FILE}{of}", is_foreign=bool(of))
     try:
         digest = digest_of(describe_folder(weights).encode())
-    except WeightsError:  # in another form than those that are published
+    except WeightsError:  # not in the form of published weights
         return None
     version = buffer.published_as(digest)
     return None if version is None else _Recorded(version, f"run {buffer.run!r}, which published them,")

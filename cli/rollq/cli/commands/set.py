@@ -42,7 +42,7 @@ def set_rules(
 
     Every role follows without a restart. Rules hold from the next batch that is claimed; batch_groups from the second
     step that is not planned yet, as the trainer may be planning the first; weight three steps later. --from-step may
-    name the step whose batch the trainer waits for: while nothing of it is claimed, it gets the new size.
+    name the step whose batch the trainer waits for: it gets the new size unless part of it is claimed.
 
     weight divides the groups of the whole batch again, so the batches of other tasks change too. A settings file that
     still has the old value does not change it back. batch_groups=0 retires TASK: its production ends, and its groups
@@ -157,7 +157,7 @@ def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | 
 
 
 def _say(task: str, change: str) -> None:
-    click.echo(f"task {task}: {change or 'is so'}")
+    click.echo(f"task {task}: {change or 'no change'}")
 
 
 def _planned_text(clock: "Clock", rules: "TaskRules", batch: Mapping[str, int] | None) -> str:
@@ -193,7 +193,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
 
 
 def _batch_change(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> str:
-    """A line saying that the batch of `step`, over all tasks, has a new size; empty if it has not.
+    """A line about the new size of the batch of `step`, over all tasks; empty without one.
 
     Raises `ConfigError` when no task is left in it.
     """

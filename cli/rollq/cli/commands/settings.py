@@ -69,7 +69,7 @@ def _removed(name: str, tables: "Sequence[SettingsTable]") -> str | None:
 
 
 def _is_called(table: str, name: str) -> bool:
-    """Whether a table has this name: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
+    """Whether this is a name of a table: `tasks.NAME.sampling`, `tasks.math.sampling` or `sampling`."""
     words, asked = table.partition("]")[0].strip("[").split("."), name.split(".")
     if asked == words[:-1] and words[-1].isupper():
         return True

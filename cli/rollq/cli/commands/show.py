@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rollq.cli.groups.left import LeftGroups
 
 WIDTH = 100
-"""Columns of what is not printed on a terminal."""
+"""Columns of output that does not go to a terminal."""
 
 
 @click.command(short_help="Show the life of a group and its samples.")

@@ -157,7 +157,7 @@ def _table(settings: "RollqSettings", task: str | None) -> "tuple[str, JudgedPro
     tables: Mapping[str, Any] = {**settings.tasks, **settings.evaluations}
     if task is None:
         if len(tables) > 1:
-            raise ConfigError(f"TASK: name one, the file has {', '.join(sorted(tables))}")
+            raise ConfigError(f"TASK: name one of {', '.join(sorted(tables))}")
         (task,) = tables
     if task not in tables:
         raise ConfigError(f"there is no task or evaluation {task!r}: the file has {', '.join(sorted(tables))}")

@@ -17,7 +17,7 @@ SEED = 1
 @click.argument("folder", type=click.Path(path_type=Path), default=Path())
 @click.option("--env", metavar="ENV", help="Train on this environment, such as reasoning-gym:chain_sum.")
 def init(folder: Path, env: str | None) -> None:
-    """Write a rollq.toml to FOLDER, by default this one, with prompts, a judge and a tiny model that you replace.
+    """Write a rollq.toml to FOLDER, by default this one, with prompts, a judge and a tiny model for you to replace.
 
     It trains as it is, without a GPU or network. Existing files are not overwritten.
 

@@ -1,4 +1,4 @@
-"""How many steps a demo trains, how long they take on this machine, and whether the model has learned. Pure."""
+"""Decides how many steps a demo trains, how long they take here, and whether the model has learned. Pure."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def steps_within(seconds: float, step_s: float, *, least: int, most: int) -> int
 
 
 def duration(seconds: float) -> str:
-    """A time that is not known exactly, for people."""
+    """An approximate time, in words."""
     return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} minutes"
 
 

@@ -9,7 +9,7 @@ class DemoModel:
 
     `install` is the command that makes `modules` importable. `steps` and `workers` are defaults of the options;
     `least_steps` show learning.
-    `chat` is for a user's prompts: whether they go through the chat template.
+    `chat`: whether a user's prompts go through the chat template.
     """
 
     name: str

@@ -13,7 +13,7 @@ from rollq.cli.settings.task_settings import EvaluationSettings
 RUN = "demo"
 GROUP_SIZE = 8
 WARM_UP_STEPS = 600
-"""After this many, the tiny model can learn."""
+"""Supervised steps after which the tiny model can learn."""
 
 TASK = """
 [tasks.{name}]
@@ -90,7 +90,7 @@ class DemoOptions:
 
     @property
     def should_learn(self) -> bool:
-        """Whether the model must answer better in the end: with prompts and rewards of the demo, and enough steps."""
+        """Whether the model must answer better at the end: with the demo's prompts and rewards, and enough steps."""
         as_made = self.prompts is None and self.warm_up_steps >= WARM_UP_STEPS
         return as_made and self.steps >= self.model.least_steps
 

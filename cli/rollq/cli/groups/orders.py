@@ -34,13 +34,13 @@ class Found:
 
 @dataclass(slots=True)
 class Outcome:
-    """How many groups moved, or would move, by the status that they had; and why others did not, in words."""
+    """How many groups moved, or would move, by their former status; and why others did not."""
 
     moved: Counter[str] = field(default_factory=Counter)
     left: dict[str, str] = field(default_factory=dict)
 
     def note(self, group: GroupRecord, order: GroupOrder, ordered: Ordered) -> None:
-        """Note what the order was for a group."""
+        """Count a group that moves, or keep the reason why it does not."""
         if ordered.refusal is None:
             self.moved[group.status] += 1
         else:
@@ -87,13 +87,13 @@ def order_groups(buffer: Buffer, order: GroupOrder, groups: Sequence[GroupRecord
 
 
 def effect_of(order: GroupOrder, moved: Mapping[str, int]) -> str:
-    """The effect of an order, as numbers of groups by the status that they had."""
+    """The effect of an order: numbers of groups by their former status."""
     shown = ", ".join(f"{number:,} {status}" for status, number in sorted(moved.items()))
     return f"{order.value}: {shown or 'no group'}"
 
 
 def left_lines(outcome: Outcome) -> Iterator[str]:
-    """A line for each group that does not move, and one for groups that are too many to show."""
+    """A line for each group that does not move, and one for the groups beyond the limit."""
     for name, why in list(outcome.left.items())[:MOST_SHOWN]:
         yield f"{name}: {why}"
     if (more := len(outcome.left) - MOST_SHOWN) > 0:

@@ -269,7 +269,7 @@ def _prompt_of(row: Mapping[str, Any]) -> Prompt:
 
 
 def _responses(row: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
-    """The field that has the responses, and one item for each: a text, or token ids."""
+    """The field with the responses, and one item for each: a text, or token ids."""
     field = next((name for name in RESPONSES if row.get(name) is not None), None)
     if field is None:
         raise ValueError(f"no field {', '.join(map(repr, RESPONSES))}; the row has {sorted(row)[:20]}")

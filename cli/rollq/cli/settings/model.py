@@ -92,8 +92,8 @@ class RollqSettings(Settings):
         return settings
 
     def row_readers(self) -> dict[str, RowReader]:
-        """Task or evaluation -> reader of what its judge, or each row's own, compares with. Raises `ConfigError` for
-        options that a judge does not take."""
+        """Task or evaluation -> reader of the answers that its judges compare with. Raises `ConfigError` for options
+        that a judge does not take."""
         readers: dict[str, RowReader] = {}
         tables: dict[str, Mapping[str, JudgedPrompts]] = {"tasks": self.tasks, "evaluations": self.evaluations}
         for root, judged in tables.items():

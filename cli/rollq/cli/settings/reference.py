@@ -120,7 +120,7 @@ COMMON: Final[Mapping[str, str]] = {
 RARE_OF_TASKS: Final = frozenset({"env_split", "env_shared"})
 """Keys of `[tasks.NAME]` that are advanced; all others are common."""
 EXPERIMENTAL: Final = {"[trainer.nccl]": "", "[trainer]": "colocated replay_experts"}
-"""Table -> its keys for what no GPU has run yet; all of a table without keys."""
+"""Table -> its keys for features that no GPU has run yet; all of a table without keys."""
 UNITS: Final = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tokens": "tokens", "_steps": "train steps"}
 """End of a key -> its unit."""
 WORDS: Final[Mapping[Any, str]] = {

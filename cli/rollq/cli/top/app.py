@@ -95,7 +95,7 @@ class Top(App[None]):
         self._draw()
 
     def _end_with_its_terminal(self) -> None:
-        """Exit if the terminal vanished without a hangup: every read then returns at once."""
+        """Exit if the terminal vanished without a hangup: from then on, every read returns at once."""
         if is_closed(sys.stdin.fileno()):
             self.exit()
 

@@ -14,7 +14,7 @@ from rollq.monitor.dashboard.orders import Preview
 KEYS = """\
 Tab        tasks, workers
 Up, Down   select
-s, S       sort workers by the next column; turn the order
+s, S       sort workers by the next column; reverse the order
 p          pause the selected task or worker
 r          resume it
 d          drain it

@@ -1,4 +1,4 @@
-"""Evaluates saved weights: a run with its own name, in which nothing is trained, tries one folder after the other."""
+"""Evaluates saved weights: a separate run, which trains nothing, tries one folder after another."""
 
 import os
 import re

@@ -49,7 +49,7 @@ def server_at(location: RunLocation, folder: Path) -> Iterator[EmbeddedServer | 
 @contextmanager
 def server_beside(location: RunLocation, folder: Path) -> Iterator[str | None]:
     """The URL of an embedded server at a free port, for the duration of the `with` block; None if a server answers at
-    the location. Other roles, which look at the location, do not find it."""
+    the location. Other roles look at the location, so they do not find it."""
     if embedded_place(location.buffer_url) is None or _answers(location):
         yield None
         return

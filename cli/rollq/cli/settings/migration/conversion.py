@@ -95,7 +95,7 @@ class Conversion:
         return found
 
     def refuse(self, given: Given, name: str, problem: str) -> None:
-        """Say that the default counts in the place of a value. It may have been taken."""
+        """Comment that the default counts in place of a value, which may have been taken."""
         setting = self._setting(given, name)
         if name in given.refused:
             return
@@ -249,7 +249,7 @@ def _leaves(annotation: Any) -> set[Any]:
 
 
 def _refusal(path: Path, value: Any) -> str | None:
-    """Why a key cannot have a value; "" if the value says nothing that the key would; None if it can."""
+    """Why a key cannot have a value; "" if the value means nothing to the key; None if it can."""
     if is_only_evaluated(path):
         default = default_of(".".join(path))
         return (

@@ -1,6 +1,6 @@
-"""Keys of `rollq.toml` by their dotted names, with `NAME` for the name of a task: whether they exist, and defaults.
+"""Looks up keys of `rollq.toml` by their dotted names, with `NAME` for the name of a task.
 
-From the models that check the file.
+The models that check the file have the keys and their defaults.
 """
 
 import typing

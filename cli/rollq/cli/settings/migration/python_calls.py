@@ -24,7 +24,7 @@ _GETENV: Final = ("os.environ.get", "os.getenv", "environ.get", "getenv", "os.en
 
 
 class Calls(Expressions):
-    """The results of calls. One that is not understood makes unknown what it gets."""
+    """The results of calls. A call that is not understood makes its arguments unknown."""
 
     def call(self, node: ast.Call) -> Any:
         name = source(node.func)

@@ -36,7 +36,7 @@ def assigned(path: Path, text: str) -> Scope:
         raise ConfigError(f"{path}: takes {error} to read: write its values as literals") from None
     except Returned:
         raise ConfigError(f"{path}: not Python: 'return' outside of a function") from None
-    except Ended:  # an error that the file raises itself: what it assigned before is all
+    except Ended:  # the file itself raises an error: only earlier assignments count
         pass
     return reader.frame.scopes[0]
 
@@ -133,7 +133,7 @@ class _Reader(Calls):
                 self.state.blur(changes, _head(node))
 
     def _unclear_loop(self, begin: Callable[[], None], node: ast.For | ast.While) -> None:
-        """A loop with an unknown number of rounds: any of them finds what the others may have changed."""
+        """A loop with an unknown number of rounds: each may see the changes of the others."""
 
         def once() -> None:
             begin()
@@ -290,7 +290,7 @@ def _head(node: ast.For | ast.While) -> str:
 
 
 def _nothing(reader: _Reader, node: ast.stmt) -> None:
-    """Of statements that set nothing."""
+    """Ignore a statement that sets nothing."""
 
 
 _STATEMENTS: Final[Mapping[type[ast.stmt], Callable[[_Reader, Any], None]]] = {

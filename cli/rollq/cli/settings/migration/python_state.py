@@ -92,7 +92,7 @@ class State:
         self._born.append({})
 
     def end(self) -> list[Change]:
-        """The changes since `begin` to what was there before, each with the value before."""
+        """The changes since `begin` to earlier objects, each with the previous value."""
         changes, born = self._journals.pop(), self._born.pop()
         for slot, change in changes.items():
             self._journals[-1].setdefault(slot, change)
@@ -132,7 +132,7 @@ class State:
             self._set(one, either(values))
 
     def blur(self, changes: Iterable[Change], text: str) -> None:
-        """Make unknown what may have changed any number of times. Each change has the value before."""
+        """Make everything unknown that may have changed any number of times. Each change has the previous value."""
         for before in changes:
             now = _now(before)
             if same(before.value, now):
@@ -143,7 +143,7 @@ class State:
                 self._set(before, Unknown(text))
 
     def disturb(self, value: Any, text: str, seen: set[int] | None = None) -> None:
-        """Make an object unknown, with all that it leads to, because something unknown had it."""
+        """Make an object and everything reachable from it unknown, because something unknown had it."""
         seen = set() if seen is None else seen
         if isinstance(value, Made):
             value = value.fields
@@ -200,7 +200,7 @@ def _either(values: list[Any]) -> Any:
 
 
 def _grown(before: list[Any], now: list[Any], text: str) -> list[Any]:
-    """A list after an unknown number of rounds of a loop. One item that was added is like the others."""
+    """A list after an unknown number of rounds of a loop. All items that were added are alike."""
     kept = [item for item in before if not isinstance(item, Several)]
     if not same(before, now[: len(before)]):
         return [Several(text)]

@@ -60,7 +60,7 @@ def source(node: ast.AST) -> str:
 
 
 class Expressions:
-    """The values of expressions. One that is not understood is `Unknown`, and so is everything it could change."""
+    """The values of expressions. An unsupported one is `Unknown`, and so is everything that it could change."""
 
     def __init__(self) -> None:
         self.state = State()
@@ -91,7 +91,7 @@ class Expressions:
         return Unknown(source(node)) if value is NotImplemented else value
 
     def assign(self, target: ast.expr, value: Any) -> None:
-        """Set what is on the left of an assignment."""
+        """Set the target of an assignment."""
         if isinstance(target, ast.Name):
             self.state.write(self.frame.declared.get(target.id, self.frame.scopes[-1]), target.id, value)
         elif isinstance(target, ast.Attribute):
@@ -107,7 +107,7 @@ class Expressions:
             self.assign(target.value, value)
 
     def set_field(self, owner: Any, name: Any, value: Any) -> None:
-        """Set a field of an object; None as the name is an unknown one."""
+        """Set a field of an object. A name of None is an unknown field."""
         if isinstance(owner, Made) and isinstance(name, str):
             self.state.write(owner.fields, name, value)
         else:
@@ -127,7 +127,7 @@ class Expressions:
         return self.environ if source(node) in ("os.environ", "environ") else self.value(node)
 
     def disturbed(self, tree: ast.AST) -> None:
-        """Make unknown what a part of the file that is not understood could set."""
+        """Make everything unknown that an unsupported part of the file could set."""
         text = source(tree)
         for node in ast.walk(tree):
             self._nodes += 1

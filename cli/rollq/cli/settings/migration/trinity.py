@@ -1,4 +1,4 @@
-"""Trinity-RFT's YAML as `rollq.toml`: what is about the whole run. Tasks are in `trinity_tasks.py`."""
+"""Trinity-RFT's YAML as `rollq.toml`: settings of the whole run. Tasks are in `trinity_tasks.py`."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ from rollq.cli.settings.migration.values import Placeholder
 from rollq.cli.settings.migration.written import Path as Place
 
 FEWEST_TABLES: Final = 3
-"""Tables of Trinity that a file has at least. Single ones, such as `model`, are in many systems' files."""
+"""Least number of Trinity's tables in a file of Trinity. Many systems' files have one, such as `model`."""
 OFFLINE: Final = {"sft": "sft", "cpt": "sft", "dpo": "dpo"}
 
 

@@ -92,7 +92,7 @@ def shown(value: Any, longest: int = 100) -> str:
 
 
 def _text(value: Any, room: int) -> str:
-    """A text of a value that has `room` signs, or is longer and begins like the whole text."""
+    """The start of a value's text: all of it, or at least `room` characters."""
     if isinstance(value, Unknown | Placeholder):
         return value.text[: 2 * room]
     if isinstance(value, Named):

@@ -1,4 +1,4 @@
-"""XTuner v1's RL trainer configs as `rollq.toml`: what is about the whole run. Tasks are in `xtuner_tasks.py`."""
+"""XTuner v1's RL trainer configs as `rollq.toml`: settings of the whole run. Tasks are in `xtuner_tasks.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +68,7 @@ def _specs(manager: Any) -> list[Any]:
 
 
 def _known(run: Conversion, trainer: Given, name: str) -> list[Made]:
-    """The tasks that can be read. Others are said to be there."""
+    """The tasks that can be read. A comment lists the others."""
     specs = _specs(trainer.fields.get(name))
     run.unread += [f"{name} = {shown(spec)}" for spec in specs if not isinstance(spec, Made)]
     return [spec for spec in specs if isinstance(spec, Made)]
@@ -202,7 +202,7 @@ def _engine(run: Conversion, rollout: Given, trainer: Given) -> None:
 
 
 def _limits(run: Conversion, rollout: Given, trainer: Given) -> None:
-    """The reaction of a worker to what takes too long, or fails."""
+    """How a worker reacts to timeouts and failures."""
     if (tokenizer := run.take(rollout, "tokenizer_path")) is not None and "tokenizer_path" not in trainer:
         run.put(rollout, "tokenizer_path", "worker.tokenizer", tokenizer)
     for name, key in (

@@ -120,7 +120,7 @@ def _judge(run: Conversion, config: Made, at: Place) -> tuple[Judge, str]:
 
 
 def _scores(extra: Any) -> str:
-    """How the rewards of a judger differ from 1 for what is right and 0 for what is wrong."""
+    """How the rewards of a judger differ from 1 for a right answer and 0 for a wrong one."""
     if extra is None or (isinstance(extra, dict) and extra.keys() <= _SCORES.keys() and REST not in extra):
         given = {name: value for name, value in (extra or {}).items() if a_number(value) != _SCORES[name]}
     elif isinstance(extra, dict):

@@ -22,7 +22,7 @@ _INNERMOST: Final = re.compile(r"\$\{([^${}]*)\}")
 
 
 def content(path: Path, text: str) -> dict[str, Any]:
-    """The mapping in the file, resolved. Raises `ConfigError` if it is not one, or needs what is not read."""
+    """The mapping in the file, resolved. Raises `ConfigError` if it is not one, or uses unsupported YAML."""
     try:
         import yaml
     except ModuleNotFoundError as error:
