@@ -804,7 +804,7 @@ def test_a_call_that_is_stopped_while_it_is_tokenised_leaves_no_trace(tokenizer:
         client = Client(session)
         await client.say("Really?")
         large = Call(model="m", messages=(*client.messages, {"role": "user", "content": "x" * 200_000}))
-        asking = asyncio.ensure_future(session.answering.answer(session.answering.tree.locate(large), 0, 0))
+        asking = asyncio.ensure_future(session.answering.answer(session.answering.tree.locate(large), 0))
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])

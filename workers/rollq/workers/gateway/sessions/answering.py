@@ -79,7 +79,7 @@ class Answering:
 
     async def count_tokens(self, call: Call) -> int:
         """The number of tokens in a call's prompt. Raises `CallRefused`."""
-        placement = await self._place(self.tree.locate(call), begun=0)
+        placement = await self._place(self.tree.locate(call))
         self.tree.give_up(placement)
         return len(placement.context)
 
@@ -87,13 +87,13 @@ class Answering:
         """The calls so far, for the next attempt."""
         return replace(finish(self.rollout, self._log, FinishReason.ABORT, ""), session_id=self.rollout.session)
 
-    async def answer(self, located: Located, times: int, begun: int) -> Answer:
-        """The answer to a call that was asked `times` times before, and now at the count `begun`.
+    async def answer(self, located: Located, times: int) -> Answer:
+        """The answer to a call that was asked `times` times before.
 
         Raises `CallRefused`; if the session cannot continue, `failure` then says why.
         """
         call = located.call
-        placement = await self._place(located, begun)
+        placement = await self._place(located)
         try:
             room = self._room(placement)
             record = self._recorded_answer(placement)
@@ -125,7 +125,7 @@ class Answering:
             known = name in self.ignored or len(self.ignored) < MOST_IGNORED
             self.ignored[name if known else OTHERS] += 1
 
-    async def _place(self, located: Located, begun: int) -> Placement:
+    async def _place(self, located: Located) -> Placement:
         self._check_template_options(located.call)
         most, size = self.most_prompt_tokens + 1, located.size
         least = max(size // MOST_BYTES, len(located.call.ids or ()))
@@ -138,7 +138,7 @@ class Answering:
                 rendered = self.tree.render(located)
         except Exception as error:  # a template may raise any exception
             raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
-        return self.tree.place(rendered, begun)
+        return self.tree.place(rendered)
 
     def _check_template_options(self, call: Call) -> None:
         """Raise `CallRefused` if options of the chat template differ from the task's: a session has one rendering."""

@@ -22,8 +22,8 @@ class Node:
     """One answered call.
 
     `history`, `digest`, `messages` and `tools` are its request's. `stretch` holds its conversation, and `end` is the
-    end of the answer in it. `thread` is the number of its chain of segments. The call was asked and answered between
-    the counts `begun` and `ended`. `stop_text` is the stop text that ended it, if any. `left_out` is the reason why it
+    end of the answer in it. `thread` is the number of its chain of segments. The call was located and answered at the
+    counts `begun` and `ended`. `stop_text` is the stop text that ended it, if any. `left_out` is the reason why it
     is not trained, if it is not.
     """
 
@@ -54,7 +54,8 @@ class Node:
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
     """A call whose history is recognised: it continues the answer of `parent`, if any, with the last `rest` of the
-    `messages`, which are in the chat template's form. `history` and `digest` are the request's.
+    `messages`, which are in the chat template's form. `history` and `digest` are the request's. `begun` is the count at
+    which it was located.
     """
 
     call: Call
@@ -64,6 +65,7 @@ class Located:
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
     rest: tuple[Message, ...]
+    begun: int
 
     @property
     def size(self) -> int:
@@ -84,7 +86,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """The place of a call that was asked at the count `begun`. The model continues `context` int32 [P], all tokens of
+    """The place of a call. The model continues `context` int32 [P], all tokens of
     the `conversation`; `delta` int32 [D] are the tokens after the parent's segment, or all tokens in a new segment.
     """
 
@@ -93,7 +95,6 @@ class Placement:
     context: Int32Array
     delta: Int32Array
     thread: int
-    begun: int
 
     @property
     def is_opening(self) -> bool:

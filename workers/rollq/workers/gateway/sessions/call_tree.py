@@ -53,19 +53,20 @@ class CallTree:
     def _located(self, call: Call) -> Located:
         if not call.messages:
             history = after_text(call.text, call.ids)
-            return Located(call, history, request_digest(history, call), self._text_before(call), (), call.tools, ())
+            digest, parent = request_digest(history, call), self._text_before(call)
+            return Located(call, history, digest, parent, (), call.tools, (), self._count())
         history, parent, messages, rest = self._history(accepted(call.messages, self.tokenizer))
         digest = request_digest(history, call)
         tools = parent.tools if parent is not None and parent.tools == call.tools else call.tools  # kept once
-        return Located(call, history, digest, parent, messages, tools, rest)
+        return Located(call, history, digest, parent, messages, tools, rest, self._count())
 
-    def tick(self) -> int:
-        """Count an event: a call is asked or answered."""
+    def _count(self) -> int:
+        """The count of the next event: a call is located or answered."""
         self._events += 1
         return self._events
 
     def is_answered(self, begun: int) -> bool:
-        """Whether the call that was asked for at this count has an answer."""
+        """Whether the call that was located at this count has an answer."""
         return any(node.begun == begun for node in self.nodes)
 
     def render(self, located: Located) -> Rendered:
@@ -75,9 +76,8 @@ class CallTree:
         """
         return Rendered(located, *self._continued(located))
 
-    def place(self, rendered: Rendered, begun: int = 0) -> Placement:
-        """Find the place of a call that was asked at the count `begun`. The caller must then call `add` or
-        `give_up`."""
+    def place(self, rendered: Rendered) -> Placement:
+        """Find the place of a call. The caller must then call `add` or `give_up`."""
         located, conversation = rendered.located, rendered.conversation
         parent = located.parent
         is_first = rendered.extends_parent and parent is not None and self._is_free(parent)
@@ -87,7 +87,7 @@ class CallTree:
         thread, delta = self._new_thread(), context
         if is_first and parent is not None:
             thread, delta = parent.thread, context[parent.end.context_tokens :].copy()
-        placement = Placement(located, conversation, context, delta, thread, begun)
+        placement = Placement(located, conversation, context, delta, thread)
         self._continuing[thread] = placement
         return placement
 
@@ -132,8 +132,8 @@ class CallTree:
             finish_reason=completion.finish_reason,
             thread=placement.thread,
             tokens=len(completion.ids),
-            begun=placement.begun,
-            ended=self.tick(),
+            begun=located.begun,
+            ended=self._count(),
         )
         if located.parent is not None:
             located.parent.children += 1

@@ -37,8 +37,8 @@ class Caller(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A call that was asked at the count `begun`, once or several times, and its answer. `giving_up` is the timer that
-    stops it when nobody waits for it."""
+    """A call that was located at the count `begun`, was asked once or several times, and its answer. `giving_up` is the
+    timer that stops it when nobody waits for it."""
 
     task: "asyncio.Task[Answer]"
     begun: int
@@ -67,8 +67,8 @@ class RepeatedCalls:
     """The calls of a session by the digests of their requests. All methods run on the event loop."""
 
     def __init__(self, repeat_s: float, is_answered: Callable[[int], bool]) -> None:
-        """`repeat_s`: how long a call may run while nobody waits for it; `is_answered`: whether the call that was asked
-        at this count has an answer."""
+        """`repeat_s`: how long a call may run while nobody waits for it; `is_answered`: whether the call that was
+        located at this count has an answer."""
         self._repeat_s = repeat_s
         self._is_answered = is_answered
         self._asked: dict[bytes, list[Asked]] = {}

@@ -119,15 +119,14 @@ class Session:
     def _begin(self, located: Located) -> Asked:
         if len(self.answering.tree.nodes) + self._running >= self._limits.max_calls:
             raise CallRefused(f"this session has made its {self._limits.max_calls} calls", code="too_many_calls")
-        begun = self.answering.tree.tick()
-        asked = Asked(asyncio.create_task(self._answer(located, self._times[located.digest], begun)), begun)
+        asked = Asked(asyncio.create_task(self._answer(located, self._times[located.digest])), located.begun)
         self._times[located.digest] += 1
         self._calls.add(located.digest, asked)
         asked.task.add_done_callback(self._ended)
         self._running += 1
         return asked
 
-    async def _answer(self, located: Located, times: int, begun: int) -> Answer:
+    async def _answer(self, located: Located, times: int) -> Answer:
         """The answer to a call, once fewer than `parallel_calls` others run. Raises `CallRefused`."""
         try:
             async with asyncio.timeout(PLACE_S):
@@ -147,7 +146,7 @@ class Session:
             made = sum(node.tokens for node in self.answering.tree.nodes)
             if 0 < self._limits.max_made_tokens <= made:
                 raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
-            return await self.answering.answer(located, times, begun)
+            return await self.answering.answer(located, times)
         finally:
             self._places.release()
 
