@@ -74,6 +74,11 @@ class Conversion:
         """The whole number of a setting. Another value is a comment, and the default counts."""
         return self._read(given, name, whole_number, "not a whole number")
 
+    def positive(self, given: Given, name: str) -> int | None:
+        """The whole number of a setting, or None if it is not above 0."""
+        value = self.whole(given, name)
+        return value if value is not None and value > 0 else None
+
     def number(self, given: Given, name: str) -> float | None:
         """The number of a setting. Another value is a comment, and the default counts."""
         return self._read(given, name, a_number, "not a number")

@@ -75,11 +75,10 @@ def _limits(run: Conversion, source: Source) -> Limits:
     """Prompt and response tokens. Trinity derives a missing one from the longest sequence."""
     names = ("max_model_len", "max_prompt_tokens", "max_response_tokens")
     whole, prompt, response = (run.whole(source.model, name) for name in names)
-    if whole is not None and prompt is None and response is None:
-        prompt = whole // 2
-    if whole is not None and response is None and prompt is not None:
+    if whole is not None and response is None:
+        prompt = whole // 2 if prompt is None else prompt
         response = whole - min(prompt, whole - 1)
-    if whole is not None and prompt is None and response is not None:
+    elif whole is not None and prompt is None and response is not None:
         prompt = whole - min(response, whole - 1)
     prompt, response = max(prompt or 2048, 1), max(response or 2048, 1)
     return Limits(whole or prompt + response, prompt, response)
@@ -87,12 +86,9 @@ def _limits(run: Conversion, source: Source) -> Limits:
 
 def _tasks(run: Conversion, source: Source, algorithm: Algorithm, limits: Limits) -> list[Place]:
     """The tables of tasks and evaluations. Returns the places of tasks."""
-    single, several = source.input.fields.get("taskset"), source.input.fields.get("tasksets")
-    tasksets = [table for table in (single, *(several if isinstance(several, list) else [])) if isinstance(table, dict)]
-    evaluations = source.input.fields.get("eval_tasksets")
-    evaluations = (
-        [table for table in evaluations or [] if isinstance(table, dict)] if isinstance(evaluations, list) else []
-    )
+    fields = source.input.fields
+    tasksets = [*_tables([fields.get("taskset")]), *_tables(fields.get("tasksets"))]
+    evaluations = _tables(fields.get("eval_tasksets"))
     source.input.taken |= {"taskset", "tasksets", "eval_tasksets"}
     if source.root.fields.get("mode") == "train" and algorithm.kind in OFFLINE:
         tasksets = []
@@ -116,6 +112,11 @@ def _tasks(run: Conversion, source: Source, algorithm: Algorithm, limits: Limits
     return places
 
 
+def _tables(value: Any) -> list[dict[str, Any]]:
+    """The tables in a list; none if it is not a list."""
+    return [table for table in value if isinstance(table, dict)] if isinstance(value, list) else []
+
+
 def _batches(run: Conversion, source: Source, places: list[Place], algorithm: Algorithm) -> None:
     groups, note = _groups(run, source.buffer, algorithm)
     if len(places) == 1:
@@ -128,9 +129,8 @@ def _batches(run: Conversion, source: Source, places: list[Place], algorithm: Al
 
 def _groups(run: Conversion, buffer: Given, algorithm: Algorithm) -> tuple[int, str]:
     """Groups of a batch, and how they differ from Trinity's batch."""
-    size, experiences = run.whole(buffer, "batch_size"), run.whole(buffer, "train_batch_size")
-    size = size if size is not None and size > 0 else 1
-    if experiences is None or experiences < 1:
+    size, experiences = run.positive(buffer, "batch_size") or 1, run.positive(buffer, "train_batch_size")
+    if experiences is None:
         groups, note = size, ""
     elif algorithm.counts_otherwise:
         groups, note = (
@@ -187,9 +187,9 @@ def _equal_rewards(run: Conversion, given: Given, arguments: Arguments, places: 
 
 def _staleness(run: Conversion, source: Source, at: Place) -> None:
     sync = source.sync
-    interval, own = run.whole(sync, "sync_interval"), run.whole(sync, "trainer_sync_interval")
-    name, interval = ("trainer_sync_interval", own) if own is not None else ("sync_interval", interval)
-    interval = interval if interval is not None and interval > 0 else 1
+    shared, own = run.whole(sync, "sync_interval"), run.whole(sync, "trainer_sync_interval")
+    name, steps = ("trainer_sync_interval", own) if own is not None else ("sync_interval", shared)
+    interval = max(steps or 1, 1)
     run.put(sync, name, "tasks.NAME.staleness.sync_weights_interval", interval, at)
     offset, style = run.whole(sync, "sync_offset"), run.word(sync, "sync_style")
     offset = offset or 0
@@ -225,13 +225,13 @@ def _bound(run: Conversion, algorithm: Given) -> int | None:
 def _duration(run: Conversion, source: Source, places: list[Place]) -> None:
     steps = [(given, run.whole(given, "total_steps")) for given in (source.trainer, source.buffer)]
     epochs = run.whole(source.buffer, "total_epochs")
-    known = [(given, value) for given, value in steps if value is not None and value > 0]
+    known = [(given, value) for given, value in steps if (value or 0) > 0]
     if known:
         given, value = known[0]
         run.put(given, "total_steps", "trainer.steps", value)
     else:
         run.set("trainer.steps", ENOUGH_STEPS, note="training ends after the passes over the prompts")
-    has_passes = epochs is not None and epochs > 0 and steps[1][1] is None
+    has_passes = (epochs or 0) > 0 and steps[1][1] is None
     for at in places:
         if has_passes and (*at, "offline") not in run.written.values:
             run.put(source.buffer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)

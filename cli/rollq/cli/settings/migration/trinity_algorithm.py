@@ -67,11 +67,11 @@ def convert_algorithm(run: Conversion, given: Given) -> Algorithm:
 def _algorithm(run: Conversion, given: Given) -> Algorithm:
     kind = str(run.word(given, "algorithm_type")).lower()
     times, loss, advantage, kl = DEFAULTS.get(kind, (2, kind, "grpo", "k2"))
-    repeat = run.whole(given, "repeat_times")
+    repeat = run.positive(given, "repeat_times")
     named = {name: run.word(given, name) for name in ("policy_loss_fn", "advantage_fn", "kl_loss_fn")}
     return Algorithm(
         kind=kind,
-        repeat_times=repeat if repeat is not None and repeat > 0 else times,
+        repeat_times=repeat or times,
         loss=str(named["policy_loss_fn"] or loss),
         advantage=str(named["advantage_fn"] or advantage),
         kl=str(named["kl_loss_fn"] or kl),

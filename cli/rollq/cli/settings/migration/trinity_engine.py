@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from rollq.cli.settings.migration.conversion import Conversion
+from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.trinity_source import Source, text_of
 from rollq.cli.settings.migration.trinity_tasks import Limits
 from rollq.cli.settings.migration.values import Placeholder
@@ -17,16 +17,7 @@ ENGINE_ARGS: Final = {
 
 def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
     engine, model = source.engine, run.take(source.model, "model_path")
-    args: dict[str, Any] = {"max_model_len": limits.whole}
-    for name, default in ENGINE_ARGS.items():
-        read = run.flag if isinstance(default, bool) else run.number if default is None else run.whole
-        value = read(engine, name)
-        if value is not None and value != default:
-            args[name] = value
-    extra, dtype = run.take(engine, "extra_engine_args"), run.word(engine, "dtype")
-    if (longest := run.whole(engine, "max_model_len")) is not None:
-        args["max_model_len"] = longest
-    args |= extra if isinstance(extra, dict) else {}
+    args, dtype = _arguments(run, engine, limits), run.word(engine, "dtype")
     kind = text_of(run.word(engine, "engine_type"), "vllm")
     path = text_of(model, "model")
     hub = "a folder of the model: download it from the Hub" if _is_of_hub(path) else ""
@@ -44,6 +35,20 @@ def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
         kept = {"dtype": dtype if dtype in ("auto", "float32", "float16") else "bfloat16", "engine_args": args}
         run.put(source.model, "model_path", "worker.options", {"model": path} | kept)
     _attempts(run, source)
+
+
+def _arguments(run: Conversion, engine: Given, limits: Limits) -> dict[str, Any]:
+    """The arguments of vLLM."""
+    args: dict[str, Any] = {"max_model_len": limits.whole}
+    for name, default in ENGINE_ARGS.items():
+        read = run.flag if isinstance(default, bool) else run.number if default is None else run.whole
+        value = read(engine, name)
+        if value is not None and value != default:
+            args[name] = value
+    extra, longest = run.take(engine, "extra_engine_args"), run.whole(engine, "max_model_len")
+    if longest is not None:
+        args["max_model_len"] = longest
+    return args | (extra if isinstance(extra, dict) else {})
 
 
 def _is_of_hub(path: str) -> bool:

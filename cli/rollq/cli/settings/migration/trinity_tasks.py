@@ -137,26 +137,17 @@ def _size(run: Conversion, given: Given, at: Place, algorithm: Algorithm) -> Non
         )
         run.whole(given, "repeat_times")
     else:
-        times = run.whole(given, "repeat_times")
-        run.put(given, "repeat_times", "tasks.NAME.group_size", times if times is not None and times > 0 else 1, at)
+        run.put(given, "repeat_times", "tasks.NAME.group_size", run.positive(given, "repeat_times") or 1, at)
 
 
 def _sampling(run: Conversion, model: Given, engine: Given, sampling: Given, at: Place, limits: Limits) -> None:
-    keys = {
-        "temperature": "tasks.NAME.temperature",
-        "top_p": "tasks.NAME.sampling.top_p",
-        "top_k": "tasks.NAME.sampling.top_k",
-    }
-    for name, key in keys.items():
-        source = sampling if name in sampling and sampling.fields[name] is not None else model
-        value = run.whole(source, name) if name == "top_k" else run.number(source, name)
-        if name == "temperature" and value == 0 and at[0] == "tasks":
-            run.leave(source, name, "all samples of a group would be the same")
-            continue
-        if value is not None:
-            run.put(source, name, key, max(value, 0) if name == "top_k" else value, at)
-    longest = run.whole(sampling, "max_tokens")
-    tokens = longest if longest is not None and longest > 0 else limits.response
+    for name, key in (
+        ("temperature", "tasks.NAME.temperature"),
+        ("top_p", "tasks.NAME.sampling.top_p"),
+        ("top_k", "tasks.NAME.sampling.top_k"),
+    ):
+        _choice_of_tokens(run, model if sampling.fields.get(name) is None else sampling, name, key, at)
+    tokens = run.positive(sampling, "max_tokens") or limits.response
     run.set("tasks.NAME.max_tokens", tokens, at, "of all turns of a sample together")
     for name, key in (
         ("min_response_tokens", "tasks.NAME.sampling.min_tokens"),
@@ -166,6 +157,14 @@ def _sampling(run: Conversion, model: Given, engine: Given, sampling: Given, at:
             run.put(model, name, key, value, at)
     if "ignore_eos" in engine and (ends := run.flag(engine, "ignore_eos")) is not None:
         run.put(engine, "ignore_eos", "tasks.NAME.sampling.ignore_eos", ends, at)
+
+
+def _choice_of_tokens(run: Conversion, given: Given, name: str, key: str, at: Place) -> None:
+    value = run.whole(given, name) if name == "top_k" else run.number(given, name)
+    if name == "temperature" and value == 0 and at[0] == "tasks":
+        run.leave(given, name, "all samples of a group would be the same")
+    elif value is not None:
+        run.put(given, name, key, max(value, 0) if name == "top_k" else value, at)
 
 
 def _columns(run: Conversion, form: Given, at: Place, limits: Limits) -> None:

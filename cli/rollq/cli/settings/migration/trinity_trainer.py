@@ -10,13 +10,23 @@ def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
     optimizer = source.optimizer
     run.copy(optimizer)
     run.copy(source.model)
-    clips = [
-        (given, name, run.number(given, name))
-        for given, name in ((optimizer, "clip_grad"), (source.trainer, "grad_clip"))
-    ]
-    for given, name, value in clips:
+    for given, name in ((optimizer, "clip_grad"), (source.trainer, "grad_clip")):
+        value = run.number(given, name)
         if name in given and value is not None:
             run.put(given, name, "trainer.gradient_clip", value)
+    _schedule(run, optimizer)
+    _warm_up(run, optimizer)
+    run.set("trainer.device", "cuda")
+    run.set("trainer.dtype", "bfloat16")
+    tokens = run.whole(source.trainer, "max_token_len_per_gpu")
+    tokens = 2 * limits.whole if tokens is None else tokens
+    longest = max((_longest(run, path[:2]) for path in run.written.values if path[0] == "tasks"), default=0)
+    note = f"{tokens} in Trinity; rollq needs room for a whole sample" if tokens < longest else ""
+    run.put(source.trainer, "max_token_len_per_gpu", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
+    _lora(run, source.model)
+
+
+def _schedule(run: Conversion, optimizer: Given) -> None:
     style, old = run.word(optimizer, "lr_scheduler_type"), run.word(optimizer, "warmup_style")
     name = "warmup_style" if isinstance(old, str) else "lr_scheduler_type"
     schedule = old if isinstance(old, str) else style
@@ -29,15 +39,6 @@ def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
         run.put(optimizer, name, "trainer.schedule", schedule, note=note)
     elif schedule not in ("constant", None):
         run.leave(optimizer, name, "rollq has constant, linear and cosine")
-    _warm_up(run, optimizer)
-    run.set("trainer.device", "cuda")
-    run.set("trainer.dtype", "bfloat16")
-    tokens = run.whole(source.trainer, "max_token_len_per_gpu")
-    tokens = 2 * limits.whole if tokens is None else tokens
-    longest = max((_longest(run, path[:2]) for path in run.written.values if path[0] == "tasks"), default=0)
-    note = f"{tokens} in Trinity; rollq needs room for a whole sample" if tokens < longest else ""
-    run.put(source.trainer, "max_token_len_per_gpu", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
-    _lora(run, source.model)
 
 
 def _longest(run: Conversion, at: Place) -> int:
@@ -46,9 +47,9 @@ def _longest(run: Conversion, at: Place) -> int:
 
 
 def _warm_up(run: Conversion, optimizer: Given) -> None:
-    steps, ratio = run.whole(optimizer, "lr_warmup_steps"), run.number(optimizer, "lr_warmup_steps_ratio")
+    steps, ratio = run.positive(optimizer, "lr_warmup_steps"), run.number(optimizer, "lr_warmup_steps_ratio")
     total = run.written.values.get(("trainer", "steps"))
-    if steps is not None and steps > 0:
+    if steps is not None:
         run.put(optimizer, "lr_warmup_steps", "trainer.warmup_steps", steps)
     elif ratio is not None and ratio > 0:
         if total == ENOUGH_STEPS:
@@ -67,25 +68,7 @@ def _lora(run: Conversion, model: Given) -> None:
 
 
 def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) -> None:
-    trainer = source.trainer
-    every, keep = (run.whole(trainer, name) for name in ("save_interval", "max_checkpoints_to_keep"))
-    export = run.word(trainer, "save_hf_checkpoint")
-    if every is not None and every > 0:
-        run.put(trainer, "save_interval", "trainer.checkpoint_every", every)
-        for at in places if every > 100 else ():
-            run.put(trainer, "save_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
-        if export == "always":
-            run.put(trainer, "save_hf_checkpoint", "trainer.export_every", every)
-    elif "save_interval" in trainer:
-        run.leave(trainer, "save_interval", "rollq always saves checkpoints, every 10 steps")
-    if keep is not None and keep > 0:
-        run.put(trainer, "max_checkpoints_to_keep", "trainer.keep_checkpoints", keep)
-    elif "max_checkpoints_to_keep" in trainer:
-        run.leave(
-            trainer,
-            "max_checkpoints_to_keep",
-            "rollq keeps a number of checkpoints; trainer.export_every keeps weights",
-        )
+    _saving(run, source.trainer, places)
     run.put(
         source.sync,
         "sync_method",
@@ -96,13 +79,38 @@ def convert_checkpoints(run: Conversion, source: Source, places: list[Place]) ->
     run.take(source.sync, "sync_method")
     if run.flag(source.algorithm, "enable_router_replay") is True:
         run.put(source.algorithm, "enable_router_replay", "trainer.replay_experts", True, note="experimental")
-    every = run.whole(source.explorer, "eval_interval")
+    _evaluating(run, source.explorer, places)
+
+
+def _saving(run: Conversion, trainer: Given, places: list[Place]) -> None:
+    every, keep = (run.positive(trainer, name) for name in ("save_interval", "max_checkpoints_to_keep"))
+    export = run.word(trainer, "save_hf_checkpoint")
+    if every is not None:
+        run.put(trainer, "save_interval", "trainer.checkpoint_every", every)
+        for at in places if every > 100 else ():
+            run.put(trainer, "save_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
+        if export == "always":
+            run.put(trainer, "save_hf_checkpoint", "trainer.export_every", every)
+    elif "save_interval" in trainer:
+        run.leave(trainer, "save_interval", "rollq always saves checkpoints, every 10 steps")
+    if keep is not None:
+        run.put(trainer, "max_checkpoints_to_keep", "trainer.keep_checkpoints", keep)
+    elif "max_checkpoints_to_keep" in trainer:
+        run.leave(
+            trainer,
+            "max_checkpoints_to_keep",
+            "rollq keeps a number of checkpoints; trainer.export_every keeps weights",
+        )
+
+
+def _evaluating(run: Conversion, explorer: Given, places: list[Place]) -> None:
+    every = run.positive(explorer, "eval_interval")
     has_evaluations = any(path[0] == "evaluations" for path in run.written.values)
-    first = run.flag(source.explorer, "eval_on_startup")
-    if has_evaluations and every is not None and every > 0:
+    first = run.flag(explorer, "eval_on_startup")
+    if has_evaluations and every is not None:
         interval = run.written.values.get((*places[0], "staleness", "sync_weights_interval"), 1)
         whole = max(every // interval, 1) * interval
         note = "" if whole == every else f"{every} in Trinity, which makes it a multiple of its sync_interval as well"
-        run.put(source.explorer, "eval_interval", "trainer.evaluate_every", whole, note=note)
+        run.put(explorer, "eval_interval", "trainer.evaluate_every", whole, note=note)
         if first is False:
-            run.put(source.explorer, "eval_on_startup", "trainer.evaluate_at_start", False)
+            run.put(explorer, "eval_on_startup", "trainer.evaluate_at_start", False)

@@ -77,9 +77,9 @@ def _known(run: Conversion, trainer: Given, name: str) -> list[Made]:
 def _tasks(run: Conversion, trainer: Given) -> bool:
     """The tables of tasks. Returns whether all are produced synchronously."""
     specs = _known(run, trainer, "agent_loop_manager_cfg") or [Made("TaskSpecConfig")]
-    groups = run.whole(trainer, "train_batch_size")
+    groups = run.positive(trainer, "train_batch_size")
     interval = run.whole(trainer, "sync_weights_interval")
-    if groups is None or groups < 1:
+    if groups is None:
         groups, note = 64, "replace: prompts of a train step"
     else:
         note = "" if groups <= MAX_BATCH_GROUPS else f"{groups} in XTuner; a batch has at most {MAX_BATCH_GROUPS}"
@@ -127,16 +127,15 @@ def _places_of_tasks(run: Conversion) -> list[tuple[str, ...]]:
 
 
 def _checkpoints(run: Conversion, trainer: Given) -> None:
-    every = run.whole(trainer, "checkpoint_interval")
-    if every is not None and every > 0:
+    every = run.positive(trainer, "checkpoint_interval")
+    if every is not None:
         run.put(trainer, "checkpoint_interval", "trainer.checkpoint_every", every)
-        if every > 100:
-            for at in _places_of_tasks(run):
-                run.put(trainer, "checkpoint_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
+        for at in _places_of_tasks(run) if every > 100 else ():
+            run.put(trainer, "checkpoint_interval", "tasks.NAME.batches.max_uncheckpointed_steps", every, at)
     elif "checkpoint_interval" in trainer:
         run.leave(trainer, "checkpoint_interval", "rollq always saves checkpoints, every 10 steps")
-    keep = run.whole(trainer, "checkpoint_maxkeep")
-    if keep is not None and keep > 0:
+    keep = run.positive(trainer, "checkpoint_maxkeep")
+    if keep is not None:
         run.put(trainer, "checkpoint_maxkeep", "trainer.keep_checkpoints", keep)
     elif "checkpoint_maxkeep" in trainer:
         run.leave(
@@ -146,8 +145,8 @@ def _checkpoints(run: Conversion, trainer: Given) -> None:
         )
     if run.flag(trainer, "checkpoint_no_save_optimizer") is True:
         run.put(trainer, "checkpoint_no_save_optimizer", "trainer.save_optimizer", False)
-    exports = run.whole(trainer, "hf_interval")
-    if exports is not None and exports > 0:
+    exports = run.positive(trainer, "hf_interval")
+    if exports is not None:
         run.put(trainer, "hf_interval", "trainer.export_every", exports, note="XTuner also exports after the last step")
 
 
@@ -184,8 +183,7 @@ def _engine(run: Conversion, rollout: Given, trainer: Given) -> None:
         value = read(rollout, name)
         if value is not None and value != SAME_IN_VLLM.get(name):
             args[argument] = value
-    experts = run.whole(rollout, "expert_parallel_size")
-    if experts is not None and experts > 1:
+    if (run.positive(rollout, "expert_parallel_size") or 1) > 1:
         args["enable_expert_parallel"] = True
     prefill = run.whole(rollout, "chunked_prefill_size")
     if args.get("enable_chunked_prefill") and prefill is not None:
@@ -231,13 +229,13 @@ def _extra_args(run: Conversion, rollout: Given) -> dict[str, Any]:
             f"RolloutConfig.extra_rollout_config: {shown(extra[REST])}",
             "known only when the file runs; add its arguments to engine_args",
         )
-    for name, value in extra.items():
-        if name != REST and not str(name).startswith("vllm_"):
-            run.without += 1
-            run.written.comment(
-                f"RolloutConfig.extra_rollout_config {name} = {shown(value)}", "none, because the engine is vLLM"
-            )
-    return {str(name).removeprefix("vllm_"): value for name, value in extra.items() if str(name).startswith("vllm_")}
+    args = {name: value for name, value in extra.items() if str(name).startswith("vllm_")}
+    for name in [name for name in extra if name not in (*args, REST)]:
+        run.without += 1
+        run.written.comment(
+            f"RolloutConfig.extra_rollout_config {name} = {shown(extra[name])}", "none, because the engine is vLLM"
+        )
+    return {str(name).removeprefix("vllm_"): value for name, value in args.items()}
 
 
 def _text(value: Any, default: str) -> str:
