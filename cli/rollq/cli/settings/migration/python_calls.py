@@ -3,6 +3,7 @@
 import ast
 import copy
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any, Final
 
 from rollq.cli.settings.migration.expressions import FUNCTIONS, METHODS, whole, with_keys
@@ -58,27 +59,31 @@ class Calls(Expressions):
 
     def _known_call(self, node: ast.Call, name: str, function: Any, arguments: list[Any], named: dict[Any, Any]) -> Any:
         """A function of Python, a class of settings, or a method."""
-        if name in ("setattr", "delattr"):
-            if 2 <= len(arguments) <= 3:
-                value = arguments[2] if name == "setattr" and len(arguments) == 3 else Unknown(source(node))
-                self.set_field(arguments[0], arguments[1], value)
+        match name, arguments:
+            case "setattr" | "delattr", [owner, field, *value] if len(value) < 2:
+                known = name == "setattr" and value
+                self.set_field(owner, field, value[0] if known else Unknown(source(node)))
                 return None
-            return NotImplemented
-        if name == "dict" and all(isinstance(argument, dict) for argument in arguments[:1]):
-            return with_keys(arguments[0] if arguments else {}, named)
-        if name in ("copy.copy", "copy.deepcopy", "deepcopy") and len(arguments) == 1:
-            return self._copied(arguments[0], name)
+            case "setattr" | "delattr", _:
+                return NotImplemented
+            case "dict", [] | [dict(), *_]:
+                return with_keys(arguments[0] if arguments else {}, named)
+            case "copy.copy" | "copy.deepcopy" | "deepcopy", [value]:
+                return self._copied(value, name)
         if name in FUNCTIONS:
             return NotImplemented if named else _applied(FUNCTIONS[name], arguments)
         last = (function.name if isinstance(function, Named) else name).rpartition(".")[2]
         if last[:1].isupper() and last.replace("_", "").isalnum():
-            fields = {f"argument {place}": value for place, value in enumerate(arguments, 1)} | named
-            if last in self.classes:
-                fields = {REST: Unknown(f"class {last}")} | fields
-            return Made(last, self.state.new(fields))
+            return self._of_class(last, arguments, named)
         if isinstance(node.func, ast.Attribute):
             return self._method(self.value(node.func.value), node.func.attr, arguments, named)
         return NotImplemented
+
+    def _of_class(self, name: str, arguments: list[Any], named: dict[Any, Any]) -> Made:
+        """Settings of a class. The defaults of a class of the file are unknown."""
+        defaults = {REST: Unknown(f"class {name}")} if name in self.classes else {}
+        places = {f"argument {place}": value for place, value in enumerate(arguments, 1)}
+        return Made(name, self.state.new(defaults | places | named))
 
     def _copied(self, value: Any, name: str) -> Any:
         if name == "copy.copy":
@@ -147,8 +152,8 @@ class Calls(Expressions):
         match name, arguments:
             case "update", [] | [_]:
                 given = with_keys(self.spread(arguments[0]) if arguments else {}, named)
-                for key in list(owner) if REST in given else ():
-                    self.state.remove(owner, key)
+                if REST in given:
+                    self._clear(owner)
                 for key, value in given.items():
                     self.state.write(owner, key, value)
                 return None
@@ -157,17 +162,19 @@ class Calls(Expressions):
                     self.state.write(owner, key, default)
                 return owner[key]
             case "pop", [str() | int() as key, *default] if key in owner or (default and whole(owner)):
-                value = owner.get(key, default[0] if default else None)
+                value = owner[key] if key in owner else default[0]
                 self.state.remove(owner, key)
                 return value
             case "clear", []:
-                for key in list(owner):
-                    self.state.remove(owner, key)
+                self._clear(owner)
                 return None
             case "copy", []:
                 return self.state.new(owner.copy())
-            case _:
-                return NotImplemented
+        return NotImplemented
+
+    def _clear(self, owner: Scope) -> None:
+        for key in list(owner):
+            self.state.remove(owner, key)
 
     def _called(self, function: Function, arguments: list[Any], named: dict[Any, Any]) -> Any:
         """The result of a function of the file."""
@@ -195,14 +202,14 @@ def _bound(function: Function, arguments: list[Any], named: dict[Any, Any]) -> S
     """The names of a call, or None if it is not a valid one."""
     given = function.node.args
     places = [argument.arg for argument in (*given.posonlyargs, *given.args)]
-    keywords = [argument.arg for argument in given.kwonlyargs]
-    has_several = any(isinstance(argument, Several) for argument in arguments)
-    first = next((place for place, one in enumerate(arguments) if isinstance(one, Several)), len(arguments))
-    scope: Scope = {name: Unknown(name) for name in (*places, *keywords)}
+    names = dict.fromkeys([*places, *(argument.arg for argument in given.kwonlyargs)])
+    first = list(takewhile(lambda argument: not isinstance(argument, Several), arguments))
+    has_several = len(first) < len(arguments)
+    scope: Scope = {name: Unknown(name) for name in names}
     if not has_several and REST not in named:
         scope |= function.defaults
-    scope |= dict(zip(places, arguments[:first], strict=False))
-    extra = {name: value for name, value in named.items() if name not in (*places, *keywords)}
+    scope |= dict(zip(places, first, strict=False))
+    extra = {name: value for name, value in named.items() if name not in names}
     if given.vararg is not None:
         scope[given.vararg.arg] = tuple(arguments[len(places) :])
     elif len(arguments) > len(places) and not has_several:

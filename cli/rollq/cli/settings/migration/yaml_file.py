@@ -105,30 +105,24 @@ class _Resolver:
             return {str(key): self._value(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list):
             return [self._value(item, depth + 1) for item in value]
-        return self._text(value) if isinstance(value, str) and "${" in value else value
+        return self._text(value) if _interpolates(value) else value
 
     def _text(self, text: str) -> Any:
         parts: list[Any] = [text]
         for _ in range(MOST_ROUNDS):
-            place = next((at for at, part in enumerate(parts) if isinstance(part, str) and "${" in part), None)
+            place = next((at for at, part in enumerate(parts) if _interpolates(part)), None)
             match = _INNERMOST.search(parts[place]) if place is not None else None
             if place is None or match is None:
                 break
             part, value = parts[place], self._one(match[1])
-            if match.span() == (0, len(part)) and len(parts) == 1:
-                if not isinstance(value, str) or "${" not in value:
+            if len(parts) == 1 and match[0] == part:
+                if not _interpolates(value):
                     return value
                 parts = [value]
-                continue
-            if isinstance(value, bool | int | float):
-                value = str(value)
-            if isinstance(value, str):
-                parts[place] = part[: match.start()] + value + part[match.end() :]
             else:
-                inner = value if isinstance(value, Placeholder) else Unknown(text)
-                parts[place : place + 1] = [part[: match.start()], inner, part[match.end() :]]
-        found = joined("", [part for part in parts if part != ""])
-        return Unknown(text) if found is NotImplemented or "${" in (found if isinstance(found, str) else "") else found
+                parts[place : place + 1] = _around(part, match, value, Unknown(text))
+        whole = joined("", [part for part in parts if part != ""])
+        return Unknown(text) if whole is NotImplemented or _interpolates(whole) else whole
 
     def _one(self, inside: str) -> Any:
         """The value of one interpolation."""
@@ -142,6 +136,18 @@ class _Resolver:
         for part in inside.strip().split("."):
             found = found.get(part) if isinstance(found, dict) else None
         return Unknown("${" + inside + "}") if found is None or isinstance(found, dict | list) else found
+
+
+def _interpolates(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _around(text: str, match: re.Match[str], value: Any, unknown: Unknown) -> list[Any]:
+    """The parts of a text in which `value` replaces the match; `unknown` does if no text can hold the value."""
+    before, after = text[: match.start()], text[match.end() :]
+    if isinstance(value, str | int | float):
+        return [f"{before}{value}{after}"]
+    return [before, value if isinstance(value, Placeholder) else unknown, after]
 
 
 def _scalar(text: str) -> Any:
