@@ -71,17 +71,15 @@ def _metrics_of(groups: Sequence[EvaluatedGroup], pass_reward: float, *, detaile
 
 
 def _at_k(groups: Sequence[EvaluatedGroup], pass_reward: float) -> Iterator[tuple[str, float]]:
+    def passed(rewards: Sequence[float], k: int) -> float:
+        return pass_at_k(len(rewards), sum(reward >= pass_reward for reward in rewards), k)
+
     most = max(len(group.rewards) for group in groups)
-    able = {k: [group.rewards for group in groups if len(group.rewards) >= k] for k in sizes(most) if most > 1}
-    for k, prompts in able.items():
-        passed = [sum(reward >= pass_reward for reward in rewards) for rewards in prompts]
-        yield f"pass@{k}", _mean([pass_at_k(len(r), count, k) for r, count in zip(prompts, passed, strict=True)])
-    for k, prompts in able.items():
-        if k > 1:
-            yield f"best@{k}", _mean([best_at_k(rewards, k) for rewards in prompts])
-    for k, prompts in able.items():
-        if k > 1:
-            yield f"worst@{k}", _mean([worst_at_k(rewards, k) for rewards in prompts])
+    for name, least, at_k in (("pass", 1, passed), ("best", 2, best_at_k), ("worst", 2, worst_at_k)):
+        for k in sizes(most) if most > 1 else ():
+            if k >= least:
+                able = [group.rewards for group in groups if len(group.rewards) >= k]
+                yield f"{name}@{k}", _mean([at_k(rewards, k) for rewards in able])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -210,16 +210,21 @@ def plot(results: Sequence[Evaluated], evaluations: Sequence[str], path: Path) -
     by_step = None not in steps and len(set(steps)) == len(steps)
     places = [step or 0 for step in steps] if by_step else list(range(len(results)))
     order = sorted(range(len(results)), key=places.__getitem__)
-    for name in evaluations:
-        names = {key.removeprefix(f"eval/{name}/") for result in results for key in result.metrics}
-        passes = sorted(int(found[1]) for found in map(_PASS.fullmatch, names) if found)
-        keys = [f"eval/{name}/reward", *(f"eval/{name}/pass@{k}" for k in passes[-1:])]
-        for key in keys:
-            values = [results[index].metrics.get(key, float("nan")) for index in order]
-            axes.plot([places[index] for index in order], values, marker="o", label=key.removeprefix("eval/"))
+    for key in _drawn(results, evaluations):
+        values = [results[index].metrics.get(key, float("nan")) for index in order]
+        axes.plot([places[index] for index in order], values, marker="o", label=key.removeprefix("eval/"))
     if not by_step:
         axes.set_xticks(range(len(results)), [result.folder.name for result in results], rotation=30, ha="right")
     axes.set_xlabel("train step" if by_step else "weights")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def _drawn(results: Sequence[Evaluated], evaluations: Sequence[str]) -> Iterator[str]:
+    """The names of the metrics that are drawn."""
+    for name in evaluations:
+        names = {key.removeprefix(f"eval/{name}/") for result in results for key in result.metrics}
+        yield f"eval/{name}/reward"
+        if passes := [int(match[1]) for match in map(_PASS.fullmatch, names) if match]:
+            yield f"eval/{name}/pass@{max(passes)}"
