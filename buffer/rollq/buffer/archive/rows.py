@@ -73,7 +73,7 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
     fields = stored.fields
     samples = decode_kept(stored.frames, fields["letters"], f"group {stored.task}:{stored.group_id}")
     content = content_of(stored.prompt)
-    trained = fields.get("left") == "trained"
+    of_batch = fields if fields.get("left") == "trained" else {}
     of_group = {
         "run": run,
         "task": stored.task,
@@ -81,10 +81,10 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
         "outcome": fields.get("left") or fields["status"],
         "reason": fields.get("error"),
         "step": step,
-        "position": _int(fields.get("position") if trained else None),
-        "batch_groups": _int(fields.get("batch_groups") if trained else None),
-        "step_groups": _int(fields.get("step_groups") if trained else None),
-        "trainer_epoch": _int(fields.get("trainer_epoch") if trained else None),
+        "position": _int(of_batch.get("position")),
+        "batch_groups": _int(of_batch.get("batch_groups")),
+        "step_groups": _int(of_batch.get("step_groups")),
+        "trainer_epoch": _int(of_batch.get("trainer_epoch")),
         "epoch": _int(fields.get("counted_in")),
         "prompt": content if isinstance(content, str) else _json(content),
         "answer": _json(_record(stored.prompt).get("answer")),
@@ -95,13 +95,13 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
         "tries": _int(fields["tries"]),
         "interruptions": _int(fields.get("interruptions", "0")),
         "oldest_version": _oldest_version(fields),
-        "floors": fields.get("floors") if trained else None,
-        "token_threshold": _int(fields.get("token_threshold") if trained else None),
+        "floors": of_batch.get("floors"),
+        "token_threshold": _int(of_batch.get("token_threshold")),
         "pipeline": fields.get("shaped"),
         "admitted_at": _int(fields.get("admitted_ms")),
         "put_at": _int(fields.get("put_ms")),
-        "claimed_at": _int(fields.get("claimed_ms") if trained else None),
-        "committed_at": _int(fields.get("committed_ms") if trained else None),
+        "claimed_at": _int(of_batch.get("claimed_ms")),
+        "committed_at": _int(of_batch.get("committed_ms")),
         "left_at": _int(fields.get("left_ms")),
         "generate_ms": _int(fields.get("generate_ms")),
         "leases": _leases(stored),
@@ -186,7 +186,6 @@ def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
         raise ArchiveError(
             f"{name}: its samples could not be read when it was archived; the log of the archiver says why"
         )
-    shaped = orjson.loads(first["pipeline"]) if first["pipeline"] else None
     group = Group(
         first["task"],
         first["group_id"],
@@ -195,7 +194,7 @@ def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
         NO_TOKENS if first["oldest_version"] is None else first["oldest_version"],
         first["arrival"],
         first["tries"],
-        shaped and PipelineOutput(tuple(shaped["rewards"]), shaped["advantages"] and tuple(shaped["advantages"])),
+        PipelineOutput.decode(first["pipeline"]),
     )
     floors = Floors.decode(first["floors"] or "")
     numbers = (first["position"], first["batch_groups"], first["step_groups"], first["trainer_epoch"])

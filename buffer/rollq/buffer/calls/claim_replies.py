@@ -141,14 +141,9 @@ def claimed_group(
 ) -> ClaimedGroup:
     """A group from its description, see `describe_groups`."""
     numbers = (oldest, arrival, tries, tokens, float(reward or 0))
-    pipeline = _decode_shaped(shaped) if shaped else None
+    pipeline = PipelineOutput.decode(shaped)
     drawn = float(probability) if probability else None
     return ClaimedGroup(task, group_id, *numbers, payload.decode(), nonce.decode(), rows, pipeline, uses, drawn)
-
-
-def _decode_shaped(stored: bytes) -> PipelineOutput:
-    fields = orjson.loads(stored)
-    return PipelineOutput(tuple(fields["rewards"]), fields["advantages"] and tuple(fields["advantages"]))
 
 
 def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:
@@ -156,13 +151,9 @@ def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int
     tasks = {
         task: Readiness(*(reply[6:9] if has_groups(reply) else reply[1:4]))
         for task, reply in replies.items()
-        if reply[0] != b"given_up" and reply[0] != b"batch"
+        if reply[0] not in (b"given_up", b"batch")
     }
-    short = {
-        task: lacking
-        for task, lacking in tasks.items()
-        if lacking.ready < wanted[task] or lacking.stragglers or lacking.unarchived
-    }
+    short = {task: lacking for task, lacking in tasks.items() if lacking.is_short_of(wanted[task])}
     return Shortfall(
         step,
         ready={task: lacking.ready for task, lacking in short.items()},

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from rollq.buffer.calls.core import BufferCore, pairs
 from rollq.buffer.calls.orders import Fleet, Order
 from rollq.buffer.calls.put_args import GroupArgs, calls_of, encode_result, part_args, result_args
-from rollq.buffer.calls.replies.leases import Leased, PutOutcome, Renewed, SalvageOutcome
+from rollq.buffer.calls.replies.leases import Leased, Offer, PutOutcome, Renewed, SalvageOutcome
 from rollq.buffer.calls.replies.tasks import UnderWay
 from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
 from rollq.buffer.payloads.interface import PayloadName
@@ -157,8 +157,7 @@ class Leasing(BufferCore):
 
     def _keep(self, function: str, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
         outcomes = dict.fromkeys(range(len(parts)), SalvageOutcome.REFUSED)
-        for task in dict.fromkeys(part.lease.task for part in parts):
-            indices = [index for index, part in enumerate(parts) if part.lease.task == task]
+        for task, indices in indices_by_task(parts).items():
             (_, floors), rules = self._epoch_floors(task), self.rules(task)
             clock = task_keys(self.run, task).clock
             encoded = {index: args for index in indices if (args := part_args(parts[index], floors, rules))}
@@ -175,7 +174,7 @@ class Leasing(BufferCore):
         a result that was filed before answers `DUPLICATE`, even if an earlier try of this call filed it.
         """
         outcomes: dict[int, PutOutcome] = {}
-        for task, indices in _indices_by_task(results).items():
+        for task, indices in indices_by_task(results).items():
             while indices:
                 words = self._put(task, [results[index] for index in indices])
                 outcomes.update((index, PutOutcome(word.decode())) for index, word in zip(indices, words, strict=False))
@@ -328,8 +327,9 @@ def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
     return by_task
 
 
-def _indices_by_task(results: Sequence[GroupResult]) -> dict[str, list[int]]:
+def indices_by_task(held: Sequence[GroupResult | SamplePart | Offer]) -> dict[str, list[int]]:
+    """The places in `held` of what belongs to each task, by their leases."""
     by_task: dict[str, list[int]] = {}
-    for index, result in enumerate(results):
-        by_task.setdefault(result.lease.task, []).append(index)
+    for index, one in enumerate(held):
+        by_task.setdefault(one.lease.task, []).append(index)
     return by_task

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from rollq.buffer.calls.core import pairs
-from rollq.buffer.calls.leasing import Leasing, decode_lease, fences, leases_by_task, named_payloads
+from rollq.buffer.calls.leasing import Leasing, decode_lease, fences, indices_by_task, leases_by_task, named_payloads
 from rollq.buffer.calls.replies.leases import Offer, Offered
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import WHOLE, Lease, Sample, SampleStatus
@@ -27,8 +27,7 @@ class Lending(Leasing):
         caller's. Harmless to repeat.
         """
         answers: dict[int, Offered | None] = {}
-        for task in dict.fromkeys(offer.lease.task for offer in offers):
-            of_task = [index for index, offer in enumerate(offers) if offer.lease.task == task]
+        for task, of_task in indices_by_task(offers).items():
             rows = [item for index in of_task for item in _row(offers[index])]
             replies = self.call_task("offer", task, *rows)
             for index, (held, offered, lent, parts) in zip(of_task, replies, strict=True):

@@ -21,18 +21,22 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{kind} {name!r}: use {named}{'or ' if named else ''}a dotted path")
     try:
         module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error}") from error
-    except SyntaxError as error:
-        place = f"{error.filename}:{error.lineno}"
-        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error.msg} ({place})") from error
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {reason}") from error
+        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {_reason(error)}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}")
     found = getattr(module, attribute)
     if not callable(found):
         raise ConfigError(f"{kind} {name!r} is {found!r:.80}: must be a function or a class")
     return found
+
+
+def _reason(error: Exception) -> str:
+    """Why a module cannot be imported. For an error that it raises, where."""
+    match error:
+        case ImportError():
+            return str(error)
+        case SyntaxError():
+            return f"{error.msg} ({error.filename}:{error.lineno})"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"

@@ -157,14 +157,8 @@ def check_function(function: Any, contract: Contract, path: str = "") -> None:
 def check_object(made: Any, contract: Contract, path: str) -> None:
     """Raise `ConfigError` unless `made`, created from the object at `path`, has the contract's functions and flags."""
     where, name = _written(contract, path), type(made).__name__
-    flags = [flag for flag in contract.flags if flag.default is None and not hasattr(made, flag.name)]
-    methods = [
-        function
-        for function in contract.functions
-        if not function.optional and not callable(getattr(made, function.name, None))
-    ]
-    missing: list[Flag | Function] = [*flags, *methods]
-    if missing:
+    asked: tuple[Flag | Function, ...] = (*contract.flags, *contract.functions)
+    if missing := [needed for needed in asked if not _has(made, needed)]:
         names, signatures = ", ".join(one.name for one in missing), ", ".join(map(str, missing))
         raise ConfigError(f"{where}: {name} has no {names}; expected {signatures}")
     for flag in contract.flags:
@@ -173,6 +167,13 @@ def check_object(made: Any, contract: Contract, path: str) -> None:
     for needed in contract.functions:
         if hasattr(made, needed.name):
             _check(getattr(made, needed.name), needed, where, f"{name}.{needed.name}")
+
+
+def _has(made: Any, needed: Flag | Function) -> bool:
+    """Whether an object has what a contract needs, or may leave it out."""
+    if isinstance(needed, Flag):
+        return needed.default is not None or hasattr(made, needed.name)
+    return needed.optional or callable(getattr(made, needed.name, None))
 
 
 @contextmanager

@@ -11,10 +11,10 @@ the others                             step or deadline, which queries do not us
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
 from rollq.buffer.query.conditions import AllOf, AnyOf, Condition, Field, OneSample
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
@@ -141,23 +141,20 @@ def _range(condition: Field) -> Range:
     value = condition.value
     if value is None or (condition.operator == "$in" and None in value):
         return _ALL
-    match condition.operator:
-        case "$eq":
-            return Range(math.ceil(value), math.floor(value))
-        case "$gt":
-            return Range(low=math.floor(value) + 1)
-        case "$gte":
-            return Range(low=math.ceil(value))
-        case "$lt":
-            return Range(high=math.ceil(value) - 1)
-        case "$lte":
-            return Range(high=math.floor(value))
-        case "$between":
-            return Range(math.ceil(value[0]), math.floor(value[1]))
-        case "$in":
-            return Range(math.ceil(min(value)), math.floor(max(value))) if value else _NONE
-        case _:
-            return _ALL
+    range_of = _RANGES.get(condition.operator)
+    return _ALL if range_of is None else range_of(value)
+
+
+_RANGES: Final[Mapping[str, Callable[[Any], Range]]] = {
+    "$eq": lambda value: Range(math.ceil(value), math.floor(value)),
+    "$gt": lambda value: Range(low=math.floor(value) + 1),
+    "$gte": lambda value: Range(low=math.ceil(value)),
+    "$lt": lambda value: Range(high=math.ceil(value) - 1),
+    "$lte": lambda value: Range(high=math.floor(value)),
+    "$between": lambda value: Range(math.ceil(value[0]), math.floor(value[1])),
+    "$in": lambda value: Range(math.ceil(min(value)), math.floor(max(value))) if value else _NONE,
+}
+"""The whole numbers that each operator accepts; it accepts all if it is not here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,19 +104,8 @@ def advantages(
     if settings.pass_k > 1:
         return _pass_k(reward > 0, group, keep, settings)
     task = np.zeros_like(group) if tasks is None else np.asarray(tasks, dtype=np.int64)
-    match settings.baseline:
-        case "group":
-            centred = reward - _mean(reward, group, keep)
-        case "batch":
-            centred = reward - _mean(reward, task, keep)
-        case "opo":
-            weight = np.ones_like(reward) if lengths is None else np.asarray(lengths, dtype=np.float64)
-            total = _mean(weight, group, keep)  # 0: no token to train
-            centred = reward - _mean(weight * reward, group, keep) / np.where(total > 0, total, 1.0)
-        case "leave_one_out":
-            count = _count(group, keep)
-            # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); alone, there is no baseline to learn from
-            centred = (reward - _mean(reward, group, keep)) * np.where(count > 1, count / np.maximum(count - 1, 1), 0.0)
+    weight = np.ones_like(reward) if lengths is None else np.asarray(lengths, dtype=np.float64)
+    centred = _centred(settings, reward, group, task, weight, keep)
     if settings.scale != "none":
         pool = group if settings.scale == "group" else task
         fewer = 1 if settings.deviation == "sample" else 0
@@ -146,6 +135,29 @@ def no_advantage(rewards: Sequence[float]) -> bool:
     added in another order or stored as float32, and a deviation below the default `eps` gives almost no advantage.
     """
     return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
+
+
+def _centred(
+    settings: AdvantageSettings,
+    reward: Float64Array,
+    group: npt.NDArray[np.int64],
+    task: npt.NDArray[np.int64],
+    weight: Float64Array,
+    keep: BoolArray,
+) -> Float64Array:
+    """The rewards less the baseline of each."""
+    match settings.baseline:
+        case "group":
+            return reward - _mean(reward, group, keep)
+        case "batch":
+            return reward - _mean(reward, task, keep)
+        case "opo":
+            total = _mean(weight, group, keep)  # 0: no token to train
+            return reward - _mean(weight * reward, group, keep) / np.where(total > 0, total, 1.0)
+        case "leave_one_out":
+            count = _count(group, keep)
+            # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); alone, there is no baseline to learn from
+            return (reward - _mean(reward, group, keep)) * np.where(count > 1, count / np.maximum(count - 1, 1), 0.0)
 
 
 def _pass_k(

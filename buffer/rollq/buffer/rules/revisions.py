@@ -106,13 +106,7 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
     Raises `ConfigError` naming a rule that is unknown, cannot change, or would be invalid.
     """
     for name in changes:
-        if name in FIXED_RULES:
-            raise ConfigError(f"{name} cannot change during a run: {FIXED_RULES[name]}; start a new run to change it")
-        if name not in CHANGEABLE_RULES or name == "schedule":
-            changeable = [rule for rule in CHANGEABLE_RULES if rule != "schedule"]
-            close = get_close_matches(name, changeable, n=1)
-            known = f"did you mean {close[0]!r}?" if close else f"the rules are {', '.join(changeable)}"
-            raise ConfigError(f"{name} is not a rule; {known}")
+        _check_changeable(name)
     values = {name: None if value == "none" else value for name, value in changes.items()}
     groups = values.pop("batch_groups", None)
     changed = _validated(rules, values)
@@ -121,6 +115,16 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
         later = tuple((at, size) for at, size in rules.schedule if at > step and wanted)  # 0: it leaves for good
         changed = _validated(changed, {"schedule": _schedule(rules, step, ((step, wanted), *later))})
     return _checked(rules, changed)
+
+
+def _check_changeable(name: str) -> None:
+    if name in FIXED_RULES:
+        raise ConfigError(f"{name} cannot change during a run: {FIXED_RULES[name]}; start a new run to change it")
+    changeable = [rule for rule in CHANGEABLE_RULES if rule != "schedule"]
+    if name not in changeable:
+        close = get_close_matches(name, changeable, n=1)
+        known = f"did you mean {close[0]!r}?" if close else f"the rules are {', '.join(changeable)}"
+        raise ConfigError(f"{name} is not a rule; {known}")
 
 
 def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: int) -> TaskRules:

@@ -11,6 +11,7 @@ synced, or not at all; `check` passes only for exactly the bytes that were writt
 import fcntl
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -222,11 +223,11 @@ def check(directory: Path, snapshot: Snapshot) -> None:
         if sha256 != file.sha256:
             raise SnapshotError(f"{path}: its SHA-256 is not the one in the index: it was changed or truncated")
     for name, task in snapshot.tasks.items():
-        counted: dict[str, int] = {}
-        for group in read_groups(directory, snapshot, name):
-            counted[group.status] = counted.get(group.status, 0) + 1
-        if counted != {status: n for status, n in task.statuses.items() if n}:
-            raise SnapshotError(f"{directory / INDEX}: groups of task {name!r} are {task.statuses}, found {counted}")
+        counted = Counter(group.status for group in read_groups(directory, snapshot, name))
+        if counted != Counter(task.statuses):
+            raise SnapshotError(
+                f"{directory / INDEX}: groups of task {name!r} are {task.statuses}, found {dict(counted)}"
+            )
 
 
 def read_groups(directory: Path, snapshot: Snapshot, task: str) -> Iterator[SavedGroup]:

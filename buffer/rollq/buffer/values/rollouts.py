@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.values.failures import FailureKind
@@ -227,6 +228,12 @@ class PipelineOutput:
 
     rewards: tuple[float, ...]
     advantages: tuple[float, ...] | None = None
+
+    @classmethod
+    def decode(cls, stored: str | bytes | None) -> "PipelineOutput | None":
+        """The output from its JSON; None if it is empty."""
+        fields = orjson.loads(stored or b"{}")
+        return cls(tuple(fields["rewards"]), fields["advantages"] and tuple(fields["advantages"])) if fields else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

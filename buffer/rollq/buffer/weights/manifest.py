@@ -83,9 +83,14 @@ class Manifest:
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise WeightsError(f"the manifest of weights cannot be read: {error!r}; publish them again") from error
         for name in files:
-            if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
+            if not _is_plain(name):
                 raise WeightsError(f"the manifest of weights names the file {name!r}, which is outside its folder")
         return cls(kind, files, tensors)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is one of a visible file in the folder itself."""
+    return bool(name) and name == Path(name).name and not name.startswith(".") and "\0" not in name
 
 
 def _facts_of(content: Any) -> FileFacts:

@@ -56,7 +56,7 @@ def decode_prompt(data: bytes) -> Prompt:
     if not isinstance(fields, dict) or fields.keys() - {_TOOLS_FIELD} not in (_FIELDS, _FIELDS | _IMAGE_FIELDS):
         raise CorruptFrame(f"prompt of {len(data)} bytes is not an object with the fields {sorted(_FIELDS)}")
     content, ids, images = fields["content"], fields["ids"], fields.get("images", [])
-    if not isinstance(images, list) or not all(isinstance(image, dict) and image.keys() == _IMAGE for image in images):
+    if not isinstance(images, list) or not all(map(_is_image, images)):
         raise CorruptFrame(f"prompt of {len(data)} bytes: images are not objects with the fields {sorted(_IMAGE)}")
     tools = fields.get(_TOOLS_FIELD, [])
     if not isinstance(tools, list):
@@ -74,6 +74,10 @@ def decode_prompt(data: bytes) -> Prompt:
     if problem is not None:
         raise CorruptFrame(f"prompt of {len(data)} bytes: {problem}")
     return prompt
+
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == _IMAGE
 
 
 def message_problem(name: str, message: object) -> str | None:

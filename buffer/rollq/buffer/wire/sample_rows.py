@@ -50,18 +50,13 @@ class SampleRows:
         segments = [
             of_sample if is_trained else () for of_sample, is_trained in zip(samples.segments, trained, strict=True)
         ]
-        loss_tokens: dict[Weights, list[int]] = {}
-        for index, of_sample in enumerate(segments):
-            for segment in of_sample:
-                for weights, tokens in _loss_tokens(segment):
-                    loss_tokens.setdefault(weights, [0] * len(segments))[index] += tokens
         return cls(
             tuple(
                 [reward if is_trained else None for reward, is_trained in zip(samples.rewards, trained, strict=True)]
             ),
-            tuple([tuple([length for segment in of_sample if (length := _length(segment))]) for of_sample in segments]),
-            {weights: tuple(counted) for weights, counted in loss_tokens.items()},
-            tuple([brings_labels(of_sample) for of_sample in segments]),
+            tuple([tuple(filter(None, map(_length, of_sample))) for of_sample in segments]),
+            _loss_tokens_by_weights(segments),
+            tuple(map(brings_labels, segments)),
             numbers,
         )
 
@@ -79,7 +74,7 @@ class SampleRows:
         try:
             rewards, lengths, loss_tokens, labelled, *numbers = orjson.loads(encoded)
             rows = cls(
-                tuple([None if reward is None else float(reward) for reward in rewards]),
+                tuple(map(_number, rewards)),
                 tuple([(of_sample,) if type(of_sample) is int else tuple(of_sample) for of_sample in lengths]),
                 {(epoch, version): tuple(counted) for epoch, version, *counted in loss_tokens},
                 tuple([index in labelled for index in range(len(rewards))]),
@@ -111,6 +106,16 @@ def _number(value: Any) -> float | None:
 
 def _length(segment: Segment) -> int:
     return len(segment.prompt_ids) + len(segment.response_ids)
+
+
+def _loss_tokens_by_weights(samples: Sequence[Sequence[Segment]]) -> dict[Weights, tuple[int, ...]]:
+    """The loss tokens of each sample that these weights made."""
+    found: dict[Weights, list[int]] = {}
+    for index, of_sample in enumerate(samples):
+        for segment in of_sample:
+            for weights, tokens in _loss_tokens(segment):
+                found.setdefault(weights, [0] * len(samples))[index] += tokens
+    return {weights: tuple(counted) for weights, counted in found.items()}
 
 
 def _loss_tokens(segment: Segment) -> list[tuple[Weights, int]]:

@@ -73,6 +73,10 @@ class Readiness(NamedTuple):
     stragglers: int
     unarchived: int
 
+    def is_short_of(self, wanted: int) -> bool:
+        """Whether the task holds up a batch that takes `wanted` groups of it."""
+        return self.ready < wanted or self.stragglers > 0 or self.unarchived > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
