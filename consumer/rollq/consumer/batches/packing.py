@@ -7,6 +7,7 @@ so collective operations match.
 
 import heapq
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from rollq.buffer.errors import ConfigError
 
@@ -119,19 +120,21 @@ def plan_micro_batches(
     more than `count` micro-batches are needed.
     """
     _check_lengths(lengths, max_tokens)
-    ranked = []
-    for share in shares:
-        units: list[list[int]] = []
-        for unit in _units(share, samples):
-            tokens = _tokens(unit, lengths, padded)
-            if tokens > max_tokens and whole_samples:
-                raise ConfigError(
-                    f"sample {samples[unit[0]]} has {len(unit)} segments of {tokens} tokens together, more than "
-                    f"max_tokens={max_tokens!r} of a micro-batch: raise max_tokens to at least {tokens}"
-                )
-            units += [unit] if tokens <= max_tokens else [[sequence] for sequence in unit]
-        ranked.append(_fill(units, lengths, max_tokens, padded))
-    needed = max(1, *(len(bins) for bins in ranked))
+
+    def fitting(unit: list[int]) -> list[list[int]]:
+        tokens = _tokens(unit, lengths, padded)
+        if tokens <= max_tokens:
+            return [unit]
+        if whole_samples:
+            raise ConfigError(
+                f"sample {samples[unit[0]]} has {len(unit)} segments of {tokens} tokens together, more than "
+                f"max_tokens={max_tokens!r} of a micro-batch: raise max_tokens to at least {tokens}"
+            )
+        return [[sequence] for sequence in unit]
+
+    units = [list(chain.from_iterable(map(fitting, _units(share, samples)))) for share in shares]
+    ranked = [_fill(of_rank, lengths, max_tokens, padded) for of_rank in units]
+    needed = max(1, *map(len, ranked))
     if count is not None and needed > count:
         raise ConfigError(
             f"the batch needs {needed} micro-batches of at most max_tokens={max_tokens!r} tokens, more than "

@@ -63,17 +63,28 @@ def policy_terms(
         if settings.correction == "masked":
             counted = _both(counted, importance > 0)
         terms = importance * terms
-    if settings.mask == "geometric":
-        bounds = {"low": settings.mask_low, "high": settings.mask_high}
-        counted = _both(counted, geometric_mask(before, behaviour, samples, **bounds))
-    elif settings.mask == "opsm":
-        counted = _both(counted, off_policy_mask(new, behaviour, advantages, samples, most=settings.mask_divergence))
+    if settings.mask != "none":
+        counted = _both(counted, _mask(settings, new, before, behaviour, advantages, samples))
     if counted is not None:
         terms = torch.where(counted, terms, 0.0)
     if settings.kl_coefficient > 0 and settings.kl != "reward":
         terms = terms + settings.kl_coefficient * _divergence(settings, new, old, _needed(reference))
     was_masked = torch.zeros_like(surrogate.was_clipped) if counted is None else ~counted
     return PolicyTerms(terms, surrogate.ratio, surrogate.was_clipped, was_masked, importance)
+
+
+def _mask(
+    settings: LossSettings,
+    new: torch.Tensor,
+    before: torch.Tensor,
+    behaviour: torch.Tensor,
+    advantages: torch.Tensor,
+    samples: torch.Tensor,
+) -> torch.Tensor:
+    """The tokens [n] that the mask of the loss keeps."""
+    if settings.mask == "geometric":
+        return geometric_mask(before, behaviour, samples, low=settings.mask_low, high=settings.mask_high)
+    return off_policy_mask(new, behaviour, advantages, samples, most=settings.mask_divergence)
 
 
 def _surrogate(

@@ -48,6 +48,15 @@ class TokenSums:
         return _effective_sample_size(self.tokens, self.importance, self.importance_squared)
 
 
+def _doubles(values: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(like) if values is None else values.double()
+
+
+def _if(is_known: object, **numbers: Any) -> dict[str, Any]:
+    """The numbers, or none of them."""
+    return numbers if is_known else {}
+
+
 def _effective_sample_size(tokens: float, total: float, total_squared: float) -> float:
     if not 0 < total_squared < math.inf:
         return math.nan
@@ -105,11 +114,11 @@ class LossMetrics:
             "mismatch_kl": w - mismatch - 1,
             "ratio": ratio.double(),
             "clipped": was_clipped.double(),
-            "entropy": torch.zeros_like(w) if entropy is None else entropy.double(),
-            "kl": torch.zeros_like(w) if kl is None else kl.double(),
-            "masked": torch.zeros_like(w) if was_masked is None else was_masked.double(),
-            "importance": torch.zeros_like(w) if importance is None else importance.double(),
-            "importance_squared": torch.zeros_like(w) if importance is None else importance.double() ** 2,
+            "entropy": _doubles(entropy, w),
+            "kl": _doubles(kl, w),
+            "masked": _doubles(was_masked, w),
+            "importance": _doubles(importance, w),
+            "importance_squared": _doubles(importance, w) ** 2,
         }
         # one transfer from the device
         values, ages = torch.stack(list(per_token.values())).cpu(), staleness.masked_fill(inserted, _INSERTED).cpu()
@@ -173,32 +182,25 @@ class LossMetrics:
         sampled = sum((sums for _, sums in by_staleness), TokenSums())
         inserted = self._by_staleness.get(_INSERTED, TokenSums())
         total = sampled + inserted
-        tokens = max(total.tokens, 1.0)
+        tokens, counted = max(total.tokens, 1.0), max(sampled.tokens, 1.0)
         return {
             "loss": self.loss,
             "tokens": int(total.tokens),
-            **({"inserted_tokens": int(inserted.tokens)} if inserted.tokens else {}),
-            **({"without_logprobs": dict(self.left_out)} if self.left_out else {}),
-            "mismatch_kl": sampled.mismatch_kl / max(sampled.tokens, 1.0),
+            **_if(inserted.tokens, inserted_tokens=int(inserted.tokens)),
+            **_if(self.left_out, without_logprobs=dict(self.left_out)),
+            "mismatch_kl": sampled.mismatch_kl / counted,
             "ratio": total.ratio / tokens,
             "clip_fraction": total.clipped / tokens,
             "masked_fraction": total.masked / tokens,
-            **(
-                {
-                    "importance": total.importance / tokens,
-                    "importance_effective_sample_size": total.importance_sample_size,
-                }
-                if self._has_importance and total.tokens
-                else {}
+            **_if(
+                self._has_importance and total.tokens,
+                importance=total.importance / tokens,
+                importance_effective_sample_size=total.importance_sample_size,
             ),
-            **({"entropy": total.entropy / tokens} if self._has_entropy else {}),
-            **({"kl": total.kl / tokens} if self._has_kl else {}),
+            **_if(self._has_entropy, entropy=total.entropy / tokens),
+            **_if(self._has_kl, kl=total.kl / tokens),
             "on_policy_error": self._on_policy_error,
-            **(
-                {"staleness": sum(age * sums.tokens for age, sums in by_staleness) / sampled.tokens}
-                if sampled.tokens
-                else {}
-            ),
+            **_if(sampled.tokens, staleness=sum(age * sums.tokens for age, sums in by_staleness) / counted),
             "staleness_tokens": {str(age): int(sums.tokens) for age, sums in by_staleness},
             "effective_sample_size": {str(age): sums.effective_sample_size for age, sums in by_staleness},
         }
