@@ -58,14 +58,20 @@ async def _try(environments: Environments, slots: asyncio.Semaphore, row: Mappin
             return Trial(problem=str(error))
 
 
+def _compared(first: Trial, second: Trial) -> tuple[Level, str]:
+    """What is wrong with two episodes of a row; an empty text if nothing is."""
+    if problem := first.problem or second.problem:
+        return Level.ERROR, problem
+    if first.opening != second.opening:
+        return Level.ERROR, "two episodes of this row opened differently"
+    return Level.WARNING, "" if first.step == second.step else f"two episodes of this row answered {SAID!r} differently"
+
+
 def _findings(rows: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[Trial, Trial]]) -> Iterator[Finding]:
     for index, (first, second) in enumerate(pairs):
-        if problem := first.problem or second.problem:
-            yield Finding(Level.ERROR, problem, index)
-        elif first.opening != second.opening:
-            yield Finding(Level.ERROR, "two episodes of this row opened differently", index)
-        elif first.step != second.step:
-            yield Finding(Level.WARNING, f"two episodes of this row answered {SAID!r} differently", index)
+        level, problem = _compared(first, second)
+        if problem:
+            yield Finding(level, problem, index)
     if len(rows) > 1 and len({row[ENV][OPENING] for row in rows}) == 1:
         yield Finding(Level.NOTE, "all rows open the same way: nothing visible depends on the row")
     if seconds := [trial.seconds for pair in pairs for trial in pair if trial.opening is not None]:

@@ -69,25 +69,24 @@ async def _own_answers(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> lis
 
 async def _rubbish(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Texts that the grader scores 1 in all rows, texts on which it raises, and texts on which it hangs."""
-    paid: list[str] = []
-    upset: dict[str, str] = {}
-    for text in RUBBISH:
-        verdicts = await asyncio.gather(*(_score(grader, row, text) for row in rows))
-        if all(verdict == 1.0 for verdict in verdicts):
-            paid.append(text)
-        if reason := next((verdict for verdict in verdicts if isinstance(verdict, str)), ""):
-            upset[text] = reason
+    verdicts = {text: await asyncio.gather(*(_score(grader, row, text) for row in rows)) for text in RUBBISH}
+    paid = [text for text, of_text in verdicts.items() if set(of_text) <= {1.0}]
+    upset = {text: reason for text, of_text in verdicts.items() for reason in _reasons(of_text)[:1]}
+    hanging = [text for text, reason in upset.items() if "took longer" in reason]
+    raising = {text: reason for text, reason in upset.items() if text not in hanging}
     findings = []
     if paid:
         findings.append(Finding(Level.ERROR, f"rubbish scores 1 for all questions: {_listed(paid)}", 0))
-    hanging = [text for text, reason in upset.items() if "took longer" in reason]
-    raising = {text: reason for text, reason in upset.items() if text not in hanging}
     if hanging:
         findings.append(Finding(Level.WARNING, f"the grader hangs on {_listed(hanging)}, which scores 0", 0))
     if raising:
         first = next(iter(raising.values()))
         findings.append(Finding(Level.WARNING, f"the grader raises on {_listed(list(raising))}: {first}", 0))
     return findings
+
+
+def _reasons(verdicts: Sequence[float | str]) -> list[str]:
+    return [verdict for verdict in verdicts if isinstance(verdict, str)]
 
 
 def _listed(texts: list[str]) -> str:
