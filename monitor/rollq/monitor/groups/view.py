@@ -5,6 +5,7 @@ buffer. Pure.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -233,11 +234,6 @@ def _sample_view(
     index: int, sample: Sample, letter: str, shaped: Mapping[str, Any], pieces: Pieces | None
 ) -> SampleView:
     segments = tuple(_segment_view(segment, pieces) for segment in sample.segments)
-    by_version: dict[int, int] = {}
-    for segment in sample.segments:
-        for span in segment.versions:
-            if span.version != NO_VERSION:
-                by_version[span.version] = by_version.get(span.version, 0) + span.tokens
     extra = sample.extra
     return SampleView(
         index=index,
@@ -253,13 +249,20 @@ def _sample_view(
         calls=tuple(_calls(extra.get("calls"))),
         tokens=sample.response_tokens,
         counted_tokens=sum(sum(segment.counts) for segment in segments),
-        tokens_by_version=dict(sorted(by_version.items())),
+        tokens_by_version=_tokens_by_version(sample),
         worker=str(extra.get("worker", "")),
         judge=str(extra.get("judge", "")),
         judge_s=extra["judge_s"] if isinstance(extra.get("judge_s"), int | float) else None,
         sampling=sample.sampling,
         segments=segments,
     )
+
+
+def _tokens_by_version(sample: Sample) -> dict[int, int]:
+    counted = Counter[int]()
+    for span in (span for segment in sample.segments for span in segment.versions if span.version != NO_VERSION):
+        counted[span.version] += span.tokens
+    return dict(sorted(counted.items()))
 
 
 def _calls(stored: Any) -> Iterator[CallView]:
