@@ -73,9 +73,10 @@ class Written:
         """The file. `heads` are the comments at its top."""
         lines = [line for head in heads for line in _comment(head)]
         lines += [line for key in _FIRST if (key,) in self.values for line in self._lines((key,), key)]
-        for table in sorted({_table(path) for path in self.values if len(path) > 1}, key=self._place):
+        below = [path for path in self.values if len(path) > 1]
+        for table in sorted(set(map(_table, below)), key=self._place):
             lines += ["", f"[{'.'.join(map(_key, table))}]"]
-            for path in sorted((path for path in self.values if len(path) > 1 and _table(path) == table), key=_rank):
+            for path in sorted((path for path in below if _table(path) == table), key=_rank):
                 lines += self._lines(path, ".".join(map(_key, path[len(table) :])))
         if self.comments:
             lines += ["", "# Without a key in rollq.toml:"]
