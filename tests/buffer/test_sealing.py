@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -95,17 +96,18 @@ def victim(as_nobody: bool) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 @pytest.fixture
-def mine(tmp_path: Path, as_nobody: bool) -> Path:
-    """A file that the sealed process owns and may write, in a folder that it may write."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o755)
-    file = tmp_path / "mine"
-    file.write_text("secret")
-    if as_nobody:
-        os.chown(tmp_path, NOBODY, NOBODY)
-        os.chown(file, NOBODY, NOBODY)
-    return file
+def mine(as_nobody: bool) -> Iterator[Path]:
+    """A file that the sealed process owns and may write, in a folder that it may write.
+
+    Not in `tmp_path`: each start of pytest closes the folder around those of all others to other users.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "mine"
+        file.write_text("secret")
+        if as_nobody:
+            os.chown(name, NOBODY, NOBODY)
+            os.chown(file, NOBODY, NOBODY)
+        yield file
 
 
 def test_this_kernel_can_seal_in_both_ways_or_says_why_not() -> None:

@@ -1,5 +1,6 @@
 """What each tracker writes, read with the service's own reader. W&B is offline."""
 
+import multiprocessing
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,16 +64,24 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert "| math | 7 | 1 + 1 = | a &#124; b &lt;i><br>2 | 0.5 |" in table[2]
 
 
-def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def log_to_wandb(folder: Path) -> None:
     from rollq.consumer.trackers.wandb import Wandb
 
-    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = Wandb(WandbSettings(mode="offline", project="sums"), tmp_path / "out", "run-1")
+    tracker = Wandb(WandbSettings(mode="offline", project="sums"), folder, "run-1")
     for entry in ENTRIES:
         tracker.log(entry)
     tracker.close()
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that ends: W&B starts threads that every later fork of its process would have too."""
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    process = multiprocessing.get_context("fork").Process(target=log_to_wandb, args=(tmp_path / "out",))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
     [path] = (tmp_path / "out").rglob("*.wandb")
     wait_until(lambda: len(list(wandb_history(path.read_bytes()))) == len(ENTRIES))  # its process writes it
