@@ -59,7 +59,7 @@ async def _try(environments: Environments, slots: asyncio.Semaphore, row: Mappin
 
 
 def _compared(first: Trial, second: Trial) -> tuple[Level, str]:
-    """What is wrong with two episodes of a row; an empty text if nothing is."""
+    """The fault that two episodes of a row show; an empty text if there is none."""
     if problem := first.problem or second.problem:
         return Level.ERROR, problem
     if first.opening != second.opening:
