@@ -64,7 +64,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
         click.echo(
             f"{recorded.by} says that the weights are from step {recorded.step}"
             if recorded
-            else f"no step is recorded for the weights: they count as those of the last one, {last}"
+            else f"no step is recorded for the weights: they count as the weights of the last step, {last}"
         )
     if not dry_run:
         with locked(trainer.output):
