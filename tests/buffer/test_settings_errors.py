@@ -46,7 +46,7 @@ def lines(data: dict[str, Any], **origins: str) -> list[str]:
         ({"run": "r", "inner": {"strategy": "best"}}, "inner.strategy = 'best': must be 'sync' or 'async'"),
         ({"run": "r", "inner": {"share": -1}}, "inner.share = -1: must be greater than or equal to 0"),
         ({"run": "r", "inner": {"share": "x"}}, "inner.share = 'x': must be a number"),
-        ({"run": 7}, "run = 7: must be a text in quotes"),
+        ({"run": 7}, "run = 7: must be a string in quotes"),
         ({"run": "r", "inner": 3}, "inner = 3: must be a table"),
     ],
 )

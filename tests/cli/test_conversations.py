@@ -132,8 +132,8 @@ max_tokens = 60
     ("messages", "tools", "message"),
     [
         (["hello", *TALK], [], "message 0 is 'hello', expected an object with a role"),
-        ([*TALK[:3], said("assistant", 5)], [], "message 3: content is 5, expected a text"),  # type: ignore[arg-type]
-        ([*TALK[:3], {"role": "assistant"}], [], "message 3: content is None, expected a text"),
+        ([*TALK[:3], said("assistant", 5)], [], "message 3: content is 5, expected a string"),  # type: ignore[arg-type]
+        ([*TALK[:3], {"role": "assistant"}], [], "message 3: content is None, expected a string"),
         (TALK, '[{"type": "function"}]', "field 'tools' is .*, expected a list of objects"),
     ],
 )

@@ -207,7 +207,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "logprobs form": (row(logprobs=[-1.0]), "'logprobs' must have a list of numbers for each of the 2 responses"),
     "positive": (row(responses=[[1], [2]], logprobs=[[1.0], [-1.0]]), "sample 0: logprobs[0] is 1.0"),
     "ids": (row(responses=[[1], [-2]]), "response 1"),
-    "form": (row(responses=[{"text": "a"}]), "'responses' must be a text, token ids, or a list of these"),
+    "form": (row(responses=[{"text": "a"}]), "'responses' must be a string, token ids, or a list of these"),
     "long": (row(responses=["a" * 20, "b"]), "sample 0: the response has 21 tokens, more than max_tokens = 20"),
     "long prompt": (row(prompt="a" * 5000), "the prompt has 5000 tokens, more than max_prompt_tokens = 4096"),
     "empty": (row(responses=[[], [1]]), "response 0"),

@@ -120,7 +120,10 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
             'curriculum.prompt_order = { column = "level" }',
             "tasks.math.curriculum.prompt_order: by: is required, but missing; column: unknown key",
         ),
-        ("curriculum.prompt_order = 5", "tasks.math.curriculum.prompt_order = 5: must be a text in quotes, or a table"),
+        (
+            "curriculum.prompt_order = 5",
+            "tasks.math.curriculum.prompt_order = 5: must be a string in quotes, or a table",
+        ),
         (
             'batches.order = "lifo"',
             "tasks.math.batches.order = 'lifo': must be 'staleness', 'arrival', 'newest', 'uniform' or 'priority'",
@@ -128,7 +131,7 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ("limits.min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
         ("limits.lease_s = inf", "tasks.math.limits.lease_s = inf: must be a finite number"),
         ("max_tokens = 8.0", "tasks.math.max_tokens = 8.0: must be a whole number"),
-        ("rows.prompt_field = 2001-02-03", "tasks.math.rows.prompt_field: must be a text in quotes"),
+        ("rows.prompt_field = 2001-02-03", "tasks.math.rows.prompt_field: must be a string in quotes"),
         ('[tasks.code]\nprompts = "p"\nbatch_groups = 1001', "tasks.code.batch_groups = 1001: must be less than or"),
         ('[tasks."a:b"]\nprompts = "p"\nbatch_groups = 1', "task name 'a:b': 1 to 64 characters of A-Z a-z 0-9"),
         (
@@ -136,7 +139,7 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
             "tasks.*.staleness.sync_weights_interval: must be the same for every task of a run, not {'math': 1, ",
         ),
         ('judge = "environment"', 'adds up the rewards of an environment, but agent_loop = "single_turn" has none'),
-        ("judge = 3", "tasks.math.judge = 3: must be a text in quotes, or a table"),
+        ("judge = 3", "tasks.math.judge = 3: must be a string in quotes, or a table"),
         ('judge = { math = "math" }', "tasks.math.judge: field: must name the column that chooses the judge"),
         (
             'judge = { field = "source" }',

@@ -75,7 +75,7 @@ def test_xs05_rows_of_every_format_become_the_same_prompts(
     with PromptFile(task(path)) as file:
         assert file.rows == 3
         second, first = file.prompt(1), file.prompt(0)
-        with pytest.raises(InvalidPrompt, match=rf"{path.name}\[2\]: field 'prompt' must be a text or a list"):
+        with pytest.raises(InvalidPrompt, match=rf"{path.name}\[2\]: field 'prompt' must be a string or a list"):
             file.prompt(2)
     assert first.content == ({"role": "user", "content": "1+1?"},), "the gap that the table filled is gone"
     assert (first.answer, first.metadata, first.row) == ("2", {"reward_model": {"ground_truth": "2"}, "level": 1}, 0)

@@ -198,7 +198,7 @@ def test_a_row_has_its_own_system_prompt_or_the_tasks() -> None:
     assert own.content == (SYSTEM, USER)
     without = prompt_of(columns, {"prompt": "hi", "answer": 1, "rules": {"system": None}})
     assert without.content == ({**SYSTEM, "content": "Be long."}, USER)
-    with pytest.raises(ValueError, match=r"'rules\.system' \(system_prompt_field\) must be a text, not 3"):
+    with pytest.raises(ValueError, match=r"'rules\.system' \(system_prompt_field\) must be a string, not 3"):
         prompt_of(columns, {"prompt": "hi", "answer": 1, "rules": {"system": 3}})
     flat = Columns(chat=True, system_prompt_field="system")
     assert prompt_of(flat, {"prompt": "hi", "answer": 1, "system": "Be brief."}).metadata == {}
@@ -232,7 +232,7 @@ def test_a_row_has_its_own_tools() -> None:
         (Columns(chat=True), 3, r"field 'tools' \(tools_field\) must be a list of tools, not 3"),
         (Columns(chat=True), [{"name": "add"}], r"field 'tools' \(tools_field\)\[0\] must be an object like"),
         (Columns(chat=True), False, r"field 'tools' \(tools_field\) must be a list of tools, not False"),
-        (Columns(), [{"function": {"name": "add"}}], "the prompt is a text: set chat = true"),
+        (Columns(), [{"function": {"name": "add"}}], "the prompt is a string: set chat = true"),
         (Columns(chat=True, ids_field="prompt"), [{"function": {"name": "add"}}], "token ids bypass it: leave out one"),
     ],
 )
@@ -247,7 +247,7 @@ def test_a_reply_starts_with_the_prefix() -> None:
         USER,
         {"role": "assistant", "content": "<think>"},
     )
-    with pytest.raises(ValueError, match=r"prompt is a text, and reply_prefix .* set chat = true"):
+    with pytest.raises(ValueError, match=r"prompt is a string, and reply_prefix .* set chat = true"):
         prompt_of(Columns(reply_prefix="<think>"), {"prompt": "hi", "answer": 1})
     with pytest.raises(ValueError, match="messages ends with the assistant's message, so leave out reply_prefix"):
         prompt_of(Columns(final_answer="continue", answer_field="", reply_prefix="<think>"), SFT_ROW)
@@ -281,8 +281,8 @@ def test_a_prompt_knows_its_row(tmp_path: Path) -> None:
         (b'{"question": "a", "answer": 1}', r"no field 'prompt' \(prompt_field\).*\['answer', 'question'\]"),
         (b'{"prompt": "a"}', "no field 'answer'"),
         (b'{"prompt": "", "answer": 1}', "field 'prompt' is empty"),
-        (b'{"prompt": 3, "answer": 1}', "must be a text or a list of messages, not 3"),
-        (b'{"prompt": [], "answer": 1}', "must be a text or a list of messages"),
+        (b'{"prompt": 3, "answer": 1}', "must be a string or a list of messages, not 3"),
+        (b'{"prompt": [], "answer": 1}', "must be a string or a list of messages"),
         (b'{"prompt": ["a"], "answer": 1}', r"prompt\[0\] must be an object"),
         (b'{"prompt": [{"role": "user"}], "answer": 1}', r"prompt\[0\].content"),
         (b'{"prompt": [{"role": "user", "content": null, "tool_calls": null}], "answer": 1}', r"prompt\[0\].content"),

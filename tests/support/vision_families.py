@@ -142,7 +142,7 @@ def make_vision_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def chat_template(placeholder: str) -> str:
-    """A template of messages whose content is a string, or a list of texts and images."""
+    """A template of messages whose content is a string, or a list of strings and images."""
     return (
         "{% for message in messages %}{{ message['role'] }}: "
         "{% if message['content'] is string %}{{ message['content'] }}"

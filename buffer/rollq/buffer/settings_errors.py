@@ -23,7 +23,7 @@ _WORDS = {
     "dict_type": "must be a table",
     "tuple_type": "must be a list",
     "path_type": "must be a path in quotes",
-    "string_type": "must be a text in quotes",
+    "string_type": "must be a string in quotes",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "bool_type": "must be true or false",

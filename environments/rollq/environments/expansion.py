@@ -165,7 +165,7 @@ def _environment(table: Mapping[str, Any], rows: int, place: str, folder: Path) 
         raise ConfigError(f"env_options.rows = {rows!r:.80}: must be a whole number, 1 or more")
     split = table.get("env_split") or ("train" if place.startswith("tasks") else "test")
     if not isinstance(split, str):
-        raise ConfigError(f"env_split = {split!r:.80}: must be a text in quotes")
+        raise ConfigError(f"env_split = {split!r:.80}: must be a string in quotes")
     return Environment(table["env"], options, split, rows, folder=folder)
 
 
@@ -173,7 +173,7 @@ def _without_environment(place: str, table: Mapping[str, Any]) -> Iterator[str]:
     if "env" not in table:
         yield from (f"{place}.{key}: set env too" for key in NEED_ENV if table.get(key))
     elif not isinstance(table["env"], str):
-        yield f"{place}.env = {table['env']!r:.80}: must be a text in quotes"
+        yield f"{place}.env = {table['env']!r:.80}: must be a string in quotes"
 
 
 def _expanded(place: str, table: Any, environment: Environment | None, problems: list[str]) -> Any:

@@ -189,7 +189,7 @@ class Columns:
             return self.system_prompt
         if not isinstance(own, str):
             raise ValueError(
-                f"field {self.system_prompt_field!r} (system_prompt_field) must be a text, not {own!r:.80}"
+                f"field {self.system_prompt_field!r} (system_prompt_field) must be a string, not {own!r:.80}"
             )
         return own
 
@@ -209,7 +209,7 @@ class Columns:
         if tools and look_up(row, self.ids_field) is not None:
             raise ValueError(f"{name}: the chat template shows tools, and token ids bypass it: leave out one of them")
         if tools and isinstance(content, str):
-            raise ValueError(f"{name}: the chat template shows tools, and the prompt is a text: set chat = true")
+            raise ValueError(f"{name}: the chat template shows tools, and the prompt is a string: set chat = true")
         return tuple(without_nulls(tool) if fills_gaps else tool for tool in tools)
 
     def _with_reply_prefix(self, field: str, content: Content) -> Content:
@@ -217,7 +217,7 @@ class Columns:
         if not self.reply_prefix:
             return content
         if isinstance(content, str):
-            raise ValueError(f"{field} is a text, and reply_prefix starts an assistant's message: set chat = true")
+            raise ValueError(f"{field} is a string, and reply_prefix starts an assistant's message: set chat = true")
         if content[-1]["role"] == "assistant":
             raise ValueError(f"{field} ends with the assistant's message, so leave out reply_prefix")
         return (*content, {"role": "assistant", "content": self.reply_prefix})
@@ -242,7 +242,7 @@ def _content(field: str, value: Any) -> Content:
             raise ValueError(f"field {field!r} is empty")
         return value
     if not isinstance(value, list) or not value:
-        raise ValueError(f"field {field!r} must be a text or a list of messages, not {_shown(value)}")
+        raise ValueError(f"field {field!r} must be a string or a list of messages, not {_shown(value)}")
     return tuple(_message(f"{field}[{number}]", message) for number, message in enumerate(value))
 
 
@@ -250,7 +250,7 @@ def _message(name: str, message: Any) -> Mapping[str, Any]:
     if problem := message_problem(name, message):
         raise ValueError(problem)
     if not isinstance(message.get("content"), str | list) and message.get("tool_calls") is None:
-        raise ValueError(f"{name}.content must be a text or a list, not {_shown(message.get('content'))}")
+        raise ValueError(f"{name}.content must be a string or a list, not {_shown(message.get('content'))}")
     return {key: without_nulls(value) for key, value in message.items() if value is not None or key == "content"}
 
 

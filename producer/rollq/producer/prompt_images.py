@@ -14,7 +14,7 @@ from rollq.buffer.wire.images import INLINE, inline_image, read_file
 Messages = tuple[Mapping[str, Any], ...]
 
 MARK: Final = "<image>"
-"""The place of an image in a message whose content is a text."""
+"""The place of an image in a message whose content is a string."""
 PART: Final[Mapping[str, Any]] = {"type": "image"}
 """The place of an image in a message whose content is a list of parts, as chat templates read it."""
 INLINE_BYTES: Final = 16_384

@@ -59,7 +59,7 @@ class PromptSettings(PromptLength):
         default=None, description="columns passed to judges and agent loops; default: all other columns"
     )
     chat: bool = Field(
-        default=False, description="treat a text as a user's message, to which the model's chat template is applied"
+        default=False, description="treat a string as a user's message, to which the model's chat template is applied"
     )
     final_answer: Literal["refuse", "answer", "continue"] = Field(
         default="refuse",
@@ -127,7 +127,7 @@ class ProducerTask(TaskRules, PromptSettings):
         if isinstance(value, str | ByColumn):
             return value
         if not isinstance(value, dict):
-            raise ValueError('must be a text in quotes, or a table such as { by = "level" }')
+            raise ValueError('must be a string in quotes, or a table such as { by = "level" }')
         try:
             return ByColumn.model_validate(value)
         except ValidationError as error:

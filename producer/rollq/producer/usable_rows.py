@@ -47,7 +47,7 @@ class PromptSource(Protocol):
         ...
 
     def place(self, row: int) -> str:
-        """Where row `row` is, for people: its file and line."""
+        """The file and line of a row, in words."""
         ...
 
 

@@ -160,8 +160,8 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ({"sample": {"reward": {"$gte": -(10**400)}}}, f"reward $gte: must be a number, not -1{'0' * 58}"),
         ({"reward": {"$lt": math.inf}}, "reward $lt: must be a number, not inf"),
         ({"reward": {"$gt": -math.inf}}, "reward $gt: must be a number, not -inf"),
-        ({"task": 3}, "task $eq: must be a text, not 3"),
-        ({"task": None}, "task $eq: must be a text, not None"),
+        ({"task": 3}, "task $eq: must be a string, not 3"),
+        ({"task": None}, "task $eq: must be a string, not None"),
         ({"status": "finished"}, f"status $eq: unknown status 'finished': must be one of {', '.join(Status)}"),
         (
             {"status": {"$in": ["failed", "lost"]}},
@@ -178,7 +178,7 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ({"uid": {"$between": [2, 1]}}, "uid $between: the lower bound comes first, not [2, 1]"),
         ({"reward": {"$between": [None, 1]}}, "reward $between: must be a number, not None"),
         ({"reward": {"$gt": None}}, "reward $gt: must be a number, not None"),
-        ({"task": {"$lt": 3}}, "task $lt: must be a text, not 3"),
+        ({"task": {"$lt": 3}}, "task $lt: must be a string, not 3"),
         (
             {"finish_reason": "bored"},
             "finish_reason $eq: unknown finish reason 'bored': must be one of stop, length, tool_calls, abort, error",
@@ -228,7 +228,7 @@ def test_only_errors_are_searched() -> None:
         QueryError, match=r"unknown operator '\$contains' of field 'task': the operators are .*\$between$"
     ):
         parse_query({"task": {"$contains": "ma"}})
-    with pytest.raises(QueryError, match=r"error \$contains: must be a text, not 3"):
+    with pytest.raises(QueryError, match=r"error \$contains: must be a string, not 3"):
         parse_query({"error": {"$contains": 3}})
     with pytest.raises(
         QueryError, match=r"unknown operator '\$like' of field 'error': the operators are .*\$contains$"

@@ -48,7 +48,7 @@ def test_numpy_values_become_plain_ones() -> None:
     [
         ({"content": ""}, "content and ids are empty"),
         ({"content": ()}, "content and ids are empty"),
-        ({"content": None}, "content must be a text or a tuple of chat messages, not NoneType"),
+        ({"content": None}, "content must be a string or a tuple of chat messages, not NoneType"),
         ({"content": [{"role": "user", "content": "x"}]}, "content must be .*, not list"),
         ({"content": ("x",)}, r"content\[0\] must be an object with a 'role', not 'x'"),
         ({"content": (*CHAT, {"content": "x"})}, r"content\[2\] must be"),

@@ -56,7 +56,7 @@ def convert(folder: Path, changes: str) -> tuple[dict[str, Any], NewSettings]:
         ("trainer.seed = 'many'", "trainer.seed = 'many': not of the type of seed, so the default counts here"),
         ("task.agent_loop_config.sample_params.max_tokens = 'many'", "not of the type of tasks.t.max_tokens"),
         ("worker.loss_cfg.use_kl_loss = 'perhaps'", "use_kl_loss = 'perhaps': neither true nor false"),
-        ("worker.loss_cfg.use_kl_loss = True; worker.loss_cfg.kl_loss_type = [1]", "kl_loss_type = [1]: not a text"),
+        ("worker.loss_cfg.use_kl_loss = True; worker.loss_cfg.kl_loss_type = [1]", "kl_loss_type = [1]: not a string"),
         ("worker.optim_cfg.lr = -1.0", "trainer.learning_rate = -1.0: left out, because rollq refuses it"),
     ],
 )  # fmt: skip

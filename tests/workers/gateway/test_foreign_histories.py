@@ -105,7 +105,7 @@ CONVERSATIONS: Mapping[str, Sequence[Message]] = {
     "unknown tool": once({"city": "Zürich"}, name="weather"),
     "result is empty": (user("?"), calling({"expression": "6*7"}), result(""), user("And?")),
     "result is JSON": (user("?"), calling({"expression": "6*7"}), result('{"value": 42, "unit": null}'), user("And?")),
-    "result is a list of texts": (
+    "result is a list of strings": (
         user("?"), calling({"expression": "6*7"}), result([{"type": "text", "text": "42"}]), user("And?"),
     ),
     "result has lines": (user("?"), calling({"expression": "6*7"}), result("a\n\nb \n"), user("And?")),

@@ -153,7 +153,7 @@ def _ordered_value(field: str, where: str, operand: Any) -> Any:
             raise QueryError(f"{where}: must be a number, not {operand!r:.60}")
         return operand
     if not isinstance(operand, str):
-        raise QueryError(f"{where}: must be a text, not {operand!r}")
+        raise QueryError(f"{where}: must be a string, not {operand!r}")
     if operand not in _CHOICES.get(field, (operand,)):
         raise QueryError(
             f"{where}: unknown {field.replace('_', ' ')} {operand!r}: must be one of {', '.join(_CHOICES[field])}"

@@ -129,7 +129,7 @@ def prompt_problem(prompt: Prompt) -> str | None:
 
 def _content_problem(content: object) -> str | None:
     if not isinstance(content, str | tuple):
-        return f"content must be a text or a tuple of chat messages, not {type(content).__name__}"
+        return f"content must be a string or a tuple of chat messages, not {type(content).__name__}"
     if isinstance(content, str):
         return None
     problems = (message_problem(f"content[{index}]", message) for index, message in enumerate(content))

@@ -42,7 +42,7 @@ def check_conversation(messages: Sequence[Any], tools: Any) -> None:
             raise ValueError(f"message {index} is {message!r:.80}, expected an object with a role")
         content, calls = message.get("content"), message.get("tool_calls")
         if not isinstance(content, str | list) and not (content is None and calls):
-            raise ValueError(f"message {index}: content is {content!r:.80}, expected a text")
+            raise ValueError(f"message {index}: content is {content!r:.80}, expected a string")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError(f"field 'tools' is {tools!r:.80}, expected a list of objects")
 

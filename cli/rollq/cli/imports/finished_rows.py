@@ -278,7 +278,7 @@ def _responses(row: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
         return field, [value]
     if isinstance(value, list) and all(isinstance(item, str | list) for item in value):
         return field, value
-    raise ValueError(f"field {field!r} must be a text, token ids, or a list of these")
+    raise ValueError(f"field {field!r} must be a string, token ids, or a list of these")
 
 
 def _is_flat(value: Any) -> bool:

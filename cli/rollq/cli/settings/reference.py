@@ -125,7 +125,7 @@ UNITS: Final = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tok
 """End of a key -> its unit."""
 WORDS: Final[Mapping[Any, str]] = {
     bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", SecretStr: "text", Any: "any",
-    list[str]: "list of texts",
+    list[str]: "list of strings",
 }  # fmt: skip
 
 

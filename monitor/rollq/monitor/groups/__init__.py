@@ -1,1 +1,1 @@
-"""Single groups and tables of groups, for people and as JSON."""
+"""Single groups and tables of groups, as text and as JSON."""

@@ -1,4 +1,4 @@
-"""Numbers of bytes, for people and for the server's configuration."""
+"""Numbers of bytes, in words and for the configuration of a server."""
 
 import math
 

@@ -295,10 +295,10 @@ def test_what_has_no_effect_is_named_if_it_is_set() -> None:
             r"input\[0\].role must be user, assistant, system or developer",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "is input_image, and this model reads"),
-        ({"input": [{"type": "function_call", "call_id": "1"}]}, r"input\[0\].name must be a text, not null"),
-        ({"input": [{"type": "function_call_output"}]}, r"input\[0\].call_id must be a text"),
+        ({"input": [{"type": "function_call", "call_id": "1"}]}, r"input\[0\].name must be a string, not null"),
+        ({"input": [{"type": "function_call_output"}]}, r"input\[0\].call_id must be a string"),
         ({"input": [{"type": "reasoning", "summary": [{"type": "text"}]}]}, r"input\[0\].summary\[0\] is text"),
-        ({"instructions": 3}, "instructions must be a text"),
+        ({"instructions": 3}, "instructions must be a string"),
         ({"previous_response_id": "resp_0"}, "previous_response_id is not supported: nothing is stored here"),
         ({"conversation": "c"}, "conversation is not supported"),
         ({"background": True}, "background is not supported: wait for the answer"),
@@ -307,7 +307,7 @@ def test_what_has_no_effect_is_named_if_it_is_set() -> None:
             {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]},
             r"tools\[0\].tools\[0\].name",
         ),
-        ({"max_output_tokens": "9"}, "max_output_tokens must be a positive integer, not a text"),
+        ({"max_output_tokens": "9"}, "max_output_tokens must be a positive integer, not a string"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_its_name(body: dict[str, Any], problem: str) -> None:

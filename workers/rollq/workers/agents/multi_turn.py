@@ -265,7 +265,7 @@ def tokens_left(rollout: Rollout, conversation: Conversation) -> int:
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
     """A prompt's messages; a text becomes a user message. Raises `SampleFailed` for token ids."""
     if prompt.ids is not None:
-        problem = "prompt: it has token ids, and a conversation of several turns needs messages or a text"
+        problem = "prompt: it has token ids, and a conversation of several turns needs messages or a string"
         raise SampleFailed(FailureKind.PROMPT, problem)
     return ({"role": "user", "content": prompt.content},) if isinstance(prompt.content, str) else prompt.content
 

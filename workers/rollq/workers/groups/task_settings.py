@@ -111,7 +111,7 @@ class JudgeSettings(Settings):
         if isinstance(value, dict):
             JudgesByColumn.parse(value)
         elif not isinstance(value, str):
-            raise ValueError("must be a text in quotes, or a table")
+            raise ValueError("must be a string in quotes, or a table")
         return value
 
     @model_validator(mode="after")

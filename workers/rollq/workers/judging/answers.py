@@ -115,7 +115,7 @@ def _expression_of(answer: Any) -> str:
     if is_number(answer):
         return decimal_text(number_of(answer))
     if not isinstance(answer, str):
-        raise ValueError(f"the answer {answer!r:.{SHOWN}} is not an expression; expected a text or a number")
+        raise ValueError(f"the answer {answer!r:.{SHOWN}} is not an expression; expected a string or a number")
     expression = answer.rpartition(FINAL)[2].strip()
     if not expression:
         raise ValueError(f"the answer {answer!r:.{SHOWN}} is empty")

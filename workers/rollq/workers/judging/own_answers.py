@@ -74,7 +74,7 @@ def _was_interrupted(verdict: Verdict) -> bool:
 
 
 def text_of(answer: Any) -> str | None:
-    """A row's answer as a text, the first of several answers; None for an answer that cannot be a text."""
+    """A row's answer as a text, the first of several answers; None for an answer that cannot be a string."""
     if isinstance(answer, list | tuple):
         return text_of(answer[0]) if answer and not isinstance(answer[0], list | tuple) else None
     if answer is None or isinstance(answer, dict):
@@ -100,7 +100,7 @@ async def judge_own_answer(
     judge: Judge, prompt: Prompt, as_sample: AsSample, forms: tuple[str, ...] = FORMS
 ) -> Judged | None:
     """Judge a prompt's own answer in the first accepted form, otherwise in the first form on which the judge does not
-    raise. Returns None for an answer that cannot be a text."""
+    raise. Returns None for an answer that cannot be a string."""
     answer = text_of(prompt.answer)
     if answer is None:
         return None

@@ -89,7 +89,7 @@ class Conversion:
 
     def word(self, given: Given, name: str) -> str | None:
         """The text of a setting. Another value is a comment, and the default counts."""
-        return self._read(given, name, a_text, "not a text")
+        return self._read(given, name, a_text, "not a string")
 
     def _read(self, given: Given, name: str, read: Callable[[Any], Read | None], problem: str) -> Read | None:
         value = self.take(given, name)

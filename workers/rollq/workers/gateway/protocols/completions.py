@@ -1,4 +1,4 @@
-"""OpenAI's completions, `POST /v1/completions`: a text or token ids that the model continues. Pure."""
+"""OpenAI's completions, `POST /v1/completions`: a string or token ids that the model continues. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -92,5 +92,5 @@ def _prompt(prompt: Any) -> tuple[str | None, tuple[int, ...] | None]:
             return fields.text(entries[0], "prompt[0]"), None
         entries = fields.items(entries[0], "prompt[0]")
     if not entries or not all(type(id) is int and 0 <= id <= LARGEST_ID for id in entries):
-        raise CallRefused("prompt must be a text or a list of token ids")
+        raise CallRefused("prompt must be a string or a list of token ids")
     return None, tuple(entries)

@@ -42,7 +42,7 @@ def items(value: Any, name: str) -> Sequence[Any]:
 def text(value: Any, name: str) -> str:
     """A text that UTF-8 can hold."""
     if not isinstance(value, str):
-        raise _wrong(name, "a text", value)
+        raise _wrong(name, "a string", value)
     if not value.isascii():
         try:
             value.encode()
@@ -83,7 +83,7 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
         value = [value]
     checked = tuple(text(each, f"{name}[{place}]") for place, each in enumerate(items(value, name)))
     if "" in checked:
-        raise CallRefused(f"{name} must not have an empty text")
+        raise CallRefused(f"{name} must not have an empty string")
     return checked
 
 
@@ -245,7 +245,7 @@ _KINDS: Final[Mapping[type, str]] = {
     bool: "a boolean",
     int: "this number",
     float: "this number",
-    str: "a text",
+    str: "a string",
     list: "a list",
     dict: "an object",
 }

@@ -311,7 +311,7 @@ def _masked(segment: Segment, place: int, nodes: Iterable[Node]) -> Segment:
 
 
 def as_facts(nodes: Iterable[Node], segments: dict[int, int]) -> list[dict[str, Any]]:
-    """The facts of each call, for people: its number, its parent's number, its segment, and why it is left out."""
+    """The facts of each call: its number, its parent's number, its segment, and why it is left out."""
     return [
         {
             "number": node.number,
