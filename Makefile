@@ -24,17 +24,18 @@ CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constra
 # On Redis and on a cluster, only the tests of what depends on the kind of server.
 CHOSEN_redis := any_server and
 CHOSEN_cluster := any_server and not plain_server and
-CHOSEN := $(CHOSEN_$(SERVER)) not slow
+CHOSEN := $(or $(CHOSEN_$(SERVER)),not long and) not slow
 # Processor seconds that all default tests together may take: docs/decisions.md says why it is not minutes.
-BUDGET = $(if $(PYTEST_ARGS)$(CHOSEN_$(SERVER)),,--processor-budget 3000)
-DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(BUDGET) $(PYTEST_ARGS)
+BUDGET = $(if $(PYTEST_ARGS)$(CHOSEN_$(SERVER)),,--processor-budget 960)
+TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30
+DEFAULT_TESTS = $(TESTS) -m "$(CHOSEN)" $(BUDGET) $(PYTEST_ARGS)
 
 NEW_ENOUGH := 'import sys; sys.exit("rollq needs Python >= 3.11: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm test-sglang environments families agents clients kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
+.PHONY: help install demo test test-busy test-long test-slow test-vllm test-sglang environments families agents clients kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -61,6 +62,9 @@ test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORK
 
 test-busy: $(INSTALLED)  ## the default tests beside four busy processes: none may depend on the machine's speed
 	$(BIN)/python tests/busy.py $(DEFAULT_TESTS)
+
+test-long: $(INSTALLED)  ## the tests that take seconds of a processor, such as those that start whole runs
+	$(TESTS) -m "long and not slow" $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -40,12 +40,14 @@ NIGHTLY = (
 """Benchmarks that `make test-slow` runs; each starts processes for a quarter of a minute or more."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["exchange", *(pytest.param(name, marks=pytest.mark.slow) for name in NIGHTLY)])
 def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
     run_benchmarks(tmp_path, "--only", name, "--output", "results.json")
     check_figures(tmp_path / "results.json")
 
 
+@pytest.mark.long
 def test_one_benchmark_writes_its_table_between_the_words_and_no_results_of_all(
     tmp_path: Path,
 ) -> None:

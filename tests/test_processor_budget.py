@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limit_s", "status", "shown"), [(0, 1, "EXCEEDED: "), (10_000, 0, "")])
 def test_a_run_fails_if_it_takes_more_processor_seconds(limit_s: int, status: int, shown: str) -> None:
     command = [

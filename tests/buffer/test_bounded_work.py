@@ -183,6 +183,7 @@ def take_and_forget(buffer: Buffer) -> None:
     buffer.forget_archived(portion)
 
 
+@pytest.mark.long
 def test_a_call_touches_a_bounded_number_of_values_in_a_full_buffer(counting: CountingBuffer) -> None:
     rules: dict[str, object] = {"batch_groups": 1000, "max_staleness": 20, "max_uses": 3, "max_deaths": 3}
     world = World(counting).start(math=rules)

@@ -46,6 +46,7 @@ def test_any_sequence_of_moves_keeps_what_is_stored(checked_server: EmbeddedServ
     run_machine(checked_server.url, examples=examples)
 
 
+@pytest.mark.long
 def test_every_function_keeps_what_is_stored(checked_server: EmbeddedServer, tmp_path: Path) -> None:
     with RecordingBuffer.connect(checked_server.url, "run") as recorded:
         check_copies(recorded, tmp_path)

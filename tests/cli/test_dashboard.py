@@ -132,6 +132,7 @@ def test_a_group_is_served_with_the_values_of_each_token(buffer: Buffer, server_
         assert ask(f"{address}/api/groups/{quote('a/b')}/1")[0] == 404
 
 
+@pytest.mark.long
 def test_ten_thousand_groups_are_read_by_the_page(buffer: Buffer, server_url: str) -> None:
     world = World(buffer).start(math={"max_staleness": 4}, code={"max_staleness": 4})
     fill(world, MANY)
@@ -375,6 +376,7 @@ def test_what_a_trainer_wrote_beside_the_archive_is_served_with_the_tokens(
         assert "with url in [archive]" in ask(f"{address}/api/groups/math/1")[1]["annotations"]
 
 
+@pytest.mark.long
 def test_an_archive_is_served_without_a_server(fresh_server: EmbeddedServer, tmp_path: Path) -> None:
     (tmp_path / "archive").mkdir()
     with Buffer.connect(fresh_server.url, "sums") as buffer:

@@ -106,6 +106,7 @@ def test_rows_are_written_once(tmp_path: Path) -> None:
     assert "exists already" in again.output
 
 
+@pytest.mark.long
 def test_a_check_says_what_it_finds_and_fails_for_errors() -> None:
     good = env("check", CHAIN_SUM, "--rows", 20, "--json")
     assert good.exit_code == 0
@@ -138,6 +139,7 @@ class Stuck:
 """
 
 
+@pytest.mark.long
 def test_a_check_of_rows_that_take_for_ever_says_how_far_it_is_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

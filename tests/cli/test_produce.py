@@ -72,6 +72,7 @@ def test_a_producer_ends_cleanly_when_told_to(
         assert buffer.counts("math").statuses[Status.PENDING] == 4 * BATCH
 
 
+@pytest.mark.long
 def test_killed_producers_lose_and_repeat_no_prompt(config: Path, server_url: str, run_name: str) -> None:
     with Buffer.connect(server_url, run_name) as buffer:
         buffer.create_run()

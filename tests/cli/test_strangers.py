@@ -40,6 +40,7 @@ def next_event(stream: socket.socket) -> bytes:
     return stream.recv(1 << 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sends", [HALF_HEADERS, EVENTS, IDLE, GARBAGE, b""])
 @pytest.mark.parametrize("name", ["dashboard", "metrics"])
 def test_a_viewer_is_served_beside_connections_without_a_token(

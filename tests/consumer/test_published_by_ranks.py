@@ -37,6 +37,7 @@ ALWAYS = ("tied, in shards",)
 """The case of the default suite. The others are slow."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES]
 )

@@ -32,6 +32,7 @@ def trained(settings: TrainerSettings) -> tuple[int, list[bytes]]:
     return checkpoint.step, [(checkpoint.folder / name).read_bytes() for name in FILES]
 
 
+@pytest.mark.long
 def test_the_steps_of_two_and_of_four_ranks_are_those_of_one_process(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], model_folder: Path, tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_the_steps_of_two_and_of_four_ranks_are_those_of_one_process(
             assert several["mismatch"]["mean"] == pytest.approx(one["mismatch"]["mean"], rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_by_four(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], model_folder: Path, tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def trained(settings: TrainerSettings) -> list[bytes]:
     return [(checkpoint.folder / name).read_bytes() for name in ("model.safetensors", OPTIMIZER_FILE)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_trainer_that_is_killed_while_a_batch_fills_trains_as_one_that_was_not(
     server_url: str, run_name: str, model_folder: Path, tmp_path: Path, ranks: int

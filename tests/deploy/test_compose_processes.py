@@ -29,6 +29,7 @@ def volume(prepared_demo: Path, tmp_path: Path) -> Path:
     return shutil.copytree(prepared_demo, tmp_path / "demo")
 
 
+@pytest.mark.long
 def test_prepare_cpu_makes_a_demo_where_there_is_none(tmp_path: Path, volume: Path) -> None:
     words = shlex.split(SERVICES["prepare-cpu"]["command"][-1])
     assert words[:6] == ["test", "-e", "/data/rollq.toml", "||", "rollq", "demo"]
@@ -59,6 +60,7 @@ def all_have_begun(buffer: Buffer) -> bool:
     return counts.clock.epoch > 0 and counts.progress["admitted"] > 0 and len(buffer.workers()) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: Path, tmp_path: Path) -> None:
     suffix = {"cpu": "-cpu", "gpu": ""}[profile]

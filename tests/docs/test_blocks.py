@@ -138,6 +138,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path, 6379)
 
 
+@pytest.mark.long
 def test_steering_and_queries_run(desk: Desk, fresh_server: EmbeddedServer) -> None:
     (desk.folder / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     (desk.folder / "rollq.toml").write_text(

@@ -18,6 +18,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path, 6379)
 
 
+@pytest.mark.long
 def test_every_command_of_the_page_runs(
     desk: Desk, run_name: str, server: EmbeddedServer, fresh_server: EmbeddedServer
 ) -> None:

@@ -34,6 +34,7 @@ def settings(desk: Desk, sums: Path) -> tuple[Path, int]:
     return path, first
 
 
+@pytest.mark.long
 def test_a_run_on_the_cluster_of_the_page_outlives_a_node(desk: Desk, settings: tuple[Path, int]) -> None:
     path, first = settings
     config = load_settings(path, {})

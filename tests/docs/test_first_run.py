@@ -2,12 +2,15 @@
 
 import re
 
+import pytest
+
 from rollq.monitor.report.records import METRICS_FILE
 from support.documented_commands import ROOT, Desk, code_with, files, steps_trained
 
 PAGE = ROOT / "docs" / "guide" / "first-run.md"
 
 
+@pytest.mark.long
 def test_the_first_run_trains_and_stops(desk: Desk) -> None:
     desk.run(code_with(PAGE, "rollq init"))
     desk.folder /= "first-run"

@@ -12,6 +12,7 @@ from support.documented_commands import ROOT, Desk, blocks, files, steps_trained
 PAGE = ROOT / "docs" / "guide" / "import.md"
 
 
+@pytest.mark.long
 def test_every_command_of_the_page_runs(desk: Desk, sums: Path) -> None:
     task = next(block.code for block in blocks(PAGE) if block.language == "toml")
     settings = sums / "rollq.toml"

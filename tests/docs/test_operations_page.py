@@ -135,6 +135,7 @@ def test_the_doctor_finds_nothing_wrong(room: Room) -> None:
     assert ill <= {"latency"}, "this machine may be busy"
 
 
+@pytest.mark.long
 @BOTH_KINDS
 def test_the_limit_of_memory_is_raised(room: Room) -> None:
     assert "maxmemory_human:1.00G" in room.run("grep -E")
@@ -148,6 +149,7 @@ def test_the_commands_also_run_without_users(users: Path, fresh_server: Embedded
     assert "16.0 GiB" in Desk(users, fresh_server.port).run(f"{url}{command('config set maxmemory 16gb')}")
 
 
+@pytest.mark.long
 @BOTH_KINDS
 def test_a_lost_store_is_restored_and_a_backup_practised(room: Room) -> None:
     assert "saved 5 groups" in room.run("rollq snapshot save")
@@ -186,6 +188,7 @@ def test_a_failed_group_is_inspected(room: Room) -> None:
     assert room.run("group:1' error").startswith("the judge raised\n")
 
 
+@pytest.mark.long
 def test_roles_are_upgraded_one_by_one(binary: Path, users: Path, tmp_path: Path, redis_cli: Path) -> None:
     shutil.copytree(users, tmp_path / "store")
     desk, old = Desk(tmp_path / "store", free_port("127.0.0.1")), OtherRelease(tmp_path / "old")

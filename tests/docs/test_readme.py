@@ -5,6 +5,8 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from rollq.monitor.report.records import METRICS_FILE
 from support.demo_folder import PREPARE
 from support.documented_commands import ROOT, Desk, blocks, code_with, files, kill, steps_trained, terminals
@@ -14,6 +16,7 @@ WATCHING = ROOT / "docs" / "guide" / "watching.md"
 CONCEPTS = sorted((ROOT / "docs" / "concepts").glob("*.md"))
 
 
+@pytest.mark.long
 def test_the_roles_run_one_by_one_and_continue_after_a_kill(desk: Desk, sums: Path, redis_cli: Path) -> None:
     serve, produce, work, second_work, train = terminals(README)
     (desk.folder / "trainer.py").write_text(desk.local(files(README)["trainer.py"]))

@@ -61,6 +61,7 @@ def refusals(log: str) -> set[str]:
     return {lines[at + 1].strip() for at, line in enumerate(lines) if line == "object"} - {"client|setinfo"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tls", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["redis with TLS", "valkey without"]
 )

@@ -54,6 +54,7 @@ def shown(html: str) -> dict[str, int]:
     return {tag: len(re.findall(rf"<{tag}[ >]", article)) for tag in SHAPES}
 
 
+@pytest.mark.long
 def test_the_site_builds_without_a_warning_loads_nothing_from_elsewhere_and_shows_pages_as_github_does(
     tmp_path: Path,
 ) -> None:

@@ -4,12 +4,15 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from support.documented_commands import ROOT, Desk, code_with, files, terminals
 from support.forked_ranks import run_script
 
 PAGE = ROOT / "docs" / "guide" / "trl.md"
 
 
+@pytest.mark.long
 def test_the_trainer_of_the_page_stops_and_resumes(desk: Desk, sums: Path) -> None:
     serve, produce, work, *_ = terminals(ROOT / "README.md")
     config, script = sums / "rollq.toml", desk.folder / "train_trl.py"

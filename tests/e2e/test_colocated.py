@@ -63,6 +63,7 @@ def wait_for_workers(buffer: Buffer, count: int) -> None:
             events.wait(0.5)
 
 
+@pytest.mark.long
 def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then_they_wake_and_swap(
     folder: Path, server_url: str, run_name: str, buffer: Buffer
 ) -> None:

@@ -40,6 +40,7 @@ def batch_of(line: dict[str, Any]) -> tuple[Any, ...]:
     return line["tokens"], line["rewards"], line["samples"], line["workers"], line["staleness_tokens"]
 
 
+@pytest.mark.long
 def test_a_demo_whose_worker_server_and_trainer_are_killed_trains_every_group_once(
     tmp_path: Path, demos: list[DemoProcess]
 ) -> None:
@@ -112,6 +113,7 @@ def test_ctrl_c_ends_a_demo_and_leaves_nothing(
     assert all(nobody_listens(port) for port in demo.ports())
 
 
+@pytest.mark.long
 def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path, demos: list[DemoProcess]) -> None:
     demo = DemoProcess(tmp_path / "demo", *QUICK, "--workers", "1")
     demos.append(demo)

@@ -80,6 +80,7 @@ def test_a_run_whose_judge_raises(broken: SeenRun) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_run_whose_trainer_is_gone(broken: SeenRun) -> None:
     broken.start("produce", "work")
     trainer = broken.train()
@@ -113,6 +114,7 @@ def test_a_run_whose_memory_is_full(broken: SeenRun, fresh_server: EmbeddedServe
     )
 
 
+@pytest.mark.long
 def test_a_run_that_is_over(broken: SeenRun) -> None:
     broken.start("produce", "work")
     broken.train(steps=3).join()

@@ -76,6 +76,7 @@ def prepared(prepared_demo: Path, tmp_path: Path, request: pytest.FixtureRequest
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "prepared",
     [("abort", "true"), *(pytest.param(way, marks=pytest.mark.slow) for way in (("keep", "true"), ("wait", "true")))],

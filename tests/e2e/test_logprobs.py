@@ -45,6 +45,7 @@ def prepared(prepared_demo: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_every_token_that_real_workers_made_has_the_logprob_of_the_weights_that_it_claims(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def recomputed(folder: Path, micro: MicroBatch) -> torch.Tensor:
     return torch.gather(scaled, -1, micro.input_ids[:, 1:, None]).squeeze(-1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("over_mcp", [False, True], ids=["function", "mcp"])
 def test_every_token_of_a_conversation_that_is_trained_has_its_logprob_and_no_other_is(
     buffer: Buffer, server_url: str, model: Path, over_mcp: bool
@@ -195,6 +196,7 @@ def test_the_tokens_of_a_conversation_are_those_that_the_engine_went_on_from(wor
     assert segments == (8 if "split" in (model / "chat_template.jinja").read_text() else 4)
 
 
+@pytest.mark.long
 def test_turns_before_and_after_a_swap_have_the_logprobs_of_their_own_weights(
     world: WorkerWorld, other: Path, tmp_path: Path
 ) -> None:

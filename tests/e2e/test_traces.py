@@ -132,6 +132,7 @@ def test_roles_end_while_their_collector_hangs(traced: TracedRun, collector: Col
     assert "spans were not sent, and " in traced.log("work")
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_its_collector(
     traced: TracedRun, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

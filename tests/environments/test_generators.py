@@ -10,6 +10,7 @@ from rollq.environments.reasoning_gym.package import OURS, generators, options_o
 from rollq.environments.rows import made_rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generator", ["codeio", "list_functions"])
 def test_rows_are_the_same_from_two_processes(generator: str) -> None:
     environment = Environment(f"reasoning-gym:{generator}", {}, "train", 20)

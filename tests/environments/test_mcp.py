@@ -91,6 +91,7 @@ def test_the_check_of_a_server_that_is_not_there_says_so() -> None:
     assert "All connection attempts failed" in text
 
 
+@pytest.mark.long
 def test_the_check_finds_tools_that_change_by_themselves(tmp_path: Path) -> None:
     program = tmp_path / "server.py"
     program.write_text(

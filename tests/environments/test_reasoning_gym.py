@@ -218,6 +218,7 @@ SAME_FINDING = {"game_of_life_halting", "prime_factorization"}
 """Generators that others show as well: `complex_arithmetic` pays for rubbish, `string_insertion` upsets its grader."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "generator",
     [pytest.param(name, marks=[pytest.mark.slow] if name in SAME_FINDING else []) for name in FINDINGS],

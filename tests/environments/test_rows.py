@@ -48,6 +48,7 @@ def test_rows_do_not_repeat_and_a_small_space_ends(tmp_path: Path) -> None:
     assert 100 < written.rows < 1_000 < written.repeated
 
 
+@pytest.mark.long
 def test_splits_share_rows_only_by_chance_and_a_task_has_none_of_its_evaluation(tmp_path: Path) -> None:
     evaluation = sums("test", rows=20, **SMALL)
     task = Environment(evaluation.env, evaluation.options, "train", 5_000, (evaluation,))
@@ -75,6 +76,7 @@ def test_neighbouring_seeds_have_other_rows() -> None:
     assert first.isdisjoint(second)
 
 
+@pytest.mark.long
 def test_producers_on_other_hash_seeds_write_the_same_file(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     processes = [writing(folder, 60, seed) for folder, seed in zip(folders, (3, 4), strict=True)]
@@ -119,6 +121,7 @@ def test_the_process_that_makes_rows_ends_with_its_parent(tmp_path: Path) -> Non
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generator", ["word_ladder", "polynomial_multiplication"])
 def test_sets_that_depend_on_the_hash_seed_are_the_same_anyway_and_are_said(generator: str) -> None:
     environment = Environment(f"reasoning-gym:{generator}", {}, "train", 20)

@@ -14,6 +14,7 @@ def test_no_promise_is_broken_while_every_role_and_the_server_break(tmp_path: Pa
     assert not outcome.violations, outcome.violations
 
 
+@pytest.mark.long
 def test_no_promise_is_broken_while_workers_that_lend_samples_to_each_other_break(tmp_path: Path) -> None:
     outcome = run_chaos(Scene(seed=1, faults=6, gap_s=0.5, longest_s=1.0, load=LENDING), tmp_path)
     assert not outcome.violations, outcome.violations

@@ -15,6 +15,7 @@ LONG = {
 CASES = [pytest.param(bug, id=bug.name, marks=[pytest.mark.slow] if bug.name in LONG else []) for bug in BUGS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", CASES)
 def test_a_seeded_bug_is_noticed(bug: Bug, tmp_path: Path) -> None:
     assert is_noticed(bug, tmp_path)

@@ -228,6 +228,7 @@ def answer(query: dict[str, Any], order: str, most_ids: int, token_shift: int = 
     return sorted(found, key=GROUPS.index)
 
 
+@pytest.mark.long
 @PROFILE
 @given(QUERIES)
 def test_xb15_the_plan_misses_no_group_that_a_look_at_all_of_them_finds(query: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ def port_of(buffer: Buffer) -> int:
     return int(client.connection_pool.connection_kwargs["port"])
 
 
+@pytest.mark.long
 def test_a_cluster_has_users_speaks_tls_and_starts_again(redis_binary: Path, openssl: Path, tmp_path: Path) -> None:
     certificates, acl, first = tmp_path / "certificates", tmp_path / "rollq.acl", free_ports(6)
     make_certificates(certificates)

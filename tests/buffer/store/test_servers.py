@@ -233,6 +233,7 @@ def test_a_primary_that_dies_takes_nothing_with_it(cluster: EmbeddedCluster, wor
         dead.start()
 
 
+@pytest.mark.long
 def test_slots_move_under_load(cluster: EmbeddedCluster, world: World) -> None:
     with at_work(world) as worker:
         source = primary_of(cluster, world)
@@ -241,6 +242,7 @@ def test_slots_move_under_load(cluster: EmbeddedCluster, world: World) -> None:
         assert primary_of(cluster, world) is not source
 
 
+@pytest.mark.long
 def test_slots_that_move_key_by_key_are_waited_for(cluster: EmbeddedCluster, world: World) -> None:
     with at_work(world) as worker:
         source = primary_of(cluster, world)
@@ -278,6 +280,7 @@ def unblock(server: EmbeddedServer) -> None:
                 client.client_unblock(int(entry["id"]), error=True)
 
 
+@pytest.mark.long
 def test_a_primary_waits_for_a_replica_that_died_until_none_would_elect_it(
     cluster: EmbeddedCluster, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,7 @@ def whole_source(name: str) -> str:
     return text
 
 
+@pytest.mark.long
 def test_a_role_may_use_the_keys_that_its_functions_name() -> None:
     """A function that is refused half way would leave what it wrote until then."""
     of_runs = {name for name, source in function_sources().items() if "-- KEYS: run" in source}

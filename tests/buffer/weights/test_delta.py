@@ -86,6 +86,7 @@ def test_other_tensors_have_no_delta(other: dict[str, np.ndarray[tuple[int, ...]
     assert not can_encode([base], [base, base])
 
 
+@pytest.mark.long
 def test_ten_thousand_hostile_deltas_give_the_result_or_nothing(tmp_path: Path) -> None:
     """A worker refuses them already for their SHA-256; here nothing compares it."""
     rng, errors = random.Random(1), []

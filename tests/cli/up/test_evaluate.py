@@ -51,6 +51,7 @@ def evaluate(prepared_demo: Path, tmp_path: Path, fresh_server: EmbeddedServer) 
     return run
 
 
+@pytest.mark.long
 def test_saved_weights_are_evaluated_in_a_run_that_is_deleted(
     evaluate: Evaluate, tmp_path: Path, fresh_server: EmbeddedServer
 ) -> None:
@@ -65,6 +66,7 @@ def test_saved_weights_are_evaluated_in_a_run_that_is_deleted(
     assert find_runs(connect_servers(fresh_server.url, None), Patience()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -103,6 +105,7 @@ def test_a_table_has_a_row_for_each_folder_and_one_table_for_each_source() -> No
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["missing/a.png", "a.xyz"])
 def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_evaluated(evaluate: Evaluate, path: str) -> None:
     done = evaluate("--weights", "step-00000001", "--plot", path)

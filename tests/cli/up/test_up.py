@@ -55,6 +55,7 @@ def test_it_trains_to_the_end_with_a_server_and_two_workers_one_of_which_is_kill
     leaves_nothing(up)
 
 
+@pytest.mark.long
 def test_a_server_that_answers_is_used_and_stays(make: Make, fresh_server: EmbeddedServer) -> None:
     up = make(**FEW, **{"buffer_url = ": f'buffer_url = "{fresh_server.url}"\n#'})
     assert up.end() == 0, up.text()
@@ -64,6 +65,7 @@ def test_a_server_that_answers_is_used_and_stays(make: Make, fresh_server: Embed
     leaves_nothing(up)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["while it starts", "while it trains"])
 def test_ctrl_c_stops_all_roles_and_the_same_command_continues(make: Make, moment: str) -> None:
     up = make(**MANY)
@@ -87,6 +89,7 @@ def test_it_takes_its_processes_along_when_it_is_killed(make: Make) -> None:
     leaves_nothing(up)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -108,6 +111,7 @@ def test_wrong_settings_are_refused_before_anything_starts(make: Make, changes: 
     assert not (up.folder / "server").exists()
 
 
+@pytest.mark.long
 def test_a_role_that_refuses_its_settings_ends_it_with_its_reason_and_status(make: Make) -> None:
     up = make(**{'[worker.options]\nmodel = "model"': '[worker.options]\nmodel = "model"\nnonsense = 1'})
     assert up.end() == 2, up.text()

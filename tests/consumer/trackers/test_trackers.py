@@ -105,6 +105,7 @@ def test_a_tracker_gets_the_numbers_of_the_metrics_and_some_rollouts(
     assert not any("worker" in name or "version" in name for name in kept.entries[0].scalars)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failure", ["raise", "hang"])
 @pytest.mark.parametrize("point", ["start", "log", "close"])
 def test_a_run_ends_as_without_trackers_when_one_is_broken_and_the_other_one_gets_all(

@@ -492,6 +492,7 @@ def test_marks_of_an_axis_are_round_and_have_one_format(page: Page) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_ten_thousand_archived_groups_are_browsed_without_a_server(
     browser: Browser, fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_late_answer_breaks_off_no_other_drawing(page: Page) -> None:
     expect(figure(page, "Loss").locator("path.line")).to_have_count(2)
 
 
+@pytest.mark.long
 def test_curves_come_from_files_while_the_server_is_gone(
     browser: Browser, fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:

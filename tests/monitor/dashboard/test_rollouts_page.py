@@ -266,6 +266,7 @@ def test_on_a_phone_the_filters_are_behind_a_button(browser: Browser, stepped: S
     context.close()
 
 
+@pytest.mark.long
 def test_two_hundred_rows_of_marks_are_few_elements(browser: Browser, tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path) as server, Buffer.connect(server.url, "sums") as buffer:
         world = World(buffer).start(math={"group_size": 16, "batch_groups": 300})

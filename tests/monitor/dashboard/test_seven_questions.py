@@ -70,6 +70,7 @@ def by_step(settings: Path) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
+@pytest.mark.long
 def test_is_it_learning(page: Page, compared: Compared) -> None:
     said = page.locator(".headline")
     expect(said).to_contain_text(
@@ -145,6 +146,7 @@ def test_what_changed_at_step_40(page: Page, compared: Compared) -> None:
     ]
 
 
+@pytest.mark.long
 def test_is_run_b_better_than_run_a(page: Page, compared: Compared) -> None:
     page.get_by_label("Compare with").select_option("run-b")
     said = page.locator(".headline")

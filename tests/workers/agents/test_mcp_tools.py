@@ -77,6 +77,7 @@ async def ask(session: McpSession, name: str, /, **arguments: Any) -> str:
     return await session.tools[name].call(arguments, PROMPT)
 
 
+@pytest.mark.long
 def test_the_model_calls_a_tool_of_a_server_and_its_words_alone_are_trained(
     target: str, tokenizer: HfTokenizer
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_loop_answers_for_a_tool_that_the_server_does_not_have(tokenizer: HfTo
     assert sorted(answers[2:]) == ["1", "2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("samples", [120, pytest.param(600, marks=pytest.mark.slow)])
 def test_all_samples_at_once_have_a_session_each_over_http_and_no_call_is_made_twice(samples: int) -> None:
     """A process has files for 1,024 connections; these few samples may take no more than a share of theirs."""
@@ -158,6 +160,7 @@ def test_all_samples_at_once_have_a_session_each_over_http_and_no_call_is_made_t
         play(scene, url, start_timeout_s=PATIENCE_S, timeout_s=PATIENCE_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stateful", [False, True])
 def test_samples_share_the_process_of_a_command_unless_it_has_state(stateful: bool) -> None:
     async def scene(server: McpServer) -> None:
@@ -232,6 +235,7 @@ def test_a_server_over_http_that_comes_back_does_not_know_the_sessions_from_befo
         play(scene, url, start_timeout_s=PATIENCE_S)
 
 
+@pytest.mark.long
 def test_a_call_out_of_time_costs_its_sample_and_a_server_that_hangs_is_replaced() -> None:
     async def scene(server: McpServer) -> None:
         one = await server.open()
@@ -248,6 +252,7 @@ def test_a_call_out_of_time_costs_its_sample_and_a_server_that_hangs_is_replaced
     play(scene, command(), timeout_s=10)
 
 
+@pytest.mark.long
 def test_a_server_over_http_that_hangs_costs_the_samples_that_call_it_and_those_that_begin() -> None:
     async def scene(server: McpServer) -> None:
         one, other = await server.open(), await server.open()

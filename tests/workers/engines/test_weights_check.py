@@ -96,6 +96,7 @@ def with_host(folder: Path, scenario: Callable[[EngineHost], Any], dtype: Any = 
     return asyncio.run(run())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed_ten_times_of_ten(
     models: Sequence[Path], tmp_path: Path, fault: Callable[[Tensors, Tensors], Tensors]
@@ -135,6 +136,7 @@ def one_of_128_not_loaded(new: Tensors, number: int) -> Tensors:
     return {**new, name: new[name] + 0.01}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trained", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fault", [two_of_128_exchanged, one_of_128_zeroed, one_of_128_not_loaded])
 @pytest.mark.parametrize("seeds", [SEEDS[:2], pytest.param(SEEDS, marks=pytest.mark.slow)], ids=len)

@@ -27,6 +27,7 @@ def ask(given: GatewayProcess, one: socket.socket) -> bool:
     return received.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sends", [HALF_HEADERS, SLOW_BODY, IDLE, b""])
 def test_a_session_is_served_beside_connections_without_a_token(tmp_path: Path, sends: bytes) -> None:
     with gateway_process(tmp_path, files=FEW_FILES) as given:
@@ -43,6 +44,7 @@ def test_a_session_is_served_beside_connections_without_a_token(tmp_path: Path, 
         assert len(given.log.read_text().splitlines()) <= 2, given.log.read_text()
 
 
+@pytest.mark.long
 def test_a_process_without_files_accepts_again_when_it_has_some(tmp_path: Path) -> None:
     with gateway_process(tmp_path, files=FEW_FILES) as given:
         host, _, port = given.url.removeprefix("http://").partition(":")

@@ -500,6 +500,7 @@ def test_worker_survives_a_restart_of_its_server(fresh_server: EmbeddedServer, r
     serve(queue, run_name, lambda: Work(held=True), scene)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("full_from", ["before it starts", "once it is registered"])
 def test_tickets_are_worked_off_while_memory_is_full(
     fresh_server_of_each_kind: EmbeddedServer, run_name: str, full_from: str
