@@ -44,7 +44,7 @@ AVOID = {
     r"(?<!exited\s)\bby (itself|themselves)\b": "automatically, alone, nothing",
     r"\bone after the other\b": "one after another",
     r"\b(is|are) what\b": "the noun",
-    r"\bfor people\b": "in words, as text",
+    r"\bfor people\b": "for display, readable",
     r"\b(another|others) than\b": "a different one, other than",
     r"\b(must be|expected) (a text|texts)\b": "a string",
     r"\blists? of texts\b": "list of strings",

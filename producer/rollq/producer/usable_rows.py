@@ -47,7 +47,7 @@ class PromptSource(Protocol):
         ...
 
     def place(self, row: int) -> str:
-        """The file and line of a row, in words."""
+        """The file and line of a row, as messages show them."""
         ...
 
 

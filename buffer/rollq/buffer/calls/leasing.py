@@ -328,8 +328,8 @@ def leases_by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
 
 
 def indices_by_task(held: Sequence[GroupResult | SamplePart | Offer]) -> dict[str, list[int]]:
-    """The places in `held` of what belongs to each task, by their leases."""
+    """Task -> the indices in `held` of the items whose lease is of this task."""
     by_task: dict[str, list[int]] = {}
-    for index, one in enumerate(held):
-        by_task.setdefault(one.lease.task, []).append(index)
+    for index, item in enumerate(held):
+        by_task.setdefault(item.lease.task, []).append(index)
     return by_task

@@ -110,12 +110,12 @@ def _length(segment: Segment) -> int:
 
 def _loss_tokens_by_weights(samples: Sequence[Sequence[Segment]]) -> dict[Weights, tuple[int, ...]]:
     """The loss tokens of each sample that these weights made."""
-    found: dict[Weights, list[int]] = {}
+    by_weights: dict[Weights, list[int]] = {}
     for index, of_sample in enumerate(samples):
         for segment in of_sample:
             for weights, tokens in _loss_tokens(segment):
-                found.setdefault(weights, [0] * len(samples))[index] += tokens
-    return {weights: tuple(counted) for weights, counted in found.items()}
+                by_weights.setdefault(weights, [0] * len(samples))[index] += tokens
+    return {weights: tuple(counted) for weights, counted in by_weights.items()}
 
 
 def _loss_tokens(segment: Segment) -> list[tuple[Weights, int]]:

@@ -7,7 +7,6 @@ so collective operations match.
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from rollq.buffer.errors import ConfigError
 
@@ -132,7 +131,7 @@ def plan_micro_batches(
             )
         return [[sequence] for sequence in unit]
 
-    units = [list(chain.from_iterable(map(fitting, _units(share, samples)))) for share in shares]
+    units = [[part for unit in _units(share, samples) for part in fitting(unit)] for share in shares]
     ranked = [_fill(of_rank, lengths, max_tokens, padded) for of_rank in units]
     needed = max(1, *map(len, ranked))
     if count is not None and needed > count:

@@ -52,8 +52,8 @@ def _doubles(values: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(like) if values is None else values.double()
 
 
-def _if(is_known: object, **numbers: Any) -> dict[str, Any]:
-    """The numbers, or none of them."""
+def _only_if(is_known: object, **numbers: Any) -> dict[str, Any]:
+    """The numbers if they are known, else none."""
     return numbers if is_known else {}
 
 
@@ -186,21 +186,21 @@ class LossMetrics:
         return {
             "loss": self.loss,
             "tokens": int(total.tokens),
-            **_if(inserted.tokens, inserted_tokens=int(inserted.tokens)),
-            **_if(self.left_out, without_logprobs=dict(self.left_out)),
+            **_only_if(inserted.tokens, inserted_tokens=int(inserted.tokens)),
+            **_only_if(self.left_out, without_logprobs=dict(self.left_out)),
             "mismatch_kl": sampled.mismatch_kl / counted,
             "ratio": total.ratio / tokens,
             "clip_fraction": total.clipped / tokens,
             "masked_fraction": total.masked / tokens,
-            **_if(
+            **_only_if(
                 self._has_importance and total.tokens,
                 importance=total.importance / tokens,
                 importance_effective_sample_size=total.importance_sample_size,
             ),
-            **_if(self._has_entropy, entropy=total.entropy / tokens),
-            **_if(self._has_kl, kl=total.kl / tokens),
+            **_only_if(self._has_entropy, entropy=total.entropy / tokens),
+            **_only_if(self._has_kl, kl=total.kl / tokens),
             "on_policy_error": self._on_policy_error,
-            **_if(sampled.tokens, staleness=sum(age * sums.tokens for age, sums in by_staleness) / counted),
+            **_only_if(sampled.tokens, staleness=sum(age * sums.tokens for age, sums in by_staleness) / counted),
             "staleness_tokens": {str(age): int(sums.tokens) for age, sums in by_staleness},
             "effective_sample_size": {str(age): sums.effective_sample_size for age, sums in by_staleness},
         }

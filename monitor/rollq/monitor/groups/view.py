@@ -1,4 +1,4 @@
-"""One group as text: its life as a list of events, and its samples down to single tokens.
+"""One group for display: its life as a list of events, and its samples down to single tokens.
 
 `view_of` turns the buffer's data into a `GroupView`, a plain value. Text, JSON and pages are made from it without the
 buffer. Pure.

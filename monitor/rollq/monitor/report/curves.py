@@ -31,7 +31,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class RunCurves:
     """The numbers of a run by train step. `changes` are in the order of their steps; files have no changes of rules.
-    `note`: why the numbers are from files, in words."""
+    `note`: why the numbers are from files, as the page shows it."""
 
     run: str
     source: Literal["server", "files"]

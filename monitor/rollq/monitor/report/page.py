@@ -82,7 +82,7 @@ def lede(summary: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words: 48 s, 2 min 05 s, 1 h 12 min."""
+    """A duration, readable: 48 s, 2 min 05 s, 1 h 12 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

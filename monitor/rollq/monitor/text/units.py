@@ -1,4 +1,4 @@
-"""Numbers of bytes, in words and for the configuration of a server."""
+"""Numbers of bytes, with units for reading and as a server's configuration writes them."""
 
 import math
 

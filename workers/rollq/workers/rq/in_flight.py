@@ -25,7 +25,7 @@ class TicketGroups(Protocol):
 
     @property
     def groups(self) -> Sequence[str]:
-        """Names of the groups, in words; empty when nothing was pending."""
+        """Names of the groups, as messages show them; empty when nothing was pending."""
 
     async def run(self) -> None:
         """Run the groups. When cancelled, hand them back."""

@@ -130,7 +130,7 @@ export function talk(turns) {
   );
 }
 
-/** A value as a text; one that is not a string, as JSON. */
+/** A value as a string; other values as JSON. */
 export function textual(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
