@@ -35,8 +35,7 @@ from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.claims import claimer
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model
-from rollq.consumer.weights.sources import weights_source
-from rollq.consumer.weights.tensor_stream import tensor_stream
+from rollq.consumer.weights.sources import tensor_stream, weights_source
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S, wait_until

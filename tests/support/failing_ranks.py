@@ -15,8 +15,7 @@ from rollq.buffer.errors import WeightsError
 from rollq.consumer.trainer.checkpoints import save_checkpoint
 from rollq.consumer.weights import safetensors
 from rollq.consumer.weights.checkpoint_format import Part
-from rollq.consumer.weights.sources import gathering
-from rollq.consumer.weights.tensor_stream import model_stream
+from rollq.consumer.weights.sources import gathering, model_stream
 from support.tiny_qwen3 import tiny_qwen3
 
 

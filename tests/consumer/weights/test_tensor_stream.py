@@ -18,13 +18,11 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import INDEX_FILE, weight_files
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.settings import Transport
-from rollq.consumer.weights.checkpoint_format import divide_model, to_checkpoint_format, untied
+from rollq.consumer.weights.checkpoint_format import divide_model, shapes_of, to_checkpoint_format, untied
 from rollq.consumer.weights.places import Place, make_place
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model, write_tensors
-from rollq.consumer.weights.sources import weights_source
-from rollq.consumer.weights.tensor_stream import TensorStream, gather, model_stream, tensor_stream
-from rollq.consumer.weights.tensors import shapes_of
+from rollq.consumer.weights.sources import TensorStream, gather, model_stream, tensor_stream, weights_source
 from rollq.workers.engines.transformers.weights import copy_weights, read_weights
 from support.tiny_qwen3 import tiny_qwen3
 from support.untrained_models import FAMILIES, make_model
@@ -267,7 +265,7 @@ def test_what_a_killed_trainer_left_in_tmpdir_is_removed_at_the_next_start(
     def place() -> Place:
         return make_place(buffer, transport, "s3://bucket/prefix", 3, None)
 
-    killed = place().unfinished(1)
+    killed = place().written(tensor_stream({"w": torch.zeros(1)}), 4)
     left = killed.__enter__()
     assert left.parent == tmp_path
     other = left.with_name(left.name.replace(buffer.incarnation, "0" * 32))

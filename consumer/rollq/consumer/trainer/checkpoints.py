@@ -22,7 +22,7 @@ from rollq.consumer.settings import KEPT_CHECKPOINTS, MAX_FILE_BYTES
 from rollq.consumer.trainer.lora import adapter_stream, has_adapter, write_adapter
 from rollq.consumer.trainer.sharding import like, reshard
 from rollq.consumer.weights.safetensors import copy_config, write_model, write_tensors
-from rollq.consumer.weights.tensor_stream import TensorStream, model_stream, tensor_stream
+from rollq.consumer.weights.sources import TensorStream, model_stream, tensor_stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

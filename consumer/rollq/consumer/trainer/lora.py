@@ -18,7 +18,7 @@ from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.consumer.settings import LoraSettings
 from rollq.consumer.trainer.sharding import like
 from rollq.consumer.weights.safetensors import write_tensors
-from rollq.consumer.weights.tensor_stream import TensorStream, tensor_stream
+from rollq.consumer.weights.sources import TensorStream, tensor_stream
 
 _NAME = ".default."
 """The adapter's name, which PEFT inserts into the names of tensors in memory, but not in files."""

@@ -27,6 +27,8 @@ from rollq.buffer.weights.store import (
     store_weights,
 )
 from rollq.consumer.settings import Transport
+from rollq.consumer.weights.safetensors import write_model
+from rollq.consumer.weights.sources import TensorStream
 
 _PREFIX = "weights-"
 _DIGITS = 16
@@ -37,11 +39,11 @@ class Place(Protocol):
     """Stores weights under names derived from their content. The last `kept` versions stay, with the files that they
     need."""
 
-    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
-        """An empty folder for writing a model of `size_bytes`. It is removed at the end."""
+    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
+        """A folder with the model of a stream, in files of `max_file_bytes`. It is removed at the end."""
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
-        """Store the model that was written to `unfinished`; `manifest` is its encoded manifest."""
+        """Store a model that was `written`; `manifest` is its encoded manifest."""
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """Store the weights of a folder, or announce them in place."""
@@ -77,10 +79,10 @@ class RedisPlace:
         self._buffer = buffer
         self._kept = kept
 
-    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
+    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`. Raises `WeightsError` for a model that is too large for Redis."""
-        check_redis_size(size_bytes)
-        return _unfinished(None, self._buffer)
+        check_redis_size(stream.size_bytes)
+        return _written(None, self._buffer, stream, max_file_bytes)
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -112,9 +114,9 @@ class FolderPlace:
         self._folder = folder
         self._kept = kept
 
-    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
+    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`. Raises `ConfigError` without a folder to write to."""
-        return _unfinished(self._shared(), self._buffer)
+        return _written(self._shared(), self._buffer, stream, max_file_bytes)
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -173,9 +175,9 @@ class BucketPlace:
         self._kept = kept
         self._scratch = scratch
 
-    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
+    def written(self, stream: TensorStream, max_file_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`."""
-        return _unfinished(self._scratch, self._buffer)
+        return _written(self._scratch, self._buffer, stream, max_file_bytes)
 
     def clear(self) -> None:
         """See `Place`."""
@@ -217,15 +219,15 @@ class BucketPlace:
 
 
 @contextmanager
-def _unfinished(parent: Path | None, buffer: TrainerBuffer) -> Iterator[Path]:
-    """An empty folder in `parent`, or in the folder of `TMPDIR`: then only this user may read it."""
+def _written(parent: Path | None, buffer: TrainerBuffer, stream: TensorStream, max_file_bytes: int) -> Iterator[Path]:
+    """A model's folder in `parent`, or in the folder of `TMPDIR`: then only this user may read it."""
     if parent is None:
-        with tempfile.TemporaryDirectory(prefix=_unfinished_name(parent, buffer)) as name:
-            yield Path(name)
-        return
-    folder = parent / f"{_unfinished_name(parent, buffer)}{secrets.token_hex(4)}"
-    folder.mkdir(parents=True)
+        folder = Path(tempfile.mkdtemp(prefix=_unfinished_name(parent, buffer)))
+    else:
+        folder = parent / f"{_unfinished_name(parent, buffer)}{secrets.token_hex(4)}"
+        folder.mkdir(parents=True)
     try:
+        write_model(folder, stream, max_file_bytes=max_file_bytes)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,12 +7,11 @@ from rollq.buffer.errors import WeightsError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.store import StoredWeights, keep_weights
 from rollq.consumer.settings import MAX_FILE_BYTES, ConsumerSettings, Transport
+from rollq.consumer.weights.checkpoint_format import Shapes
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.places import make_place
-from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.sender import Sender
 from rollq.consumer.weights.sources import Folder, Source
-from rollq.consumer.weights.tensors import Shapes
 from rollq.consumer.weights.versions import VersionStore
 
 
@@ -88,8 +87,7 @@ class WeightPublisher:
         if isinstance(source, Folder):
             self._versions.forget()
             return self._place.put_folder(source.path, source.probe)
-        with self._place.unfinished(source.size_bytes) as folder:
-            write_model(folder, source, max_file_bytes=self._max_file_bytes)
+        with self._place.written(source, self._max_file_bytes) as folder:
             return self._versions.put(folder, source.probe)
 
     @property

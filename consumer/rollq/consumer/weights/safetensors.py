@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.weights.manifest import INDEX_FILE, WEIGHTS_FILE
-from rollq.consumer.weights.tensor_stream import TensorStream
+from rollq.consumer.weights.sources import TensorStream
 
 _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
