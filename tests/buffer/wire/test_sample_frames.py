@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.values.rollouts import EMPTY_SAMPLE, ArrayRef, Sample, VersionSpan
+from rollq.buffer.values.rollouts import EMPTY_SAMPLE, NO_EPOCH, NO_VERSION, ArrayRef, Sample, VersionSpan
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire import frame_encoding
 from rollq.buffer.wire.frame_decoding import decode_sample, decode_samples
@@ -151,6 +151,18 @@ def test_details_of_another_type_are_corrupt_before_anything_is_trained(name: st
     text = orjson.dumps(details)
     header["details"] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [len(blob), len(blob) + len(text)]}
     with pytest.raises(CorruptFrame, match=f"content is not samples: ValueError: {name} of 2 samples is"):
+        decode_samples(sealed(header, blob + text))
+
+
+def test_a_segment_of_negative_length_is_corrupt() -> None:
+    header, blob = open_frame(encode_samples([a_sample(a_segment(4), a_segment(4))]))
+    begin, end = header["layout"]["data_offsets"]
+    layout = orjson.loads(blob[begin:end])
+    for row, tokens in zip(layout["segments"], (-2, 10), strict=True):  # still 8 in all
+        row[2], row[4] = tokens, [[NO_EPOCH, NO_VERSION, tokens]]
+    text = orjson.dumps(layout)
+    header["layout"] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [len(blob), len(blob) + len(text)]}
+    with pytest.raises(CorruptFrame, match="content is not samples: ValueError: version spans"):
         decode_samples(sealed(header, blob + text))
 
 

@@ -1,7 +1,6 @@
 """Parts of frames: tensors in the data of a safetensors blob, read without a copy, and version spans."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -49,12 +48,13 @@ def check_vectors(ids: Sequence[Any], logprobs: Any, mask: Any) -> None:
 
 def decode_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[VersionSpan, ...]:
     """The version spans of a segment. Raises `ValueError` unless they cover its tokens."""
-    decoded = tuple(map(VersionSpan._make, spans))
-    if type(tokens) is int and decoded == unversioned(tokens):
-        return decoded
-    numbers = [tokens, *chain.from_iterable(decoded)]
-    if any(type(number) is not int or not 0 <= number <= MOST_VERSIONS for number in numbers):
-        raise ValueError(f"version spans {spans!r}")
-    if sum(span[2] for span in decoded) != tokens:
+    decoded, covered = tuple(map(VersionSpan._make, spans)), 0
+    for epoch, version, count in decoded:
+        is_whole = type(epoch) is type(version) is type(count) is int and 0 <= count <= MOST_VERSIONS
+        is_versioned = is_whole and 0 <= epoch <= MOST_VERSIONS and 0 <= version <= MOST_VERSIONS
+        if not (is_versioned or (is_whole and decoded == unversioned(count))):
+            raise ValueError(f"version spans {spans!r}")
+        covered += count
+    if type(tokens) is not int or covered != tokens:
         raise ValueError(f"version spans {spans!r} of {tokens} tokens")
     return decoded

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import numpy.typing as npt
@@ -80,11 +81,10 @@ def _decode(
 ) -> Samples:
     """Return the samples. `header` describes the tensors but the texts, which are `layout` and `details`."""
     view = partial(view_tensor, frame, data_at)
-    prompts = _split(view(header.pop("prompts")), layout["prompts"])
-    ids, logprobs = view(header.pop("ids")), view(header.pop("logprobs"))
+    all_prompts, ids, logprobs = [view(header.pop(name)) for name in ("prompts", "ids", "logprobs")]
     mask: Any = view(header.pop("loss_mask")) if "loss_mask" in header else None
-    check_vectors([ids, *prompts], logprobs, mask)
-    rows = layout["segments"]
+    check_vectors([ids, all_prompts], logprobs, mask)
+    prompts, rows = _split(all_prompts, layout["prompts"]), layout["segments"]
     arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [{} for _ in rows]
     for index, references in layout["references"].items():
         arrays[_index(int(index), rows)].update(_decode_references(references))
@@ -97,10 +97,12 @@ def _decode(
     segments: list[list[Segment]] = [[] for _ in statuses]
     start = 0
     for (sample, prompt, tokens, masked, spans), named in zip(rows, arrays, strict=True):
+        if sample < 0 or prompt < 0:  # lists would take them
+            raise ValueError(f"a segment of prompt {prompt} in sample {sample}")
         end = start + tokens
-        segments[_index(sample, statuses)].append(
+        segments[sample].append(
             Segment(
-                prompts[_index(prompt, prompts)],
+                prompts[prompt],
                 ids[start:end],
                 logprobs[start:end],
                 decode_spans(spans, tokens),
@@ -112,9 +114,9 @@ def _decode(
     _check_tokens(start, ids, logprobs, mask)
     return Samples(
         tuple([_STATUSES[status] for status in statuses]),
-        tuple([None if reward is None else _number(reward) for reward in rewards]),
+        _numbers(rewards, int, float, NoneType),
         tuple([_REASONS[reason] for reason in reasons]),
-        tuple(map(_number, temperatures)),
+        _numbers(temperatures, int, float),
         tuple(map(tuple, segments)),
         partial(_objects, _columns(details, len(statuses))),
     )
@@ -127,20 +129,26 @@ def _index(index: int, owners: Sequence[Any]) -> int:
     return index
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise ValueError(f"{value!r} is not a number")
-    return float(value)
+def _numbers(values: Sequence[Any], *kinds: type) -> tuple[Any, ...]:
+    """The values as floats, and None as it is. Raises `ValueError` for one that is of none of these `kinds`."""
+    if not set(map(type, values)).issubset(kinds):
+        raise ValueError(f"{values!r} are not numbers")
+    return tuple([None if value is None else float(value) for value in values])
 
 
 def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
     """The values of each field of `details`, one per sample. Raises `ValueError` for one of another type."""
     shared, each = details["shared"], details["each"]
-    columns = {name: [shared[name]] * count if name in shared else list(each[name]) for name in DETAILS}
-    columns["failure"] = [kind and FailureKind(kind) for kind in columns["failure"]]
+    columns = {}
     for name, types in DETAILS.items():
-        if len(columns[name]) != count or not all(isinstance(value, types) for value in columns[name]):
-            raise ValueError(f"{name} of {count} samples is {columns[name]!r}")
+        values = [shared[name]] if name in shared else list(each[name])
+        if name == "failure":
+            values = [kind and FailureKind(kind) for kind in values]
+        if not all(isinstance(value, types) for value in values):
+            raise ValueError(f"{name} of {count} samples is {values!r}")
+        columns[name] = values * count if name in shared else values
+        if len(columns[name]) != count:
+            raise ValueError(f"{count} samples have {len(columns[name])} values of {name}")
     return columns
 
 
