@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollq.buffer.calls.put_args import version_of
+from rollq.buffer.calls.put_args import versions_of
 from rollq.buffer.calls.replies.claims import Shortfall
 from rollq.buffer.calls.replies.leases import PutOutcome
 from rollq.buffer.rules.settings import TaskRules
@@ -263,7 +263,7 @@ def test_a_sample_counts_as_its_newest_token_in_the_loss() -> None:
     def counted(loss_mask: list[bool] | None) -> int | None:
         segment = replace(make_sample(0, tokens=2).segments[0], versions=spans)
         mask = None if loss_mask is None else np.array(loss_mask)
-        return version_of(replace(make_sample(0), segments=(replace(segment, loss_mask=mask),)), Floors(), rules)
+        return versions_of(replace(make_sample(0), segments=(replace(segment, loss_mask=mask),)), Floors(), rules)[0]
 
     difference = rules.token_threshold - rules.stale_threshold
     assert counted(None) == counted([False, True]) == min(0, 4 + difference)

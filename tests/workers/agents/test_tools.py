@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.put_args import version_of
+from rollq.buffer.calls.put_args import versions_of
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.settings import TaskRules
 from rollq.buffer.rules.staleness import Floors
@@ -124,7 +124,7 @@ def test_what_the_environment_wrote_is_out_of_the_loss_and_counts_as_of_the_weig
     )
     rules = TaskRules(batch_groups=1, max_staleness=4, max_token_staleness=0)
     # as if only the model's tokens were there: the oldest, or four steps before the newest
-    assert version_of(sample, Floors(), rules) == min(0, 2 - 4)
+    assert versions_of(sample, Floors(), rules) == (min(0, 2 - 4), 0)
 
 
 def test_the_next_turn_gets_the_very_tokens_of_the_turn_before(tokenizer: HfTokenizer) -> None:

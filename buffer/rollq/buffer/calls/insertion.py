@@ -90,7 +90,7 @@ def encode_finished(group: FinishedGroup, rules: TaskRules, vocab_size: int | No
     )
     frame = bytes(whole)
     reward = fmean(sample.reward for sample in samples if sample.reward is not None)
-    tokens = sum(sample.response_tokens for sample in samples)
-    rows, outcomes = encoded_rows(samples), encode_outcomes(samples)
-    args: list[Any] = [prompt, reward, tokens, len(frame), rows, outcomes, frame]
+    tokens = [sample.response_tokens for sample in samples]
+    rows, outcomes = encoded_rows(samples), encode_outcomes(samples, tokens)
+    args: list[Any] = [prompt, reward, sum(tokens), len(frame), rows, outcomes, frame]
     return GroupArgs(args, {WHOLE: frame})

@@ -100,7 +100,7 @@ def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
     except InvalidGroup as error:
         log.warning("a part of group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
         return []
-    version, oldest = version_of(sample, floors, rules), oldest_token(sample, floors)
+    version, oldest = versions_of(sample, floors, rules)
     return [
         lease.group_id, lease.attempt, lease.nonce, part.number, part.index, sample.status.value,
         _text(version), _text(oldest), int(part.tokens_before == 0), encoded,
@@ -182,7 +182,7 @@ def result_args(
         "counted_in": epoch,
         "unjudged": ",".join(str(index) for index, sample in enumerate(samples) if sample.awaits_judge),
         "failures": ",".join(_new_failures(result)),
-        "samples": encode_outcomes(samples),
+        "samples": encode_outcomes(samples, tokens),
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
 
@@ -198,12 +198,12 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
     They are the version that each sample counts as, the oldest of these, the version of each sample's oldest token, and
     the newest version of any token.
     """
-    counted = [version_of(sample, floors, rules) for sample in samples]
-    versioned = [version for version in counted if version is not None]
+    of_samples = [versions_of(sample, floors, rules) for sample in samples]
+    versioned = [counted for counted, _ in of_samples if counted is not None]
     made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
     return {
-        "versions": ",".join(map(_text, counted)),
-        "token_versions": ",".join([_text(oldest_token(sample, floors)) for sample in samples]),
+        "versions": ",".join([_text(counted) for counted, _ in of_samples]),
+        "token_versions": ",".join([_text(oldest) for _, oldest in of_samples]),
         "oldest": min(versioned, default=_NO_VERSION),
         "newest": max(made_by, default=_NO_VERSION),
     }
@@ -239,24 +239,16 @@ def _text(version: int | None) -> str:
     return _NO_VERSION if version is None else str(version)
 
 
-def oldest_token(sample: Sample, floors: Floors) -> int | None:
-    """The version of a sample's oldest token; None without tokens."""
-    return min(_versions(sample, floors), default=None)
-
-
-def _versions(sample: Sample, floors: Floors) -> list[int]:
-    return [floors.counted(span.epoch, span.version) for segment in sample.segments for span in segment.versions]
-
-
-def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
-    """The version that a sample counts as (see `counted_version`); None without tokens."""
-    versions = _versions(sample, floors)
+def versions_of(sample: Sample, floors: Floors, rules: TaskRules) -> tuple[int | None, int | None]:
+    """The version that a sample counts as (see `counted_version`), and its oldest token's; None without tokens."""
+    versions = [floors.counted(epoch, version) for segment in sample.segments for epoch, version, _ in segment.versions]
     if not versions:
-        return None
+        return None, None
+    oldest = min(versions)
     if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):
-        return min(versions)
-    counted = _versions_in_loss(sample, floors) or versions  # a sample that was masked on purpose has none
-    return counted_version(min(versions), max(counted), rules.stale_threshold, rules.token_threshold)
+        return oldest, oldest
+    in_loss = _versions_in_loss(sample, floors) or versions  # a sample that was masked on purpose has none
+    return counted_version(oldest, max(in_loss), rules.stale_threshold, rules.token_threshold), oldest
 
 
 def _versions_in_loss(sample: Sample, floors: Floors) -> list[int]:

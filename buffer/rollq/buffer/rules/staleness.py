@@ -37,7 +37,10 @@ class Floors:
 
     def counted(self, epoch: int, version: int) -> int:
         """The version that a token of `version`, made in `epoch`, counts as."""
-        return next((min(version, floor) for last, floor in self.caps if epoch <= last), version)
+        for last, floor in self.caps:
+            if epoch <= last:
+                return min(version, floor)
+        return version
 
 
 def stale_threshold(syncs: int, sync_weights_interval: int) -> int:

@@ -86,6 +86,9 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+_ENDS: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
+
+
 class VersionSpan(NamedTuple):
     """`tokens` consecutive response tokens made by the weights (`epoch`, `version`)."""
 
@@ -187,13 +190,12 @@ class Sample:
     @property
     def awaits_judge(self) -> bool:
         """Whether it is whole, and was interrupted while it was judged."""
-        ends = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
-        return self.status is SampleStatus.ABORTED and self.finish_reason in ends
+        return self.status is SampleStatus.ABORTED and self.finish_reason in _ENDS
 
     @property
     def response_tokens(self) -> int:
         """Number of response tokens over all segments."""
-        return sum(len(segment.response_ids) for segment in self.segments)
+        return sum([len(segment.response_ids) for segment in self.segments])
 
     @property
     def oldest_version(self) -> int | None:

@@ -63,9 +63,10 @@ def temperature_of(sample: Sample) -> float:
 
     Raises `InvalidGroup` where it is not a finite number, or `sampling` is not a mapping.
     """
-    if not isinstance(sample.sampling, Mapping):
-        raise InvalidGroup(f"sampling is {sample.sampling!r}, expected a mapping")
-    temperature = sample.sampling.get("temperature")
+    sampling = sample.sampling
+    if not (type(sampling) is dict or isinstance(sampling, Mapping)):
+        raise InvalidGroup(f"sampling is {sampling!r}, expected a mapping")
+    temperature = sampling.get("temperature")
     try:
         number = 1.0 if temperature is None else float(temperature)
     except (TypeError, ValueError, OverflowError):

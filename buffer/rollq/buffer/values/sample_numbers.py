@@ -42,7 +42,8 @@ def means(numbers: Numbers) -> dict[str, float]:
 
 
 def _numbers_of(sample: Sample) -> dict[str, float]:
-    if sample.status is not SampleStatus.COMPLETED or sample.reward is None:
+    is_trained = sample.status is SampleStatus.COMPLETED and sample.reward is not None
+    if not is_trained or not (sample.extra or sample.reward_parts):
         return {}
     given: dict[str, Any] = {**{name: sample.extra[name] for name in sample.extra.keys() - OWN}, **sample.reward_parts}
     return {name: float(value) for name, value in given.items() if len(name) <= MOST_CHARACTERS and _is_usable(value)}

@@ -2,6 +2,8 @@
 
 import struct
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,13 @@ from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.blob import DTYPES
 from rollq.buffer.wire.frame_format import DETAILS, FRAME_VERSION, MAGIC, MAX_FRAME_BYTES, PREFIX
 from rollq.buffer.wire.joined_frame import Pieces
+from rollq.buffer.wire.validation import in_blocks
 
 _HEADER_LENGTH = struct.Struct("<Q")
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
+_details_of = attrgetter(*DETAILS)
+_EMPTY: Mapping[type, bytes] = {dict: b"{}", str: b'""', NoneType: b"null", list: b"[]", tuple: b"[]"}
+"""Empty values as JSON: most fields of most samples."""
 
 _Tensor = tuple[str, str, list[int], int, list[Any]]
 """Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
@@ -57,9 +63,9 @@ def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
     rows = [(owner, prompts.add(segment.prompt_ids), *_layout_of(segment)) for owner, segment in owned]
     tokens = sum([row[2] for row in rows])
     tensors: list[_Tensor] = [
-        ("prompts", "I32", [prompts.tokens], 4 * prompts.tokens, [*prompts.found]),
-        ("ids", "I32", [tokens], 4 * tokens, [segment.response_ids for segment in segments]),
-        ("logprobs", "F32", [tokens], 4 * tokens, [segment.logprobs for segment in segments]),
+        ("prompts", "I32", [prompts.tokens], 4 * prompts.tokens, in_blocks(prompts.found)),
+        ("ids", "I32", [tokens], 4 * tokens, in_blocks([segment.response_ids for segment in segments])),
+        ("logprobs", "F32", [tokens], 4 * tokens, in_blocks([segment.logprobs for segment in segments])),
     ]
     if any(row[3] for row in rows):
         tensors.append(("loss_mask", "BOOL", [tokens], tokens, list(map(_mask, segments))))
@@ -135,15 +141,27 @@ def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], 
 def _encode_details(samples: Sequence[Sample]) -> bytes:
     """The other fields: a field in `shared` has one value for all samples, a field in `each` has a list."""
     shared, each = dict[str, orjson.Fragment](), dict[str, list[orjson.Fragment]]()
-    for name in DETAILS:
-        values = [getattr(sample, name) for sample in samples]
-        looked_at = values[:1] if all(value is values[0] for value in values) else values
-        texts = [_to_json(samples, index, name, value) for index, value in enumerate(looked_at)]
-        if len(set(texts)) == 1:
-            shared[name] = orjson.Fragment(texts[0])
-        else:
-            each[name] = list(map(orjson.Fragment, texts))
+    columns = zip(*map(_details_of, samples), strict=True) if samples else [()] * len(DETAILS)
+    for name, values in zip(DETAILS, columns, strict=True):
+        text = _empty(name, values)
+        if text is None:
+            different = values[:1] if len(set(map(id, values))) == 1 else values
+            texts = [_to_json(samples, index, name, value) for index, value in enumerate(different)]
+            if len(set(texts)) != 1:
+                each[name] = list(map(orjson.Fragment, texts))
+                continue
+            text = texts[0]
+        shared[name] = orjson.Fragment(text)
     return orjson.dumps({"shared": shared, "each": each})
+
+
+def _empty(name: str, values: Sequence[Any]) -> bytes | None:
+    """The JSON of each value, if all are empty and of one type; otherwise None."""
+    kinds = set(map(type, values))
+    if len(kinds) != 1:
+        return None
+    (kind,) = kinds
+    return _EMPTY[kind] if kind in _EMPTY and kind in DETAILS[name] and not any(values) else None
 
 
 def check_details(sample: Sample) -> None:

@@ -32,11 +32,11 @@ class SampleOutcome:
     failure: str | None = None
 
 
-def encode_outcomes(samples: Sequence[Sample]) -> bytes:
-    """The outcomes of all samples as Redis holds them."""
+def encode_outcomes(samples: Sequence[Sample], tokens: Sequence[int]) -> bytes:
+    """The outcomes of all samples as Redis holds them; `tokens`: of each response."""
     return encode_columns(
         [sample.reward for sample in samples],
-        [sample.response_tokens for sample in samples],
+        tokens,
         [sample.finish_reason and sample.finish_reason.value for sample in samples],
         [sample.error for sample in samples],
         [sample.failure and sample.failure.value for sample in samples],

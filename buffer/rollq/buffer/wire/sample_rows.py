@@ -46,19 +46,16 @@ class SampleRows:
     def of(cls, samples: Samples, numbers: Numbers = MappingProxyType({})) -> Self:
         """The rows of samples whose form is right (see `check_form`)."""
         outcomes = zip(samples.statuses, samples.rewards, strict=True)
-        trained = [status is SampleStatus.COMPLETED and reward is not None for status, reward in outcomes]
-        segments = [
-            of_sample if is_trained else () for of_sample, is_trained in zip(samples.segments, trained, strict=True)
+        rewards = [reward if status is SampleStatus.COMPLETED else None for status, reward in outcomes]
+        trained = [
+            of_sample if reward is not None else () for of_sample, reward in zip(samples.segments, rewards, strict=True)
         ]
-        return cls(
-            tuple(
-                [reward if is_trained else None for reward, is_trained in zip(samples.rewards, trained, strict=True)]
-            ),
-            tuple([tuple(filter(None, map(_length, of_sample))) for of_sample in segments]),
-            _loss_tokens_by_weights(segments),
-            tuple(map(brings_labels, segments)),
-            numbers,
-        )
+        lengths = [
+            tuple([length for segment in of_sample if (length := len(segment.prompt_ids) + len(segment.response_ids))])
+            for of_sample in trained
+        ]
+        loss_tokens = _loss_tokens_by_weights(trained)
+        return cls(tuple(rewards), tuple(lengths), loss_tokens, tuple(map(brings_labels, trained)), numbers)
 
     def encode(self) -> bytes:
         """The rows as Redis holds them."""
@@ -102,10 +99,6 @@ class SampleRows:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-def _length(segment: Segment) -> int:
-    return len(segment.prompt_ids) + len(segment.response_ids)
 
 
 def _loss_tokens_by_weights(samples: Sequence[Sequence[Segment]]) -> dict[Weights, tuple[int, ...]]:

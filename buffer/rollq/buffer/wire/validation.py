@@ -175,17 +175,17 @@ def _ids_are_good(segments: Sequence[Segment], vocab_size: int | None) -> bool:
     prompts = {id(segment.prompt_ids): segment.prompt_ids for segment in segments}  # siblings share theirs
     # as unsigned, a negative id is larger than every vocabulary: one reduction instead of two
     limit = 1 << 31 if vocab_size is None else vocab_size
-    ids = _blocks([*prompts.values(), *(segment.response_ids for segment in segments)])
+    ids = in_blocks([*prompts.values(), *(segment.response_ids for segment in segments)])
     return all(not len(block) or int(block.view(np.uint32).max()) < limit for block in ids)
 
 
 def _logprobs_are_good(segments: Sequence[Segment]) -> bool:
-    blocks = _blocks([segment.logprobs for segment in segments])
+    blocks = in_blocks([segment.logprobs for segment in segments])
     # NaN comes through both reductions, and fails both comparisons
     return all(not len(block) or (block.min() > -math.inf and block.max() <= LOGPROB_TOLERANCE) for block in blocks)
 
 
-def _blocks(arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+def in_blocks(arrays: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
     """The arrays, joined where a call on each would cost more than the copy."""
     return [np.concatenate(arrays)] if sum(map(len, arrays)) < SHORT_ENTRIES * len(arrays) else arrays
 
