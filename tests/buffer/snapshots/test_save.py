@@ -542,7 +542,7 @@ def test_xb16_a_restore_that_died_is_ended_by_another_one(
 
 
 def test_a_restore_that_another_one_overtook_writes_nothing(
-    world: World, elsewhere: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, elsewhere: World, fresh_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollq.buffer.snapshots.restore.GROUPS_PER_CALL", 1)
     world.start()
@@ -555,8 +555,8 @@ def test_a_restore_that_another_one_overtook_writes_nothing(
             elsewhere.begin(0, launch_id="quick")
             elsewhere.train(1)
 
-    slow = Buffer(elsewhere.buffer.servers, elsewhere.buffer.run)
-    slow.restore(tmp_path / "saved", report=overtake)
+    with Buffer.connect(fresh_server.url, elsewhere.buffer.run) as slow:
+        slow.restore(tmp_path / "saved", report=overtake)
     elsewhere.check()
     assert elsewhere.statuses() == {"archived": 2, "completed": 2}
 

@@ -296,4 +296,5 @@ def test_nothing_is_written_outside_the_directory(tmp_path: Path, monkeypatch: p
     with EmbeddedServer("inside", unix_socket=True) as server, connect(server.url) as client:
         client.set("key", before)
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
-    assert sorted(path.name for path in Path("inside").iterdir()) == ["appendonlydir", "server.lock", "server.log"]
+    names = sorted(path.name for path in Path("inside").iterdir())
+    assert names == ["appendonlydir", "payloads", "server.lock", "server.log"]

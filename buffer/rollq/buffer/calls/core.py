@@ -13,9 +13,8 @@ from rollq.buffer.calls.replies.tasks import Clock, Control
 from rollq.buffer.calls.replies.trainer import LiveModel
 from rollq.buffer.common.log_once import LogOnce
 from rollq.buffer.errors import ConfigError, StoreLost
-from rollq.buffer.payloads import object_payloads
 from rollq.buffer.payloads.interface import Frame, PayloadName
-from rollq.buffer.payloads.router import Payloads
+from rollq.buffer.payloads.router import Payloads, out_of_reach
 from rollq.buffer.rules.codec import decode_rules
 from rollq.buffer.rules.names import is_name
 from rollq.buffer.rules.settings import PayloadSettings, TaskRules
@@ -85,10 +84,20 @@ class BufferCore(RunStore):
         """
         servers = cls.open_servers(url, run, password)
         try:
-            return cls(servers, run, patience, payloads)
+            buffer = cls(servers, run, patience, payloads)
+            buffer._find_server_folder()
+            return buffer
         except BaseException:
             servers.close()
             raise
+
+    def _find_server_folder(self) -> None:
+        self.payloads.find_server_folder(self._created_with)
+
+    def _created_with(self) -> str | None:
+        """Where the run keeps payloads outside its servers, "" for nowhere; None before it is created."""
+        incarnation, place = self.send("HMGET", self.keys.info, "incarnation", "payloads")
+        return (place or b"").decode() if incarnation else None
 
     def close(self) -> None:
         """Close the connections and end every wait for a server."""
@@ -107,7 +116,7 @@ class BufferCore(RunStore):
         unmarked = None if self.send("EXISTS", self.keys.info) else outside
         if unmarked:  # before the run, so that a role that dies here leaves no run without a marker
             unmarked.mark(self.payloads.folder(new))
-        place = object_payloads.PLACE if outside else ""
+        place = self.payloads.place
         known = [text for pair in sorted((identities or {}).items()) for text in pair]
         incarnation = self.call("create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place, *known)
         self._incarnation = self._checked_incarnation(incarnation)
@@ -117,23 +126,25 @@ class BufferCore(RunStore):
 
     def check_payloads(self) -> None:
         """Raise `ConfigError` unless this role has the run's payload store, and `StoreLost` without a run."""
-        has_some, outside = self._has_payloads_outside(), self.payloads.outside
-        if has_some and not outside:
+        self._find_server_folder()  # the server may have marked it just after this role had connected
+        if self.payloads.outside and (self.payloads.ignores_url or not self._place_outside()):
             raise ConfigError(
-                f"run {self.run!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
-                "for its other roles"
+                f"run {self.run!r} was created without payloads.url, so its payloads are with its servers: leave "
+                "payloads.url out, or use a new run name"
             )
-        if outside:
-            if not has_some:
-                raise ConfigError(
-                    f"run {self.run!r} was created without payloads.url, so its payloads are on its servers: leave "
-                    "payloads.url out, or use a new run name"
-                )
-            outside.check_marker()
+        self._check_reach()
 
-    def _has_payloads_outside(self) -> bool:
-        """Whether the run was created with a folder or a bucket for payloads. Raises `StoreLost`."""
-        return bool(self.incarnation and self.send("HGET", self.keys.info, "payloads"))
+    def _check_reach(self) -> None:
+        """Raise `ConfigError` unless this process can reach the run's payloads."""
+        if not (place := self._place_outside()):
+            return
+        if not self.payloads.outside:
+            raise out_of_reach(self.run, place)
+        self.payloads.outside.check_marker()
+
+    def _place_outside(self) -> str:
+        """Where the run was created to keep payloads outside its servers; "" for nowhere. Raises `StoreLost`."""
+        return (self.send("HGET", self.keys.info, "payloads") or b"").decode() if self.incarnation else ""
 
     def _live_epoch(self) -> LiveEpoch:
         trainer, version = self.send_all(

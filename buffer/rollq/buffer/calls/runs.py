@@ -12,6 +12,7 @@ from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry, St
 
 from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.payloads.router import out_of_reach
 from rollq.buffer.rules.names import is_name
 from rollq.buffer.rules.shards import task_of
 from rollq.buffer.store.connection import Patience, patiently
@@ -143,10 +144,7 @@ class Deletion(BufferCore):
         incarnation, payloads = self.send("HMGET", self.keys.info, "incarnation", "payloads")
         outside = self.payloads.outside if payloads else None
         if payloads and not outside:
-            raise ConfigError(
-                f"run {self.run!r} has payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as its "
-                "roles did, to delete them too"
-            )
+            raise out_of_reach(self.run, payloads.decode())
         if outside and incarnation:
             self._incarnation = self._checked_incarnation(incarnation)  # of any schema
             outside.check_marker()

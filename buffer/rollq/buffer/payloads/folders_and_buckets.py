@@ -214,9 +214,12 @@ class Bucket:
         return NO_RIGHT if isinstance(error, PermissionDeniedError | UnauthenticatedError) else AWAY
 
 
-def open_objects(url: str) -> Objects:
-    """The objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`."""
-    return Bucket(url) if url.startswith("s3:") else Folder(url)
+def open_objects(url: str, *, durable: bool = False) -> Objects:
+    """The objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`.
+
+    `durable`: a file is on disk when `put` returns.
+    """
+    return Bucket(url) if url.startswith("s3:") else Folder(url, durable=durable)
 
 
 def _write(path: Path, value: bytes | Pieces) -> None:

@@ -28,12 +28,17 @@ class ObjectPayloads:
     `folder()` returns the folder of the run's objects; it is called on first use.
     """
 
-    def __init__(self, url: str, folder: Callable[[], str], patience: Callable[[], Patience]) -> None:
-        """Raises `ConfigError` unless the URL names an existing folder or a bucket."""
-        self._name = f"payloads.url = {url!r}"
+    def __init__(
+        self, url: str, folder: Callable[[], str], patience: Callable[[], Patience], *, of_server: bool = False
+    ) -> None:
+        """Raises `ConfigError` unless the URL names an existing folder or a bucket.
+
+        `of_server`: it is the folder of an embedded server, and keeps the same promise as the server's own file.
+        """
+        self._name = f"folder {url!r} of the embedded server" if of_server else f"payloads.url = {url!r}"
         self._folder = folder
         self._patience = patience
-        self._objects = open_objects(url)
+        self._objects = open_objects(url, durable=of_server)
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="payloads")
 
     @contextmanager

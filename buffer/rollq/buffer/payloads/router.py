@@ -7,9 +7,31 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.payloads import cluster, object_payloads
 from rollq.buffer.payloads.interface import Frame, PayloadName, PayloadStore, T, Write
 from rollq.buffer.rules.settings import PayloadSettings
+from rollq.buffer.store import server_folder
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.run_store import RunStore
 from rollq.buffer.wire.group_fields import is_large
+
+SERVER_FOLDER = "server"
+"""The place of a run that keeps payloads in the folder of an embedded server."""
+MIN_BYTES = 1 << 20
+"""The smallest frame in a bucket, or in a folder that roles share."""
+SERVER_FOLDER_MIN_BYTES = 4 << 20
+"""The smallest frame in the folder of an embedded server. Smaller ones are faster in the server's append-only file than
+in files that are synced one by one."""
+
+
+def out_of_reach(run: str, place: str) -> ConfigError:
+    """The error of a role that cannot reach the payloads of a run that was created with this `place`."""
+    if place == SERVER_FOLDER:
+        return ConfigError(
+            f"run {run!r} keeps large payloads in the folder of its embedded server, which this process cannot use: "
+            "start it on that machine as the same user, or set payloads.url to the place where that folder is mounted"
+        )
+    return ConfigError(
+        f"run {run!r} keeps payloads outside its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as for its other "
+        "roles"
+    )
 
 
 class Payloads:
@@ -18,15 +40,52 @@ class Payloads:
     def __init__(self, run: RunStore, settings: PayloadSettings, patience: Callable[[], Patience]) -> None:
         """Raises `ConfigError` unless the URL names an existing folder or a bucket."""
         self._run = run
-        self._min_bytes = settings.min_bytes
+        self._settings = settings
+        self._patience = patience
         self.max_buffer_bytes = settings.max_buffer_bytes
         self._stores: dict[str, PayloadStore] = {}
         self.outside: object_payloads.ObjectPayloads | None = None
+        self._in_server_folder = False
         if run.servers.spread:
             self._stores[cluster.PLACE] = cluster.ClusterPayloads(run)
         if settings.url:
-            self.outside = object_payloads.ObjectPayloads(settings.url, lambda: self.folder(run.incarnation), patience)
-            self._stores[object_payloads.PLACE] = self.outside
+            self._keep_in(settings.url)
+
+    def _keep_in(self, url: str, *, of_server: bool = False) -> None:
+        self.close()
+        self._in_server_folder = of_server
+        self._min_bytes = self._settings.min_bytes or (SERVER_FOLDER_MIN_BYTES if of_server else MIN_BYTES)
+        self.outside = self._stores[object_payloads.PLACE] = object_payloads.ObjectPayloads(
+            url, lambda: self.folder(self._run.incarnation), self._patience, of_server=of_server
+        )
+
+    def find_server_folder(self, created_with: Callable[[], str | None]) -> None:
+        """Use the folder of an embedded server if the run was created with it; or will be, because no `url` is set.
+
+        `created_with()`: the `place` that the run was created with; None before it is created.
+        """
+        path = server_folder.find(self._run.servers, self._patience())
+        if path and not self._in_server_folder:
+            place = created_with()
+            if place == SERVER_FOLDER or (place is None and not self._settings.url):
+                self._keep_in(str(path), of_server=True)
+        elif self._in_server_folder and created_with() not in (None, SERVER_FOLDER):  # by a role that cannot use it
+            self.close()
+            self.outside = None
+            self._stores.pop(object_payloads.PLACE)
+            self._in_server_folder = False
+
+    @property
+    def place(self) -> str:
+        """Where a run that this role creates keeps payloads outside its servers; "" for nowhere."""
+        if not self.outside:
+            return ""
+        return SERVER_FOLDER if self._in_server_folder else object_payloads.PLACE
+
+    @property
+    def ignores_url(self) -> bool:
+        """Whether `payloads.url` is set, although the run was created with the folder of its server."""
+        return bool(self._settings.url) and self._in_server_folder
 
     def __bool__(self) -> bool:
         """Whether external payloads may exist."""

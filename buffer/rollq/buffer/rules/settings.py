@@ -50,9 +50,15 @@ class PayloadSettings(Settings):
     url: str | None = Field(
         default=None, description="s3://bucket/prefix, or the absolute path of a folder that all machines share"
     )
-    min_bytes: int = Field(
-        default=1 << 20, gt=0, description="smallest frame that is kept there; smaller ones stay on the servers"
+    min_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "smallest frame that is kept there; smaller ones stay on the servers; default: 1 MiB, and 4 MiB in the "
+            "folder of an embedded server"
+        ),
     )
+
     max_buffer_bytes: int | None = Field(
         default=None, gt=0, description="most bytes for the frames of all groups, wherever they are; default: no limit"
     )

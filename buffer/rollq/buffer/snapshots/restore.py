@@ -18,7 +18,6 @@ from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.common.portions import portions
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.payloads.interface import PayloadName
-from rollq.buffer.payloads.object_payloads import PLACE
 from rollq.buffer.rules.codec import decode_rules, encode_rules
 from rollq.buffer.rules.revisions import differences
 from rollq.buffer.rules.settings import FIXED_RULES, TaskRules
@@ -56,8 +55,7 @@ class Restoring(BufferCore):
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
-        place = PLACE if self.payloads.outside else ""
-        reply = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, place)
+        reply = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, self.payloads.place)
         incarnation = self._checked_incarnation(reply)
         self._incarnation = incarnation
         if self.payloads.outside:
@@ -127,7 +125,7 @@ class Restoring(BufferCore):
         run = {
             "incarnation": incarnation, "schema": str(SCHEMA_VERSION), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
-            "payloads": PLACE if self.payloads.outside else "",
+            "payloads": self.payloads.place,
             "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip
         # the first trainer may resume at this step: a task that joins before it must know no later one

@@ -93,8 +93,8 @@ class Saving(BufferCore):
         that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` if the folder cannot be
         written, or if trainers keep taking over the run; and `StoreLost`.
         """
-        if self._has_payloads_outside():
-            self.check_payloads()
+        self._find_server_folder()
+        self._check_reach()
         for _ in range(TRIES - 1):
             try:
                 return self._save(directory, replace, report)

@@ -1,8 +1,9 @@
 """The embedded server: a private Valkey on this machine, for the demo, the tests and small runs.
 
 `EmbeddedServer` owns one data directory: one server at a time uses it, its append-only file is on, and acknowledged
-writes survive a kill. The server never outlives the process that started it, and Ctrl-C in that process's terminal does
-not reach it (`server_guard` ensures both). It listens on loopback by default.
+writes survive a kill. If no other machine can reach the server, roles keep large payloads in a folder beside that file
+(see `server_folder`). The server never outlives the process that started it, and Ctrl-C in that process's terminal
+does not reach it (`server_guard` ensures both). It listens on loopback by default.
 """
 
 import fcntl
@@ -32,7 +33,7 @@ from redis.retry import Retry
 from rollq.buffer.common.child_processes import bare_python
 from rollq.buffer.common.memory import usable_memory
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
-from rollq.buffer.store import server_guard
+from rollq.buffer.store import server_folder, server_guard
 from rollq.buffer.store.server_access import START_USER, check_access, server_tls, tls_config, user_lines
 
 """The command of the guard: isolated from the environment and from site-packages, so that it starts in 20 ms."""
@@ -122,6 +123,11 @@ class EmbeddedServer:
     def log_path(self) -> Path:
         """The server's own log."""
         return self.directory / "server.log"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only processes on this machine reach it, all of them with the rights of its default user."""
+        return self.acl is None and (self.socket_path is not None or ip_address(self.bind).is_loopback)
 
     @property
     def running(self) -> bool:
@@ -239,13 +245,14 @@ class EmbeddedServer:
         self.pid = int(pid)
 
     def _await_answer(self) -> None:
-        """Return when the started process answers PING; another server on the port does not count."""
+        """Return when the started process answers PING; another server on the port does not count. Mark its folder."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         with self.client() as client:
             while True:
                 try:
-                    if client.info("server").get("process_id") == self.pid and client.ping():
-                        return
+                    info = client.info("server")
+                    if info.get("process_id") == self.pid and client.ping():
+                        break
                 except redis.exceptions.BusyLoadingError:
                     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
                 except redis.RedisError:
@@ -256,6 +263,11 @@ class EmbeddedServer:
                     raise ServerUnavailable(
                         f"the embedded server does not answer: {_log_tail(self.log_path, self._log_start)}"
                     )
+        if self.is_private:
+            try:
+                server_folder.mark(self.directory, info["run_id"])
+            except OSError as error:
+                raise ServerUnavailable(f"{str(self.directory)!r} cannot be written: {error.strerror}") from error
 
     def _failure(self) -> ServerUnavailable:
         tail = _log_tail(self.log_path, self._log_start)

@@ -136,6 +136,7 @@ def planned_tasks(settings: "RollqSettings") -> "dict[str, TaskSize]":
 
 
 def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":
+    from rollq.buffer.payloads.router import MIN_BYTES
     from rollq.buffer.store.redis_url import node_urls
     from rollq.monitor.doctor.sizing import TaskSize, kept_bytes, largest_payload, placed
 
@@ -151,7 +152,7 @@ def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":
     return placed(
         size,
         kept_bytes(task.group_size, task.max_prompt_tokens),
-        min_outside=settings.payloads.min_bytes if settings.payloads.url else None,
+        min_outside=(settings.payloads.min_bytes or MIN_BYTES) if settings.payloads.url else None,
         spread=len(node_urls(settings.redis.buffer_url)) > 1,
     )
 

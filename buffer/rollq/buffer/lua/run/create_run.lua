@@ -2,7 +2,8 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, schema, model, tokenizer, payloads, then (name, identity)...
---   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside of the run's servers
+--   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside of the run's
+--   servers, 'server' when that is the folder of an embedded one, else ''
 --   name, identity: something that roles must agree on, such as the environment of a task, and a string that identifies
 --   it
 -- Returns: the incarnation of the run
@@ -32,7 +33,7 @@ end
 local function create_run(keys, args)
   local incarnation, schema, model, tokenizer, payloads = unpack(args)
   check_given(incarnation, schema, model, tokenizer)
-  check_choice(payloads, '', 'store')
+  check_choice(payloads, '', 'store', 'server')
   local run = keys[1]
   local existing, run_schema, run_model, run_tokenizer = fields(run, 'incarnation', 'schema', 'model', 'tokenizer')
   if not existing and redis.call('HEXISTS', run, 'restoring') == 1 then

@@ -6,9 +6,15 @@
 -- Returns: the incarnation of the run
 -- Caller: Restoring.restore; a restore
 -- Repeat: returns the same incarnation, even to another process after the first one died
+local PLACES = {
+  [''] = 'without payloads.url',
+  store = 'with payloads.url',
+  server = 'beside the folder of its embedded server',
+}
+
 local function restore_run(keys, args)
   local incarnation, digest, payloads = unpack(args)
-  check_choice(payloads, '', 'store')
+  check_choice(payloads, '', 'store', 'server')
   local run = keys[1]
   local existing, restoring, restored_as, place = fields(run, 'incarnation', 'restoring', 'restored_as', 'payloads')
   if existing then
@@ -31,8 +37,8 @@ local function restore_run(keys, args)
   if restoring and place ~= payloads then
     return fail(
       'RUN_MISMATCH',
-      'the unfinished restore here was %s payloads.url: repeat it that way, or give the run another name (--run)',
-      place == '' and 'without' or 'with'
+      'the unfinished restore here was %s: repeat it that way, or give the run another name (--run)',
+      PLACES[place]
     )
   end
   if restoring then return restored_as end

@@ -1,0 +1,174 @@
+"""Large payloads in the folder of an embedded server, which roles on its machine use without a setting."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rq import Queue
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies.leases import PutOutcome
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.payloads.object_payloads import MARKER
+from rollq.buffer.payloads.router import SERVER_FOLDER, SERVER_FOLDER_MIN_BYTES
+from rollq.buffer.rules.settings import PayloadSettings
+from rollq.buffer.store import server_folder
+from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.tickets import open_queue
+from rollq.buffer.values.rollouts import GroupResult
+from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
+from support.buffer_run import World, make_sample
+
+LARGE = "x" * 3000
+FROM_2000_BYTES = PayloadSettings(min_bytes=2000)
+
+
+@pytest.fixture
+def world(fresh_server: EmbeddedServer, run_name: str) -> Iterator[World]:
+    with Buffer.connect(fresh_server.url, run_name, payloads=FROM_2000_BYTES) as buffer:
+        yield World(buffer)
+
+
+def put(world: World, text: str = LARGE) -> None:
+    world.admit(1)
+    (lease,) = world.lease(1)
+    sample = make_sample(0, text=text)
+    assert world.buffer.put([GroupResult(lease, (sample,) * len(lease.samples))]) == [PutOutcome.COMPLETED]
+
+
+def files_of(server: EmbeddedServer, run: str) -> list[Path]:
+    """The payloads of a run in the folder of the server."""
+    files = (server.directory / server_folder.NAME / run).rglob("*")
+    return sorted(path for path in files if path.is_file() and path.name != MARKER)
+
+
+def place_of(buffer: Buffer) -> str:
+    place: bytes = buffer.send("HGET", buffer.keys.info, "payloads")
+    return place.decode()
+
+
+def test_large_groups_are_in_the_folder_and_outlive_a_killed_server(world: World, fresh_server: EmbeddedServer) -> None:
+    world.start()
+    put(world, "small")
+    put(world)
+    (payload,) = files_of(fresh_server, world.buffer.run)
+    assert payload.stat().st_size > len(LARGE)
+    fresh_server.kill()
+    fresh_server.start()
+    with Buffer.connect(fresh_server.url, world.buffer.run) as later:
+        claimed = World(later)
+        claimed.held = world.held
+        groups = claimed.claim(1).groups
+        assert [group.samples[0].text for group in later.fetch(groups)] == ["small", LARGE]
+    assert [group.samples[0].text for group in world.buffer.fetch(groups)] == ["small", LARGE]
+    world.check()
+
+
+def test_a_payload_is_on_disk_before_its_group_is_completed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.start()
+    synced: list[tuple[bool, int]] = []
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        real(number)
+        synced.append((Path(f"/proc/self/fd/{number}").resolve().is_dir(), world.statuses().get("completed", 0)))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    put(world)
+    assert synced == [(False, 0), (True, 0)]  # the file, then the folder that names it
+    assert world.statuses() == {"completed": 1}
+
+
+def test_by_default_only_frames_that_are_slower_in_the_append_only_file_go_there(
+    fresh_server: EmbeddedServer, run_name: str
+) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        world = World(buffer).start()
+        put(world, "x" * (SERVER_FOLDER_MIN_BYTES // 4))
+        assert files_of(fresh_server, run_name) == []
+        put(world, "x" * SERVER_FOLDER_MIN_BYTES)
+        assert len(files_of(fresh_server, run_name)) == 1
+
+
+@pytest.mark.parametrize("kind", ["reachable", "acl"])
+def test_a_server_that_other_machines_or_users_reach_has_no_folder(kind: str, tmp_path: Path, run_name: str) -> None:
+    acl = tmp_path / "acl"
+    acl.write_text("user default on nopass ~* &* +@all\n")
+    options = {"bind": "0.0.0.0", "password": "secret"} if kind == "reachable" else {"acl": acl}
+    with EmbeddedServer(tmp_path / "server", **options) as server:
+        with Buffer.connect(server.url, run_name, password=server.password, payloads=FROM_2000_BYTES) as buffer:
+            put(World(buffer).start())
+            assert place_of(buffer) == ""
+        assert not (server.directory / server_folder.NAME).exists()
+
+
+def test_the_folder_of_another_server_at_the_same_path_is_not_used(fresh_server: EmbeddedServer, run_name: str) -> None:
+    server_folder.mark(fresh_server.directory, "0" * 40)  # as on a machine that reaches this server by a tunnel
+    with Buffer.connect(fresh_server.url, run_name, payloads=FROM_2000_BYTES) as buffer:
+        put(World(buffer).start())
+        assert place_of(buffer) == ""
+    assert files_of(fresh_server, run_name) == []
+
+
+def test_a_role_that_cannot_use_the_folder_is_refused(world: World, fresh_server: EmbeddedServer) -> None:
+    world.start()
+    server_folder.mark(fresh_server.directory, "0" * 40)
+    with (
+        Buffer.connect(fresh_server.url, world.buffer.run) as buffer,
+        pytest.raises(ConfigError, match=r"in the folder of its embedded server, .* or set payloads\.url"),
+    ):
+        buffer.create_run()
+    mounted = PayloadSettings(url=str(fresh_server.directory / server_folder.NAME))
+    with Buffer.connect(fresh_server.url, world.buffer.run, payloads=mounted) as buffer:
+        buffer.create_run()
+
+
+def test_a_folder_that_is_marked_after_a_role_has_connected_is_used(fresh_server: EmbeddedServer, world: World) -> None:
+    mark = fresh_server.directory / server_folder.NAME / server_folder.MARK
+    server_id = mark.read_text()
+    mark.unlink()
+    with Buffer.connect(fresh_server.url, world.buffer.run) as early:
+        server_folder.mark(fresh_server.directory, server_id)
+        world.start()
+        early.create_run()
+        assert early.payloads.place == SERVER_FOLDER
+
+
+def test_a_role_leaves_the_folder_if_another_one_created_the_run_without_it(
+    world: World, fresh_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(server_folder, "find", lambda *_: None)
+        with Buffer.connect(fresh_server.url, world.buffer.run) as blind:
+            blind.create_run()
+    assert world.buffer.payloads.place == SERVER_FOLDER
+    put(world.start())
+    assert files_of(fresh_server, world.buffer.run) == []
+    world.check()
+
+
+def test_a_run_that_is_deleted_leaves_nothing_in_the_folder(world: World, fresh_server: EmbeddedServer) -> None:
+    put(world.start())
+    queue: Queue = open_queue(fresh_server.url, world.buffer.run)
+    with Buffer.connect(fresh_server.url, world.buffer.run) as operator:
+        operator.delete_run(queue, force=True)
+    names = [path.name for path in (fresh_server.directory / server_folder.NAME).iterdir()]
+    assert names == [server_folder.MARK]
+
+
+def test_a_snapshot_goes_to_a_server_with_a_folder_and_to_one_without(
+    world: World, fresh_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    put(world.start(), "x" * MOST_INLINE_BYTES)
+    world.buffer.save(tmp_path / "saved")
+    with (
+        EmbeddedServer(tmp_path / "elsewhere", bind="0.0.0.0", password="secret") as server,
+        Buffer.connect(server.url, "copy", password="secret") as buffer,
+    ):
+        buffer.restore(tmp_path / "saved")
+        assert place_of(buffer) == ""
+    with Buffer.connect(fresh_server.url, "copy", payloads=FROM_2000_BYTES) as buffer:
+        buffer.restore(tmp_path / "saved")
+        assert place_of(buffer) == SERVER_FOLDER
+        assert len(files_of(fresh_server, "copy")) == 1
