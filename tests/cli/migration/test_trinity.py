@@ -110,7 +110,7 @@ def test_the_trainer_and_the_engine(tmp_path: Path) -> None:
         "model": "Qwen/Qwen3-8B", "output": "./checkpoints/trinity/first/gsm8k run", "steps": 100, "transport": "path",
         "learning_rate": 1e-6, "schedule": "cosine", "warmup_steps": 10, "weight_decay": 0.01,
         "micro_batch_tokens": 3072, "device": "cuda", "dtype": "bfloat16", "checkpoint_every": 200,
-        "evaluate_every": 8, "trackers": ["wandb"],
+        "evaluate_every": 8, "trackers": ["wandb"], "checkpoint_activations": True,
     }  # fmt: skip
     trainer = data["trainer"]
     assert {key: value for key, value in trainer.items() if not isinstance(value, dict)} == expected
@@ -301,3 +301,98 @@ def test_arguments_that_are_not_used_are_comments(
     _, new = convert(tmp_path, {"algorithm": changes})
     comments = new.text.replace("\n#   ", " ")
     assert re.search(rf"^# .*algorithm\.{re.escape(setting)}(;.*)?: {text}", comments, re.MULTILINE), comments
+
+
+def test_settings_of_verl_replace_those_of_the_optimizer(tmp_path: Path) -> None:
+    actor = {"optim": {"lr": 3e-6, "weight_decay": 0.1}, "ppo_max_token_len_per_gpu": 900, "ppo_epochs": 1}
+    verl = {
+        "actor_rollout_ref": {"actor": actor, "model": {"enable_gradient_checkpointing": False}},
+        "critic": {"optim": {"lr": 1e-5}},
+    }
+    data, new = convert(tmp_path, {"trainer": {"trainer_config": verl}})
+    trainer = data["trainer"]
+    assert (trainer["learning_rate"], trainer["weight_decay"], trainer["warmup_steps"]) == (3e-6, 0.1, 10)
+    assert trainer["checkpoint_activations"] is False
+    comments = joined(new.text)
+    assert "algorithm.optimizer.lr = 1e-06: trainer.trainer_config gives another value" in comments
+    place = "trainer.trainer_config.actor_rollout_ref.actor"
+    assert f"{place}.ppo_max_token_len_per_gpu = 900: see trainer.micro_batch_tokens" in comments
+    assert f"{place}.ppo_epochs = 1: none, because it is of verl" in comments
+    assert "trainer.trainer_config.critic.optim.lr = 1e-05: none, because rollq train has no critic" in comments
+
+
+def test_the_optimizer_may_be_verls_alone(tmp_path: Path) -> None:
+    verl = {"actor": {"optim": {"lr": 3e-6, "betas": [0.9, 0.99]}}}
+    data, new = convert(tmp_path, {"algorithm": {"optimizer": None}, "trainer": {"trainer_config": verl}})
+    assert data["trainer"]["learning_rate"] == 3e-6
+    assert "trainer.trainer_config.actor.optim.betas = [0.9, 0.99]: none, because rollq's AdamW" in joined(new.text)
+
+
+def test_a_priority_queue_takes_the_newest(tmp_path: Path) -> None:
+    queue = {"name": "queue", "replay_buffer": {"enable": True, "priority_fn": "decay_limit_randomization"}}
+    data, new = convert(tmp_path, {"buffer": {"trainer_input": {"experience_buffer": queue}}})
+    assert data["tasks"]["gsm8k"]["batches"]["order"] == "newest"
+    assert "replay_buffer.priority_fn = 'decay_limit_randomization': see tasks.NAME.batches.order" in joined(new.text)
+
+
+def test_tinker_trains_an_adapter(tmp_path: Path) -> None:
+    data, new = convert(tmp_path, {"model": {"tinker": {"enable": True, "base_url": "http://127.0.0.1:1"}}})
+    assert data["trainer"]["lora"]["rank"] == 16
+    assert "model.tinker.base_url = 'http://127.0.0.1:1': none, because rollq trains on your machines" in joined(
+        new.text
+    )
+    assert "lora" not in convert(tmp_path, {"model": {"tinker": {"enable": False, "rank": 8}}})[0]["trainer"]
+
+
+def test_servers_of_a_model_have_its_name(tmp_path: Path) -> None:
+    external = {"enable": True, "model_name": "large", "base_url_env": "BASE"}
+    worker = convert(tmp_path, {"model": {"external_model": external}})[0]["worker"]
+    assert worker["engine"] == "openai"
+    assert worker["options"] == {"urls": ["http://127.0.0.1:8000/v1"], "served_model": "large"}
+
+
+def test_epochs_of_imitation_are_uses_of_a_group(tmp_path: Path) -> None:
+    buffer = {"total_steps": None, "train_batch_size": 64, "trainer_input": {"experience_buffer": {"name": "demos"}}}
+    imitated = {"algorithm_type": "sft", "repeat_times": None, "kl_loss_fn": "k1"}
+    data, new = convert(tmp_path, {"mode": "train", "algorithm": imitated, "buffer": buffer})
+    assert data["tasks"]["demos"]["batches"]["max_uses"] == 2
+    assert "replace: the samples that you import x batches.max_uses / batch_groups" in joined(new.text)
+    assert "algorithm.kl_loss_fn = 'k1': none, because samples are imitated as they are" in joined(new.text)
+
+
+def test_groups_of_one_sample_have_two_in_rollq(tmp_path: Path) -> None:
+    changes = {"algorithm": {"repeat_times": 1}, "buffer": {"train_batch_size": 720}}
+    data, new = convert(tmp_path, changes)
+    task = data["tasks"]["gsm8k"]
+    assert (task["group_size"], task["batch_groups"]) == (2, 360)
+    assert "train_batch_size = 720, by 2 samples of a prompt" in new.text
+
+
+def test_grpo_of_verl_is_grpo(tmp_path: Path) -> None:
+    assert algorithm(tmp_path, algorithm_type="grpo_verl") == algorithm(tmp_path, algorithm_type="grpo")
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "reason"),
+    [
+        ({"algorithm": {"algorithm_type": "opmd", "policy_loss_fn_args": {"tau": 0.0}}},
+         "algorithm.policy_loss_fn_args.tau = 0.0", "it is an argument of opmd, and rollq gives a function of yours"),
+        ({"algorithm": {"advantage_fn": "clipb", "advantage_fn_args": {"mu": 2.5}}},
+         "algorithm.advantage_fn_args.mu = 2.5", "it is an argument of clipb"),
+        ({"algorithm": {"algorithm_type": "mix", "sample_strategy_args": {"expert_data_ratio": 0.2}}},
+         "algorithm.sample_strategy_args = {expert_data_ratio: 0.2}", "experts have the share of their offline task"),
+        ({"algorithm": {"sample_strategy": "own", "sample_strategy_args": {"a": 1}}, "trainer": {"invented": None}},
+         "algorithm.sample_strategy_args.a = 1", None),
+        ({"buffer": {"explorer_input": {"taskset": {"default_reward_fn_type": "mine", "reward_fn_args": {"a": 1}}}}},
+         "reward_fn_args = {a: 1}", "they are the arguments of judges.mine, which you write"),
+        ({"buffer": {"explorer_input": {"taskset": {"data_selector": {"selector_type": "difficulty_based",
+                                                                      "feature_keys": ["rate"]}}}}},
+         "data_selector.feature_keys = ['rate']", "rollq measures how often a prompt is solved"),
+    ],
+)  # fmt: skip
+def test_nothing_is_dropped_without_a_comment(
+    tmp_path: Path, changes: dict[str, Any], setting: str, reason: str | None
+) -> None:
+    comments = joined(convert(tmp_path, changes)[1].text)
+    text = f"none, because {reason}" if reason else "not known to rollq's table"
+    assert f"{setting}: {text}" in comments

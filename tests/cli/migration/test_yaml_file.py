@@ -24,6 +24,7 @@ FILE = Path("config.yaml")
         ("${oc.env:SEED,1}", 1),
         ("${oc.env:EAGER,true}", True),
         ("${oc.env:A,${oc.env:B,inner}}", "inner"),
+        ("${oc.decode:${oc.env:EAGER,true}}", True),
         ("${oc.env:MODEL}", Placeholder("MODEL")),
         ("${oc.env:ROOT}/${name}", Placeholder("ROOT/run")),
         ("${name}-seed${oc.env:SEED,1}", "run-seed1"),

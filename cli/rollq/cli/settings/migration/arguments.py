@@ -41,12 +41,13 @@ class Arguments:
             self._comment(name, "not a number, so the default counts here; replace it")
         return number
 
-    def rest(self) -> None:
-        """Comments for everything that was not asked for."""
+    def rest(self, reason: str = "") -> None:
+        """Comments for everything that was not asked for. `reason` says why it has no equivalent."""
+        unknown = f"not known to rollq's table of {self.run.system.name} {self.run.system.version}"
         for name in self.values:
             if name not in self.asked:
                 self.run.without += 1
-                self._comment(name, f"not known to rollq's table of {self.run.system.name} {self.run.system.version}")
+                self._comment(name, f"none, because {reason}" if reason else unknown)
         self.asked.update(self.values)
 
     def _comment(self, name: str, text: str) -> None:

@@ -48,6 +48,7 @@ def convert(path: Path, data: dict[str, Any]) -> Conversion:
     for at in places:
         _staleness(run, source, at)
     _duration(run, source, places)
+    _replaying(run, source.replay, places)
     convert_engine(run, source, limits)
     convert_learning(run, source, limits)
     convert_checkpoints(run, source, places)
@@ -138,12 +139,12 @@ def _groups(run: Conversion, buffer: Given, algorithm: Algorithm) -> tuple[int, 
             f"prompts; train_batch_size = {experiences} also counts turns of samples, or samples of experts",
         )
     else:
-        groups = max(1, round(experiences / algorithm.repeat_times))
-        whole = "" if groups * algorithm.repeat_times == experiences else ", rounded"
+        groups = max(1, round(experiences / algorithm.group_size))
+        whole = "" if groups * algorithm.group_size == experiences else ", rounded"
         note = (
             ""
             if groups == size
-            else f"train_batch_size = {experiences}, by {algorithm.repeat_times} samples of a prompt{whole}"
+            else f"train_batch_size = {experiences}, by {algorithm.group_size} samples of a prompt{whole}"
         )
     if groups > MAX_BATCH_GROUPS:
         return MAX_BATCH_GROUPS, f"{groups} in Trinity; a batch has at most {MAX_BATCH_GROUPS}"
@@ -216,6 +217,9 @@ def _bound(run: Conversion, algorithm: Given) -> int | None:
     """Steps that a sample may be behind, one less than `staleness_control` says."""
     arguments = Arguments.of(run, algorithm, "sample_strategy_args")
     if run.word(algorithm, "sample_strategy") != "staleness_control":
+        if arguments.get("expert_data_ratio") is not None:
+            run.leave(algorithm, "sample_strategy_args", "experts have the share of their offline task in a batch")
+        arguments.rest()
         return None
     steps = arguments.number("max_staleness")
     arguments.rest()
@@ -230,11 +234,29 @@ def _duration(run: Conversion, source: Source, places: list[Place]) -> None:
         given, value = known[0]
         run.put(given, "total_steps", "trainer.steps", value)
     else:
-        run.set("trainer.steps", ENOUGH_STEPS, note="training ends after the passes over the prompts")
+        run.set("trainer.steps", ENOUGH_STEPS, note=_end(run, places))
     has_passes = (epochs or 0) > 0 and steps[1][1] is None
     for at in places:
-        if has_passes and (*at, "offline") not in run.written.values:
+        is_offline = (*at, "offline") in run.written.values
+        if has_passes and not is_offline:
             run.put(source.buffer, "total_epochs", "tasks.NAME.curriculum.passes", epochs, at)
+        elif has_passes:
+            run.put(source.buffer, "total_epochs", "tasks.NAME.batches.max_uses", epochs, at)
+
+
+def _end(run: Conversion, places: list[Place]) -> str:
+    """A note on the end of a run whose number of steps the file does not give."""
+    if all((*at, "offline") in run.written.values for at in places):
+        return "replace: the samples that you import x batches.max_uses / batch_groups"
+    return "training ends after the passes over the prompts"
+
+
+def _replaying(run: Conversion, replay: Given, places: list[Place]) -> None:
+    """The order of batches from Trinity's priority queue."""
+    enabled = run.flag(replay, "enable")
+    for at in places if enabled else ():
+        if (*at, "offline") not in run.written.values:
+            run.put(replay, "enable", "tasks.NAME.batches.order", "newest", at)
 
 
 def _watching(run: Conversion, source: Source) -> None:

@@ -31,6 +31,12 @@ class Algorithm:
         """Whether rollq can train groups of one sample with it."""
         return self.advantage == "reinforceplusplus"
 
+    @property
+    def group_size(self) -> int:
+        """Samples of a prompt in rollq."""
+        is_imitated = self.kind in ("sft", "cpt", "dpo")
+        return 1 if is_imitated else max(self.repeat_times, 1 if self.takes_single else 2)
+
 
 DEFAULTS: Final[dict[str, tuple[int, str, str, str]]] = {
     "sft": (1, "sft", "none", "none"), "cpt": (1, "sft", "none", "none"), "raft": (1, "sft", "none", "none"),
@@ -41,7 +47,7 @@ DEFAULTS: Final[dict[str, tuple[int, str, str, str]]] = {
     "sapo": (2, "sapo", "grpo", "k2"), "mix": (8, "mix", "grpo", "k2"), "mix_chord": (8, "mix_chord", "grpo", "k2"),
     "sppo": (2, "sppo", "opmd", "none"), "rec": (2, "rec", "rec", "k2"), "gigpo": (8, "ppo", "gigpo", "k2"),
     "multi_step_grpo": (8, "ppo", "step_wise_grpo", "k2"), "on_policy_distill": (8, "ppo", "on_policy_distill", "none"),
-    "jsd": (8, "ppo", "jsd", "none"),
+    "jsd": (8, "ppo", "jsd", "none"), "grpo_verl": (2, "ppo", "grpo", "k2"),
 }  # fmt: skip
 """Algorithm -> its default of `repeat_times`, policy loss, advantage function and KL loss."""
 KL: Final = {"k2": "k2", "k3": "k3", "low_var_kl": "k3", "corrected_k3": "k3_unbiased"}
@@ -88,6 +94,9 @@ def _imitation(run: Conversion, given: Given, algorithm: Algorithm) -> None:
         )
     if algorithm.loss == "dpo":
         run.leave(given, "algorithm_type", "`rollq train` has no loss of pairs; examples/losses/dpo.py has one")
+    for name in ("kl_loss_fn", "kl_loss_fn_args", "kl_penalty_fn", "kl_penalty_fn_args", "advantage_fn"):
+        if run.take(given, name) not in (None, "none"):
+            run.leave(given, name, "samples are imitated as they are: trainer.loss.sft")
 
 
 def _loss(run: Conversion, given: Given, algorithm: Algorithm) -> None:
@@ -130,6 +139,7 @@ def _loss(run: Conversion, given: Given, algorithm: Algorithm) -> None:
                 dotted(other, "losses"),
                 note=f"{other} in Trinity: write this function, or a loop: docs/guide/losses.md",
             )
+            algorithm.arguments.rest(f"it is an argument of {other}, and rollq gives a function of yours none")
 
 
 def _preset(run: Conversion, given: Given, preset: str, note: str = "") -> None:
@@ -281,3 +291,5 @@ def _advantages(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             reason = f"{other} needs a loop with Batch.with_token_advantages: docs/guide/own-loop.md"
             run.leave(given, name, reason)
             run.set(f"{ADVANTAGES}baseline", "group", note=f"GRPO's, and not Trinity's: {reason}")
+            arguments.get("std_threshold")
+            arguments.rest(f"it is an argument of {other}")

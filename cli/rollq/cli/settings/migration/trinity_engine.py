@@ -19,6 +19,8 @@ def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
     engine, model = source.engine, run.take(source.model, "model_path")
     args, dtype = _arguments(run, engine, limits), run.word(engine, "dtype")
     kind = text_of(run.word(engine, "engine_type"), "vllm")
+    has_servers = run.flag(source.external, "enable")
+    kind = "external" if has_servers else kind
     path = text_of(model, "model")
     hub = "a folder of the model: download it from the Hub" if _is_of_hub(path) else ""
     path_note = f"replace {path}: environment variables without a default" if isinstance(model, Placeholder) else hub
@@ -28,7 +30,9 @@ def convert_engine(run: Conversion, source: Source, limits: Limits) -> None:
         run.set("worker.options", {"urls": ["http://127.0.0.1:30000"], "push_model": path})
     elif kind == "external":
         run.put(engine, "engine_type", "worker.engine", "openai", note="name the servers in urls")
-        run.set("worker.options", {"urls": ["http://127.0.0.1:8000/v1"]})
+        name = run.word(source.external, "model_name")
+        served = {"served_model": name} if name else {}
+        run.put(source.external, "model_name", "worker.options", {"urls": ["http://127.0.0.1:8000/v1"], **served})
     else:
         note = "" if kind in ("vllm", "vllm_async") else f"{kind} in Trinity"
         run.put(engine, "engine_type", "worker.engine", "vllm", note=note)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rollq.cli.settings.migration.conversion import Given
+from rollq.cli.settings.migration.trinity_verl import Verl
 from rollq.cli.settings.migration.values import Placeholder
 
 ENOUGH_STEPS: Final = 1_000_000
@@ -16,25 +17,36 @@ class Source:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.root = Given("Config", data, "")
         self.algorithm = self._below(self.root, "algorithm", "AlgorithmConfig")
-        self.optimizer = self._below(self.algorithm, "optimizer", "OptimizerConfig")
         self.model = self._below(self.root, "model", "ModelConfig")
+        self.tinker = self._below(self.model, "tinker", "TinkerConfig")
+        self.external = self._below(self.model, "external_model", "ExternalModelConfig")
         self.buffer = self._below(self.root, "buffer", "BufferConfig")
         self.explorer = self._below(self.root, "explorer", "ExplorerConfig")
         self.engine = self._below(self.explorer, "rollout_model", "InferenceModelConfig")
         self.timeout = self._below(self.explorer, "dynamic_timeout", "DynamicTimeoutConfig")
         self.trainer = self._below(self.root, "trainer", "TrainerConfig")
+        self.verl = Verl(self.trainer)
+        self.optimizer = self._optimizer()
         self.sync = self._below(self.root, "synchronizer", "SynchronizerConfig")
         self.monitor = self._below(self.root, "monitor", "MonitorConfig")
         self.input = self._below(self.buffer, "explorer_input", "ExplorerInput")
         self.trainer_input = self._below(self.buffer, "trainer_input", "TrainerInput")
         self.experience = self._below(self.trainer_input, "experience_buffer", "ExperienceBufferConfig")
+        self.replay = self._below(self.experience, "replay_buffer", "ReplayBufferConfig")
         processor = self._below(self.root, "data_processor", "DataProcessorConfig")
         self.pipeline = self._below(processor, "experience_pipeline", "ExperiencePipelineConfig")
         self.all = [
-            self.algorithm, self.optimizer, self.model, self.buffer, self.explorer, self.engine, self.timeout,
-            self.trainer, self.sync, self.monitor, self.input, self.trainer_input, self.experience, processor,
-            self.pipeline, self.root,
+            self.algorithm, self.optimizer, self.model, self.tinker, self.external, self.buffer, self.explorer,
+            self.engine, self.timeout, self.trainer, self.sync, self.monitor, self.input, self.trainer_input,
+            self.experience, self.replay, processor, self.pipeline, self.root,
         ]  # fmt: skip
+
+    def _optimizer(self) -> Given:
+        """The optimizer: `algorithm.optimizer`, with what verl's own settings give instead."""
+        given = self._below(self.algorithm, "optimizer", "OptimizerConfig")
+        self.replaced = {name: given.fields[name] for name in self.verl.optimizer if name in given.fields}
+        where = given.where if given.fields else self.verl.where_of_optimizer
+        return Given(given.group, {**given.fields, **self.verl.optimizer}, where)
 
     def _below(self, owner: Given, name: str, group: str) -> Given:
         value = owner.fields.get(name)

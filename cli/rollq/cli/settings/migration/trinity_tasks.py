@@ -85,10 +85,11 @@ def offline_task(run: Conversion, buffer: Given, algorithm: Algorithm, limits: L
     if algorithm.kind in ("sft", "cpt", "dpo"):
         run.set("tasks.NAME.offline", True, at, "fill it with `rollq import`")
         run.set("trainer.loss.sft", {at[1]: 1.0}, note=_PAIRS if algorithm.kind == "dpo" else "")
-        run.set("tasks.NAME.group_size", 1, at, "samples of a row of the file")
+        note = "samples of a row of the file"
     else:
         run.set("tasks.NAME.prompts", "prompts.jsonl", at, "replace: the file has no taskset")
-        run.set("tasks.NAME.group_size", max(algorithm.repeat_times, 2), at)
+        note = ""
+    run.set("tasks.NAME.group_size", algorithm.group_size, at, note)
     run.set("tasks.NAME.max_tokens", limits.response, at)
     run.set("tasks.NAME.rows.max_prompt_tokens", limits.prompt, at)
     return at
@@ -131,7 +132,7 @@ def _size(run: Conversion, given: Given, at: Place, algorithm: Algorithm) -> Non
         note = "" if algorithm.repeat_times > 1 else "rollq's groups need two samples to compare"
         run.set(
             "tasks.NAME.group_size",
-            max(algorithm.repeat_times, 1 if algorithm.takes_single else 2),
+            max(algorithm.group_size, 1 if algorithm.takes_single else 2),
             at,
             "" if algorithm.takes_single else note,
         )
@@ -216,13 +217,18 @@ def _judge(run: Conversion, owner: Given, given: Given, workflow: Any, at: Place
             _overlong(run, given, at)
         return
     if isinstance(name, str):
+        judge = dotted(name.rpartition(".")[2], "judges")
+        run.take(given, "reward_fn_args")
+        run.leave(given, "reward_fn_args", f"they are the arguments of {judge}, which you write")
         run.set(
             "tasks.NAME.judge",
-            dotted(name.rpartition(".")[2], "judges"),
+            judge,
             at,
             f"{name} in Trinity: write this function: docs/guide/judges.md",
         )
     else:
+        run.take(given, "reward_fn_args")
+        run.leave(given, "reward_fn_args", "they are the arguments of judges.reward, which you write")
         run.set(
             "tasks.NAME.judge",
             "judges.reward",
@@ -254,6 +260,8 @@ def _order(run: Conversion, selector: Given, at: Place) -> None:
     kind, columns = run.word(selector, "selector_type"), run.take(selector, "feature_keys")
     if kind in ORDERS:
         run.put(selector, "selector_type", "tasks.NAME.curriculum.prompt_order", ORDERS[kind], at)
+        measured = "rollq measures how often a prompt is solved" if kind == "difficulty_based" else "it reads no column"
+        run.leave(selector, "feature_keys", measured)
     elif kind == "offline_easy2hard" and isinstance(columns, list) and columns:
         run.put(
             selector,

@@ -3,11 +3,18 @@
 from rollq.cli.settings.migration.conversion import Conversion, Given
 from rollq.cli.settings.migration.trinity_source import ENOUGH_STEPS, Source
 from rollq.cli.settings.migration.trinity_tasks import Limits
+from rollq.cli.settings.migration.trinity_verl import convert_verl
+from rollq.cli.settings.migration.values import shown
 from rollq.cli.settings.migration.written import Path as Place
 
 
 def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
     optimizer = source.optimizer
+    convert_verl(run, source.trainer, source.verl)
+    for name, value in source.replaced.items():
+        run.written.comment(
+            f"algorithm.optimizer.{name} = {shown(value)}", "trainer.trainer_config gives another value"
+        )
     run.copy(optimizer)
     run.copy(source.model)
     for given, name in ((optimizer, "clip_grad"), (source.trainer, "grad_clip")):
@@ -24,6 +31,10 @@ def convert_learning(run: Conversion, source: Source, limits: Limits) -> None:
     note = f"{tokens} in Trinity; rollq needs room for a whole sample" if tokens < longest else ""
     run.put(source.trainer, "max_token_len_per_gpu", "trainer.micro_batch_tokens", max(tokens, longest), note=note)
     _lora(run, source.model)
+    if run.flag(source.tinker, "enable"):
+        rank = run.positive(source.tinker, "rank")
+        run.put(source.tinker, "rank", "trainer.lora.rank", rank)
+        run.leave(source.tinker, "enable", "rollq trains on your machines")
 
 
 def _schedule(run: Conversion, optimizer: Given) -> None:

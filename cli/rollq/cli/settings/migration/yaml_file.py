@@ -1,6 +1,7 @@
 """Reads a YAML file of settings with OmegaConf's interpolations. Nothing in it is run: tags are refused.
 
-Environment variables count as unset: `${oc.env:NAME,default}` is its default. `${a.b}` is the value at that place.
+Environment variables count as unset: `${oc.env:NAME,default}` is its default. `${oc.decode:text}` is the text
+as YAML reads it. `${a.b}` is the value at that place.
 """
 
 import re
@@ -128,6 +129,8 @@ class _Resolver:
         """The value of one interpolation."""
         kind, colon, rest = inside.partition(":")
         if colon:
+            if kind.strip() == "oc.decode":
+                return _scalar(rest.strip())
             name, comma, default = rest.partition(",")
             if kind.strip() not in ("oc.env", "env"):
                 return Unknown("${" + inside + "}")
@@ -151,7 +154,7 @@ def _around(text: str, match: re.Match[str], value: Any, unknown: Unknown) -> li
 
 
 def _scalar(text: str) -> Any:
-    """The default of an environment variable as YAML would read it."""
+    """The text of an interpolation as YAML would read it."""
     words = {"null": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
