@@ -14,11 +14,13 @@ from rollq.buffer.payloads.object_payloads import MARKER
 from rollq.buffer.payloads.router import SERVER_FOLDER, SERVER_FOLDER_MIN_BYTES
 from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store import server_folder
+from rollq.buffer.store.connection import connect
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values.rollouts import GroupResult
 from rollq.buffer.wire.group_fields import MOST_INLINE_BYTES
 from support.buffer_run import World, make_sample
+from support.waiting import wait_until
 
 LARGE = "x" * 3000
 FROM_2000_BYTES = PayloadSettings(min_bytes=2000)
@@ -124,15 +126,26 @@ def test_a_role_that_cannot_use_the_folder_is_refused(world: World, fresh_server
         buffer.create_run()
 
 
-def test_a_folder_that_is_marked_after_a_role_has_connected_is_used(fresh_server: EmbeddedServer, world: World) -> None:
-    mark = fresh_server.directory / server_folder.NAME / server_folder.MARK
-    server_id = mark.read_text()
-    mark.unlink()
-    with Buffer.connect(fresh_server.url, world.buffer.run) as early:
-        server_folder.mark(fresh_server.directory, server_id)
-        world.start()
-        early.create_run()
-        assert early.payloads.place == SERVER_FOLDER
+def test_after_a_failover_the_folder_of_the_first_server_can_be_named(
+    world: World, fresh_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    put(world.start())
+    first_folder = fresh_server.directory / server_folder.NAME
+    with EmbeddedServer(tmp_path / "replica") as replica:
+        with connect(replica.url) as client:
+            client.replicaof("127.0.0.1", str(fresh_server.port))
+            wait_until(lambda: client.info("replication").get("master_link_status") == "up")
+            client.replicaof("NO", "ONE")
+        with (
+            Buffer.connect(replica.url, world.buffer.run) as buffer,
+            pytest.raises(ConfigError, match=r"or set payloads\.url"),
+        ):
+            buffer.check_payloads()
+        with Buffer.connect(replica.url, world.buffer.run, payloads=PayloadSettings(url=str(first_folder))) as buffer:
+            buffer.check_payloads()
+            after = World(buffer)
+            after.held = world.held
+            assert [group.samples[0].text for group in buffer.fetch(after.claim(1, math=1).groups)] == [LARGE]
 
 
 def test_a_role_leaves_the_folder_if_another_one_created_the_run_without_it(

@@ -5,8 +5,8 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ from faults.findings import Finding
 from faults.fuzz_decoders import fuzz_decoders
 from faults.fuzz_functions import Fuzzer
 from faults.goodput import make_goodput_plan, measure
-from faults.payloads import in_bucket
+from faults.payloads import in_bucket, in_server_folder
 from faults.plain_queues import KINDS, drill
 from faults.plan import CALM, make_failover_plan, make_recovery_plan
 from faults.poison import run_poison
@@ -59,6 +59,9 @@ MOST_SHOWN = 4
 """Findings shown of each target."""
 
 Row = list[str | int]
+PLACES: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "folder": nullcontext, "bucket": in_bucket, "server-folder": in_server_folder
+}  # fmt: skip
 Item = TypeVar("Item")
 
 
@@ -75,13 +78,15 @@ def main() -> None:
 @click.option("--fsync", type=click.Choice(["everysec", "always"]), default="everysec")
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
 @click.option("--cluster", is_flag=True, help="The buffer is on a cluster, whose nodes break.")
-@click.option("--bucket", is_flag=True, help="The largest payloads are in an S3 bucket, not in a folder.")
+@click.option(
+    "--payloads", type=click.Choice(list(PLACES)), default="folder", help="Where the largest payloads are kept."
+)
 @click.option("--lending", is_flag=True, help="Groups are larger than a worker's places, and samples are lent.")
 @click.option("--only", default="", help="Break only this: server, producer, importer, worker, trainer, operator.")
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
 def chaos(
-    seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, bucket: bool, lending: bool, only: str,
-    keep: bool,
+    seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, payloads: str, lending: bool,
+    only: str, keep: bool,
 ) -> None:  # fmt: skip
     """Kill, stop and cut off roles and server at random while a run trains."""
     load = LENDING if lending else LIGHT
@@ -90,7 +95,7 @@ def chaos(
         scene(seed + index, min(FAULTS_PER_RUN, faults - at))
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))
     ]
-    with in_bucket() if bucket else nullcontext():
+    with PLACES[payloads]():
         outcomes = [_run(scene, keep=keep) for scene in _progress(scenes, "run")]
     rows: list[Row] = [[str(outcome.scene.seed), outcome.scene.fsync, *_numbers(outcome)] for outcome in outcomes]
     columns = (

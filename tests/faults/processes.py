@@ -83,7 +83,8 @@ def write_settings(
 ) -> None:
     """The settings and prompts of a run. `poisoned`: rows of task `math` that kill their worker."""
     payloads = payloads_in(folder)
-    tables = [f'run = "{run}"', "[payloads]", f'url = "{payloads.url}"', f"min_bytes = {payloads.min_bytes}"]
+    tables = [f'run = "{run}"', "[payloads]", f"min_bytes = {payloads.min_bytes}"]
+    tables += [f'url = "{payloads.url}"'] if payloads.url else []
     tables += ["[worker]", 'engine = "faults.engine.ChaosEngine"']
     tables += [f"samples_in_flight = {load.samples_in_flight}", "grace_s = 1.0", "judge_processes = 1"]
     tables += [f"options = {{ lengths = {list(load.lengths)}, tokens_per_s = {load.tokens_per_s} }}"]

@@ -126,7 +126,7 @@ class BufferCore(RunStore):
 
     def check_payloads(self) -> None:
         """Raise `ConfigError` unless this role has the run's payload store, and `StoreLost` without a run."""
-        self._find_server_folder()  # the server may have marked it just after this role had connected
+        self._find_server_folder()  # the run may have been created since
         if self.payloads.outside and (self.payloads.ignores_url or not self._place_outside()):
             raise ConfigError(
                 f"run {self.run!r} was created without payloads.url, so its payloads are with its servers: leave "

@@ -67,7 +67,9 @@ class Payloads:
         path = server_folder.find(self._run.servers, self._patience())
         if path and not self._in_server_folder:
             place = created_with()
-            if place == SERVER_FOLDER or (place is None and not self._settings.url):
+            # after a failover to another embedded server, the run's payloads are still in the first one's folder
+            has_run = place == SERVER_FOLDER and (path / self._marker).exists()
+            if has_run or (place is None and not self._settings.url):
                 self._keep_in(str(path), of_server=True)
         elif self._in_server_folder and created_with() not in (None, SERVER_FOLDER):  # by a role that cannot use it
             self.close()
@@ -99,6 +101,10 @@ class Payloads:
     def folder(self, incarnation: str) -> str:
         """The folder of an incarnation of the run in `objects`."""
         return f"{self._run.run}/{incarnation}"
+
+    @property
+    def _marker(self) -> str:
+        return f"{self.folder(self._run.incarnation)}/{object_payloads.MARKER}"
 
     @property
     def pieces_from(self) -> int | None:

@@ -88,6 +88,7 @@ class EmbeddedServer:
         self.certificates = certificates.absolute() if certificates else None
         self.directives = dict(directives or {})
         self.pid: int | None = None
+        self.identity = ""  # of the server since its last start
         self.start_password = secrets.token_hex(16)  # of the user that starts it; an ACL file has the other users
         self._guard: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -214,11 +215,14 @@ class EmbeddedServer:
 
     def _launch(self, binary: Path) -> None:
         """Start guard and server; they inherit the lock on the directory."""
+        self.identity = secrets.token_hex(16)
         lines = [f"{name} {config_word(value)}" for name, value in server_config(self)]
         lines += user_lines(self.acl, self.start_password) if self.acl else []
         config = "".join(f"{line}\n" for line in lines).encode()
         lock = lock_directory(self.directory)
         try:
+            if self.is_private:
+                server_folder.mark(self.directory, self.identity)
             with self.log_path.open("ab") as server_log:
                 self._log_start = server_log.tell()
                 self._guard = subprocess.Popen(
@@ -245,14 +249,13 @@ class EmbeddedServer:
         self.pid = int(pid)
 
     def _await_answer(self) -> None:
-        """Return when the started process answers PING; another server on the port does not count. Mark its folder."""
+        """Return when the started process answers PING; another server on the port does not count."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         with self.client() as client:
             while True:
                 try:
-                    info = client.info("server")
-                    if info.get("process_id") == self.pid and client.ping():
-                        break
+                    if client.info("server").get("process_id") == self.pid and client.ping():
+                        return
                 except redis.exceptions.BusyLoadingError:
                     deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
                 except redis.RedisError:
@@ -263,11 +266,6 @@ class EmbeddedServer:
                     raise ServerUnavailable(
                         f"the embedded server does not answer: {_log_tail(self.log_path, self._log_start)}"
                     )
-        if self.is_private:
-            try:
-                server_folder.mark(self.directory, info["run_id"])
-            except OSError as error:
-                raise ServerUnavailable(f"{str(self.directory)!r} cannot be written: {error.strerror}") from error
 
     def _failure(self) -> ServerUnavailable:
         tail = _log_tail(self.log_path, self._log_start)
@@ -292,6 +290,7 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
         *listen,
         ("dir", str(server.directory)),
         ("logfile", str(server.log_path)),
+        (server_folder.IDENTITY, server.identity),
         ("appendonly", "yes"),
         ("appendfsync", "everysec"),
         ("save", ""),

@@ -1,12 +1,14 @@
 """The folder of an embedded server for large payloads, which only roles on its machine use.
 
-The folder has a mark with the id that the server has until it stops. The path alone would not be enough: a port may be
-forwarded from another machine, and the same path may be another server's folder here.
+A mark in the folder and a directive of the server, `IDENTITY`, have the same random text from each start to the next.
+The path alone would not be enough: a port may be forwarded from another machine, and the same path may be another
+server's folder here.
 """
 
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from redis import exceptions as driver
 
@@ -17,16 +19,15 @@ from rollq.buffer.store.servers import Servers
 NAME = "payloads"
 MARK = "this+server"
 """A name that no run can have."""
+IDENTITY = "syslog-ident"
+"""A directive without an effect, since embedded servers do not write to syslog."""
 
 
-def mark(directory: Path, server_id: str) -> None:
-    """Make the folder of the server that has its data in `directory`. `server_id`: the server's `run_id`.
-
-    Raises `OSError`.
-    """
+def mark(directory: Path, identity: str) -> None:
+    """Make the folder of the server that has its data in `directory`, and mark it. Raises `OSError`."""
     folder = directory / NAME
     folder.mkdir(mode=0o700, exist_ok=True)
-    atomic_file(folder / MARK, server_id.encode())
+    atomic_file(folder / MARK, identity.encode())
 
 
 def find(servers: Servers, patience: Patience) -> Path | None:
@@ -38,21 +39,18 @@ def find(servers: Servers, patience: Patience) -> Path | None:
         return None
     (client,) = servers.primaries()
 
-    def ask() -> tuple[str, str] | None:
+    def ask() -> tuple[Any, Any]:
         try:
-            return client.config_get("dir").get("dir") or "", client.info("server")["run_id"]
-        except (driver.NoPermissionError, driver.ResponseError):  # a user or a provider without CONFIG
-            return None
+            reply = client.config_get("dir", IDENTITY)
+        except driver.ResponseError:  # a user or a provider without CONFIG
+            return None, None
+        return reply.get("dir"), reply.get(IDENTITY)
 
-    answer = servers.patiently(ask, patience)
-    if answer is None:
+    directory, identity = servers.patiently(ask, patience)
+    if not (directory and identity):
         return None
-    folder = Path(_text(answer[0])) / NAME
+    folder = Path(os.fsdecode(directory)) / NAME
     with suppress(OSError):
-        if (folder / MARK).read_bytes() == _text(answer[1]).encode() and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        if (folder / MARK).read_bytes() == os.fsencode(identity) and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             return folder
     return None
-
-
-def _text(reply: str | bytes) -> str:
-    return os.fsdecode(reply)
