@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,22 @@ def test_images_of_a_prompt_are_counted(world: World, show: Show) -> None:
     lines = lines_of(show("math", 1))
     at = lines.index("prompt")
     assert lines[at + 1 : at + 4] == ["| [image]", "| what is it?", "with 1 image"]
+
+
+def test_tools_are_named_once_where_samples_had_those_of_the_prompt(world: World, show: Show) -> None:
+    world.start()
+    offered = tuple({"type": "function", "function": {"name": name}} for name in ("add", "sub\x1b"))
+    prompt = Prompt("1 + 2?", tools=offered)
+    world.buffer.admit("math", [(prompt, 1)], epoch=1, cursor=0, target=10, step=1)
+    (lease,) = world.lease(1)
+    samples = (replace(make_sample(0), tools=offered), replace(make_sample(0), tools=offered[:1]))
+    world.buffer.put([GroupResult(lease, samples)])
+    lines = lines_of(show("math", 1))
+    assert [line for line in lines if "tools" in line] == ["with tools: add, sub\\x1b", "with tools: add"]
+    assert lines.index("with tools: add") > lines.index("prompt") + 2
+    found = orjson.loads(show("math", 1, "--json").output)
+    assert found["tools"] == {"names": ["add", "sub\x1b"], "definitions": list(offered)}
+    assert [sample["tools"]["names"] for sample in found["samples"]] == [[], ["add"]]
 
 
 def test_a_group_of_an_evaluation_says_so(world: World, show: Show) -> None:

@@ -13,7 +13,16 @@ import numpy as np
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.history import HISTORY_COUNTERS
-from rollq.buffer.values.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, Status, VersionSpan
+from rollq.buffer.values.rollouts import (
+    FinishReason,
+    GroupResult,
+    Prompt,
+    Sample,
+    SampleStatus,
+    Segment,
+    Status,
+    VersionSpan,
+)
 from support.buffer_run import World
 from support.strangers import with_few_files
 from support.waiting import PATIENCE_S
@@ -83,9 +92,14 @@ def written(
     )  # fmt: skip
 
 
-def put(world: World, *samples: Sample, task: str = "math") -> int:
-    """Admit a group and put these samples; returns its number."""
-    world.admit(1, task)
+def put(world: World, *samples: Sample, task: str = "math", prompt: Prompt | None = None) -> int:
+    """Admit a group, of any prompt by default, and put these samples; returns its number."""
+    if prompt is None:
+        world.admit(1, task)
+    else:
+        clock, cursor = world.buffer.clock(task), int(world.buffer.counts(task).progress["cursor"])
+        prompts = [(prompt, cursor + 1)]
+        world.buffer.admit(task, prompts, epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step)
     (lease,) = world.lease(1, task)
     world.buffer.put([GroupResult(lease, samples)])
     return lease.group_id

@@ -1,8 +1,9 @@
 """The page in a real Chromium: what it shows, two clicks to a token, the keyboard alone, sizes, and hostile texts."""
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.query.pages import MOST_READ
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.values.failures import FailureKind
-from rollq.buffer.values.rollouts import Sample, SampleStatus, Status
+from rollq.buffer.values.rollouts import Prompt, Sample, SampleStatus, Status
 from support.browsed_pages import Clicks, inspected, opened
 from support.buffer_run import World
 from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written
@@ -33,13 +34,20 @@ READ = re.compile("^(training|trainer gone|finished):$")
 @dataclass
 class Shown:
     """A run with many groups, and the address of its dashboard. `hostile`: the group whose texts are HTML; `long`: one
-    of task words, whose answers have `LONG` tokens; `trained`: one that a trainer has trained, and annotated."""
+    of task words, whose answers have `LONG` tokens; `trained`: one that a trainer has trained, and annotated;
+    `with_tools`: one whose prompt offers two tools, and whose second sample had another."""
 
     buffer: Buffer
     address: str
     hostile: int
     long: int
     trained: int
+    with_tools: int
+
+
+def tool(name: str) -> dict[str, object]:
+    """The definition of a tool without parameters."""
+    return {"type": "function", "function": {"name": name, "description": HOSTILE, "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +61,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         buffer.change_rules("alone", {"batch_groups": 0}, batch_step=1)
         trained = put(world, written("first", reward=0.25), written("second"))
         fill(world, MANY)
+        offered = (tool("add"), tool(HOSTILE))
+        samples = [replace(written(name), tools=tools) for name, tools in (("same", offered), ("own", offered[:1]))]
+        with_tools = put(world, *samples, prompt=Prompt("1 + 2?", answer="3", tools=offered))
         put(world, *[Sample((), SampleStatus.FAILED, failure=FailureKind.GRADER, error=HOSTILE)] * 2)
         long = put(world, *[written("ten chars " * (LONG // 10))] * 4, task="words")
         hostile = put(world, written(HOSTILE, talks=True), written(HOSTILE, reward=0.25))
@@ -66,7 +77,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
             f'max_tokens = 64\n[worker]\nengine = "simulated"\n[archive]\nurl = "{folder / "archive"}"\n'
         )
         with serving(str(folder / "rollq.toml"), token=TOKEN) as address:
-            yield Shown(buffer, address, hostile, long, trained)
+            yield Shown(buffer, address, hostile, long, trained, with_tools)
 
 
 @pytest.fixture
@@ -273,6 +284,18 @@ def test_the_calls_of_an_agent_are_listed_with_their_segments(page: Page, shown:
     ])  # fmt: skip
     left = [float(item.evaluate("item => item.getBoundingClientRect().left")) for item in listed.all()]
     assert left[0] == left[1] < left[2]
+
+
+def test_tools_are_named_and_their_definitions_can_be_opened(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts/math/{shown.with_tools}")
+    offered = page.locator("#view-group .tools")
+    expect(offered.locator("summary")).to_have_text([f"tools: add, {HOSTILE}", "tools: add"])
+    expect(page.get_by_role("article", name="sample 1").locator(".tools")).to_have_count(1)
+    definition = offered.first.locator("pre").first
+    expect(definition).to_be_hidden()
+    offered.first.locator("summary").click()
+    expect(definition).to_be_visible()
+    assert json.loads(definition.inner_text()) == tool("add")
 
 
 def test_hostile_texts_are_shown_as_texts(page: Page, shown: Shown) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from rollq.buffer.calls.group_details import FoundGroup
-from rollq.monitor.groups.view import CallView, GroupView, SampleView, Turn, prompt_turns
+from rollq.monitor.groups.view import CallView, GroupView, SampleView, Tools, Turn, prompt_turns
 from rollq.monitor.text.tables import aligned
 from rollq.monitor.text.terminal import cut, escaped, one_line, wrapped
 
@@ -24,6 +24,7 @@ def as_text(view: GroupView, *, width: int = 100, full: bool = False) -> str:
     """A group's life, and its samples. Texts are cut to some lines unless `full`; `width` in columns."""
     most = None if full else TEXT_LINES
     lines = [_title(view), "", *_life(view, width), "", "prompt", *_prompt(view, width, most)]
+    lines += _tools(view.tools, width)
     if view.images:
         lines.append(f"{INDENT}with {view.images} image{'s' * (view.images > 1)}")
     if view.answer is not None:
@@ -67,6 +68,11 @@ def _prompt(view: GroupView, width: int, most: int | None) -> Iterator[str]:
     return _turns(view.prompt, width, most)
 
 
+def _tools(tools: Tools, width: int) -> Iterator[str]:
+    if tools.names:
+        yield from _block(f"with tools: {', '.join(map(one_line, tools.names))}", width, None)
+
+
 def _since(ms: int) -> str:
     return f"+{ms / 1000:.1f} s" if abs(ms) < 600_000 else f"+{ms / 60_000:.0f} min"
 
@@ -87,6 +93,7 @@ def _sample(sample: SampleView, width: int, most: int | None) -> Iterator[str]:
         yield cut(f"{INDENT}made by {one_line(sample.worker)}, judged by {one_line(sample.judge)}{seconds}", width)
     if sample.error:
         yield from _block(f"error: {sample.error}", width, most)
+    yield from _tools(sample.tools, width)
     yield from _calls(sample.calls, width, most)
     if sample.turns:
         yield from _turns(sample.turns, width, most)

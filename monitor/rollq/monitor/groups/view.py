@@ -38,6 +38,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """Tools that the model was offered: their names, and their definitions as OpenAI writes them."""
+
+    names: tuple[str, ...]
+    definitions: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentView:
     """One segment, token by token: all but `prompt_ids` have an entry for each response token.
 
@@ -71,7 +79,8 @@ class CallView:
 class SampleView:
     """One sample. `reward` and `advantage`: a pipeline's, if there was one. `failure`: the part that failed.
     `counted_tokens`: how many of its response tokens the loss may count. `turns`: an agent's messages after the prompt.
-    `calls`: an agent's calls over the gateway, each after the call that it continues."""
+    `calls`: an agent's calls over the gateway, each after the call that it continues. `tools`: none where the prompt
+    has the same."""
 
     index: int
     status: str
@@ -83,6 +92,7 @@ class SampleView:
     failure: str | None
     text: str
     turns: tuple[Turn, ...]
+    tools: Tools
     calls: tuple[CallView, ...]
     tokens: int
     counted_tokens: int
@@ -106,6 +116,7 @@ class GroupView:
     step: int | None
     events: tuple[Event, ...]
     prompt: tuple[Turn, ...]
+    tools: Tools
     answer: Any
     images: int
     reward: float | None
@@ -118,7 +129,7 @@ def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
     """The view of a group. `pieces` gives the texts of tokens."""
     shaped = orjson.loads(group.fields["shaped"]) if group.fields.get("shaped") else {}
     samples = tuple(
-        _sample_view(index, sample, letter, shaped, pieces)
+        _sample_view(index, sample, letter, shaped, pieces, group.prompt)
         for index, (sample, letter) in enumerate(zip(group.samples, group.fields["letters"], strict=True))
     )
     rewards = [sample.reward for sample in samples if sample.reward is not None]
@@ -131,6 +142,7 @@ def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
         step=group.batch.step if group.batch else _number(group.fields.get("step")),
         events=tuple(_events(group)),
         prompt=prompt_turns(group.prompt),
+        tools=_tools(group.prompt.tools),
         answer=group.prompt.answer,
         images=len(group.prompt.images),
         reward=sum(rewards) / len(rewards) if rewards else stored,
@@ -231,7 +243,7 @@ def _running(group: FoundGroup) -> str:
 
 
 def _sample_view(
-    index: int, sample: Sample, letter: str, shaped: Mapping[str, Any], pieces: Pieces | None
+    index: int, sample: Sample, letter: str, shaped: Mapping[str, Any], pieces: Pieces | None, prompt: Prompt
 ) -> SampleView:
     segments = tuple(_segment_view(segment, pieces) for segment in sample.segments)
     extra = sample.extra
@@ -246,6 +258,7 @@ def _sample_view(
         failure=sample.failure and sample.failure.value,
         text=sample.text,
         turns=tuple(_turn(message) for message in extra.get("messages") or () if isinstance(message, Mapping)),
+        tools=_tools(() if sample.tools == prompt.tools else sample.tools),
         calls=tuple(_calls(extra.get("calls"))),
         tokens=sample.response_tokens,
         counted_tokens=sum(sum(segment.counts) for segment in segments),
@@ -310,8 +323,18 @@ def _part(part: Any) -> str:
     return str(part)
 
 
+def _tools(definitions: Sequence[Mapping[str, Any]]) -> Tools:
+    return Tools(tuple(str(_function(tool).get("name", "?")) for tool in definitions), tuple(definitions))
+
+
+def _function(value: Any) -> Mapping[str, Any]:
+    """The function of a tool, or of a call of one."""
+    function = value.get("function", value) if isinstance(value, Mapping) else {}
+    return function if isinstance(function, Mapping) else {}
+
+
 def _call(call: Any) -> str:
-    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    function = _function(call)
     arguments = function.get("arguments", "")
     text = arguments if isinstance(arguments, str) else exact_json.dumps(arguments).decode()
     return f"-> {function.get('name', '?')}({text})"

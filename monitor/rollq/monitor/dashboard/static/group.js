@@ -6,7 +6,7 @@ import { groupButtons } from "./changes.js";
 import { h } from "./dom.js";
 import { clock, number, plural, seconds } from "./format.js";
 import { SamePrompt } from "./same_prompt.js";
-import { Samples, talk, textual } from "./samples.js";
+import { Samples, talk, textual, tools } from "./samples.js";
 
 /** Keys that open the group before and the one after, in the list. */
 const KEYS = { k: "before", j: "after" };
@@ -184,6 +184,7 @@ export function prompt(group) {
     { class: "part" },
     h("h2", null, "Prompt"),
     talk(group.prompt),
+    tools(group.tools),
     group.images ? h("p", { class: "note" }, `with ${plural(group.images, "image")}`) : "",
     group.answer === null ? "" : h("p", null, h("span", { class: "note" }, "answer "), textual(group.answer)),
   );

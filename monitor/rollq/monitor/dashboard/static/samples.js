@@ -130,6 +130,18 @@ export function talk(turns) {
   );
 }
 
+/** The tools that a model was offered: their names, and their definitions when they are asked for. */
+export function tools(offered) {
+  return offered.names.length
+    ? h(
+        "details",
+        { class: "note tools" },
+        h("summary", null, `tools: ${offered.names.join(", ")}`),
+        offered.definitions.map((tool) => h("pre", { class: "text" }, JSON.stringify(tool, null, 2))),
+      )
+    : "";
+}
+
 /** A value as a string; other values as JSON. */
 export function textual(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
@@ -173,6 +185,7 @@ function card(sample, tokens, name) {
     ),
     h("p", { class: "note" }, facts.filter(Boolean).join(", ")),
     sample.error ? h("p", { class: "problem" }, sample.error) : "",
+    tools(sample.tools),
     sample.calls.length
       ? h(
           "details",
