@@ -3,18 +3,26 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rollq.buffer.calls.runs import find_runs
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.runs import GONE, find_runs, summarize
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.embedded_server import EmbeddedServer
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.servers import connect_servers
+from rollq.cli.run_location import RunLocation
 from rollq.cli.up.evaluation import Evaluated, plot, tables
+from rollq.cli.up.evaluation_runs import EvaluationRuns
+from support.buffer_run import World
+from support.waiting import wait_until
 
 HELD_OUT = """
 [evaluations.held_out]
@@ -28,10 +36,8 @@ max_tokens = 8
 Evaluate = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture
-def evaluate(prepared_demo: Path, tmp_path: Path, fresh_server: EmbeddedServer) -> Evaluate:
-    """Runs the command on the files of a demo, with two folders of weights."""
-    folder = tmp_path / "run"
+def prepare(prepared_demo: Path, folder: Path) -> None:
+    """The files of a demo, with an evaluation and two folders of weights."""
     shutil.copytree(prepared_demo, folder)
     rows = (folder / "prompts" / "sum.jsonl").read_text().splitlines()[:6]
     held_out = [json.dumps({**json.loads(row), "data_source": f"org/{i % 2}"}) for i, row in enumerate(rows)]
@@ -41,14 +47,40 @@ def evaluate(prepared_demo: Path, tmp_path: Path, fresh_server: EmbeddedServer) 
     for name in ("step-00000001", "step-00000002"):
         shutil.copytree(folder / "model", folder / name)
 
+
+@contextmanager
+def started(folder: Path, server: EmbeddedServer, *options: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command, on the files in the folder. What is left of it is killed at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "rollq.cli.main", "evaluate", "rollq.toml", *options],
+        cwd=folder,
+        env={**os.environ, "ROLLQ_REDIS_URL": server.url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def evaluate(prepared_demo: Path, tmp_path: Path, fresh_server: EmbeddedServer) -> Evaluate:
+    """Runs the command on the files of a demo, with two folders of weights."""
+    prepare(prepared_demo, tmp_path / "run")
+
     def run(*options: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "rollq.cli.main", "evaluate", "rollq.toml", *options]
-        environment = {"ROLLQ_REDIS_URL": fresh_server.url}
-        return subprocess.run(
-            command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-        )
+        with started(tmp_path / "run", fresh_server, *options) as process:
+            output, errors = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     return run
+
+
+def runs_on(server: EmbeddedServer) -> set[str]:
+    """Names of the runs on a server."""
+    return {run.run for run in find_runs(connect_servers(server.url, None), Patience())}
 
 
 @pytest.mark.long
@@ -63,7 +95,66 @@ def test_saved_weights_are_evaluated_in_a_run_that_is_deleted(
     assert "eval/held_out/pass@2" in first["metrics"]
     assert [first["metrics"][f"eval/held_out/source/org/{number}/count"] for number in (0, 1)] == [3, 3]
     assert (tmp_path / "run" / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert find_runs(connect_servers(fresh_server.url, None), Patience()) == []
+    assert runs_on(fresh_server) == set()
+    (notes,) = (tmp_path / "run").rglob("evaluation/runs/*")
+    assert list(notes.iterdir()) == []
+
+
+@pytest.mark.long
+def test_what_a_killed_evaluation_left_is_deleted_by_the_next_and_that_of_a_live_one_is_not(
+    evaluate: Evaluate, prepared_demo: Path, tmp_path: Path, fresh_server: EmbeddedServer
+) -> None:
+    prepare(prepared_demo, tmp_path / "other")
+    waits = ("--weights", "step-00000001", "--workers", "0")
+    with started(tmp_path / "run", fresh_server, *waits) as process:
+        wait_until(lambda: len(runs_on(fresh_server)) == 1)
+        process.kill()
+    (left,) = runs_on(fresh_server)
+    with started(tmp_path / "other", fresh_server, *waits) as live:
+        wait_until(lambda: len(runs_on(fresh_server)) == 2)
+        done = evaluate("--weights", "step-00000001", "--json")
+        assert done.returncode == 0, done.stderr
+        assert f"deleted run {left!r}, which a killed evaluation had left" in done.stderr
+        assert len(runs_on(fresh_server) - {left}) == len(runs_on(fresh_server)) == 1
+        assert live.poll() is None
+
+
+def test_a_run_of_another_machine_is_deleted_once_no_role_uses_it(
+    buffer: Buffer, server_url: str, run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    World(buffer).start().admit(1)
+    location = RunLocation.at(server_url, run_name)
+    runs = EvaluationRuns.at(location, tmp_path, is_beside=False)
+    runs.folder.mkdir(parents=True)
+    note = runs.folder / run_name
+    note.write_text("another machine")
+    assert summarize(buffer).roles
+    runs.delete_left(location)
+    assert f"run {run_name!r} of another evaluation is in use: " in capsys.readouterr().err
+    assert note.exists()
+    buffer.client.hset(buffer.keys.trainer, "deadline_ms", 1)
+    for task in buffer.tasks():
+        buffer.client.hset(task_keys(run_name, task).clock, "reaped_ms", 1)
+    assert summarize(buffer).roles == ()
+    runs.delete_left(location)
+    assert f"deleted run {run_name!r}" in capsys.readouterr().err
+    assert (summarize(buffer).state, note.exists()) == (GONE, False)
+
+
+def test_a_run_of_this_machine_is_deleted_at_once_and_a_note_without_a_run_vanishes(
+    buffer: Buffer, server_url: str, run_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    World(buffer).start()
+    location = RunLocation.at(server_url, run_name)
+    runs = EvaluationRuns.at(location, tmp_path, is_beside=False)
+    runs.folder.mkdir(parents=True)
+    for name in (run_name, f"{run_name}-gone", "not a name"):
+        (runs.folder / name).write_text(socket.gethostname())
+    assert summarize(buffer).roles
+    runs.delete_left(location)
+    assert summarize(buffer).state == GONE
+    assert [note.name for note in runs.folder.iterdir()] == ["not a name"]
+    assert "run 'not a name', which a killed evaluation has left, stays: " in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -25,9 +25,10 @@ def evaluate(
 ) -> None:
     """Run the evaluations of FILE with saved weights, without training.
 
-    A producer and workers run on this machine, in a run with another name that is deleted at the end. The training run
-    may continue, unless its engines are HTTP servers, which would get these weights. If no server answers at the URL in
-    FILE, the command starts another. Logs are in the folder evaluation beside the output of [trainer].
+    A producer and workers run on this machine, in a run with another name that is deleted at the end, or, if this is
+    killed, by the next evaluation of the same output. The training run may continue, unless its engines are HTTP
+    servers, which would get these weights. If no server answers at the URL in FILE, the command starts another. Logs
+    are in the folder evaluation beside the output of [trainer].
 
     \b
     Example:

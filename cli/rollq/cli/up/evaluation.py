@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +18,10 @@ import click
 from tqdm import tqdm
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.errors import ConfigError
-from rollq.cli.run_location import RunLocation, open_run
+from rollq.cli.run_location import RunLocation
 from rollq.cli.settings.model import RollqSettings
+from rollq.cli.up.evaluation_runs import EvaluationRuns
 from rollq.cli.up.roles import RoleCommand, role_commands
 from rollq.cli.up.run import grace_s
 from rollq.cli.up.supervisor import RoleFailed, Supervisor, tail
@@ -55,7 +55,8 @@ class Evaluated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`.
+    """An evaluation of saved weights by `workers` workers of this machine, with its files in `folder`, which the caller
+    holds alone.
 
     `url`: the server that was started for it; None if it uses the server of the settings.
     """
@@ -78,8 +79,10 @@ class Evaluation:
             redis = settings.redis.model_copy(update={"buffer_url": self.url, "queue_url": self.url})
             settings = settings.model_copy(update={"redis": redis})
         location = RunLocation.from_settings(settings)
+        runs = EvaluationRuns.at(location, self.folder, is_beside=self.url is not None)
+        runs.delete_left(location)
         with (
-            _opened(settings, location),
+            runs.opened(settings, location),
             Supervisor(self.folder / "logs", environment, grace_s=grace_s(settings)) as roles,
         ):
             for role in self._commands(settings):
@@ -134,21 +137,6 @@ class Evaluation:
         transport = "path" if base.transport == "nccl" else base.transport
         changed = {"transport": transport, "weights_dir": self.folder / "weights", "colocated": False, "takeover": True}
         return base.model_copy(update={**changed, "mode": "regenerate"})  # no batch is ever replayed
-
-
-@contextmanager
-def _opened(settings: RollqSettings, location: RunLocation) -> Iterator[None]:
-    """The run, with its tasks paused, for as long as the context is open; then it is deleted."""
-    stop = threading.Event()
-    with open_run(settings, stop) as buffer:
-        for task in settings.train_tasks():
-            buffer.set_control(task, Control.PAUSE, "this run only evaluates")
-        try:
-            yield
-        finally:
-            queue = location.queue()
-            with closing(queue.connection):
-                buffer.delete_run(queue, force=True)  # its roles were stopped a moment ago
 
 
 def check_weights(folders: Sequence[Path]) -> None:

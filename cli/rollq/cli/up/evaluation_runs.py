@@ -1,0 +1,77 @@
+"""The runs of evaluations: each has a note in the folder of its evaluation for as long as it may exist.
+
+By the notes, an evaluation deletes what one that was killed has left. Its caller holds the folder alone, so the process
+of an older note has ended, if it was of this machine. On another machine, perhaps the lock does not hold: runs from
+there are deleted only if no role uses them.
+"""
+
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.calls.replies.tasks import Control
+from rollq.buffer.calls.runs import GONE, summarize
+from rollq.buffer.errors import ConfigError, ServerRefused
+from rollq.cli.run_location import RunLocation, open_run
+from rollq.cli.settings.model import RollqSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRuns:
+    """The runs of evaluations whose notes are in `folder`, on one server."""
+
+    folder: Path
+
+    @classmethod
+    def at(cls, location: RunLocation, folder: Path, *, is_beside: bool) -> "EvaluationRuns":
+        """Those on the server at the location. `is_beside`: it was started for the evaluation, at any port."""
+        server = "beside" if is_beside else hashlib.sha256(location.buffer_url.encode()).hexdigest()[:16]
+        return cls(folder / "runs" / server)
+
+    @contextmanager
+    def opened(self, settings: RollqSettings, location: RunLocation) -> Iterator[None]:
+        """The run, with its tasks paused, for as long as the context is open; then it is deleted."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        note = self.folder / location.run
+        note.write_text(socket.gethostname(), "utf-8")
+        with open_run(settings, threading.Event()) as buffer:
+            for task in settings.train_tasks():
+                buffer.set_control(task, Control.PAUSE, "this run only evaluates")
+            try:
+                yield
+            finally:
+                _delete(buffer, location, note)  # its roles were stopped a moment ago
+
+    def delete_left(self, location: RunLocation) -> None:
+        """Delete the runs that are left, and say so. One that is in use stays for the next evaluation."""
+        for note in sorted(self.folder.glob("*")):
+            try:
+                _delete_left(replace(location, run=note.name), note)
+            except (ConfigError, ServerRefused) as error:
+                click.echo(f"run {note.name!r}, which a killed evaluation has left, stays: {error}", err=True)
+
+
+def _delete_left(location: RunLocation, note: Path) -> None:
+    with location.buffer() as buffer:
+        summary = summarize(buffer)
+        if summary.state == GONE:
+            note.unlink()
+        elif summary.roles and note.read_text("utf-8") != socket.gethostname():
+            click.echo(f"run {location.run!r} of another evaluation is in use: {'; '.join(summary.roles)}", err=True)
+        else:
+            _delete(buffer, location, note)
+            click.echo(f"deleted run {location.run!r}, which a killed evaluation had left", err=True)
+
+
+def _delete(buffer: Buffer, location: RunLocation, note: Path) -> None:
+    queue = location.queue()
+    with closing(queue.connection):
+        buffer.delete_run(queue, force=True)
+    note.unlink()
