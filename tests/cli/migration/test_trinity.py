@@ -199,6 +199,9 @@ def test_filters_and_the_penalty_for_long_answers(tmp_path: Path) -> None:
     task = data["tasks"]["gsm8k"]
     assert task["filters"] == ["overlong", "zero_advantage"]
     assert task["judging"] == {"overlong_buffer_tokens": 512, "overlong_penalty": 0.5}
+    assert "before max_tokens" not in new.text
+    reward["max_response_length"] = 4096
+    assert "# before max_tokens; in Trinity before 4096\n" in convert(tmp_path, changes)[1].text
     assert "operators[2].name = 'mine': none, because rollq has no such operator" in joined(new.text)
 
 
@@ -368,6 +371,21 @@ def test_groups_of_one_sample_have_two_in_rollq(tmp_path: Path) -> None:
     assert "train_batch_size = 720, by 2 samples of a prompt" in new.text
 
 
+def test_the_weight_of_experts_is_named(tmp_path: Path) -> None:
+    arguments = {"mu": 0.2, "ppo_mini_batch_size": 32}
+    _, new = convert(tmp_path, {"algorithm": {"algorithm_type": "mix", "policy_loss_fn_args": arguments}})
+    assert "set trainer.loss.sft = { NAME = 0.25 }, which is mu / (1 - mu)" in joined(new.text)
+    assert "policy_loss_fn_args.ppo_mini_batch_size = 32: none, because rollq divides a batch itself" in joined(
+        new.text
+    )
+
+
+def test_arguments_without_effect_need_no_comment(tmp_path: Path) -> None:
+    rec = {"clip_mode": "one-side", "temp": 1.0, "regularizer": "none", "regularizer_coef": 0.0}
+    _, new = convert(tmp_path, {"algorithm": {"algorithm_type": "rec", "policy_loss_fn_args": rec}})
+    assert "policy_loss_fn_args" not in new.text
+
+
 def test_grpo_of_verl_is_grpo(tmp_path: Path) -> None:
     assert algorithm(tmp_path, algorithm_type="grpo_verl") == algorithm(tmp_path, algorithm_type="grpo")
 
@@ -377,6 +395,8 @@ def test_grpo_of_verl_is_grpo(tmp_path: Path) -> None:
     [
         ({"algorithm": {"algorithm_type": "opmd", "policy_loss_fn_args": {"tau": 0.0}}},
          "algorithm.policy_loss_fn_args.tau = 0.0", "it is an argument of opmd, and rollq gives a function of yours"),
+        ({"algorithm": {"algorithm_type": "rec", "policy_loss_fn_args": {"weight": "advantage", "temp": 0.5}}},
+         "algorithm.policy_loss_fn_args.temp = 0.5", "it is an argument of rec, and rollq gives a function of yours"),
         ({"algorithm": {"advantage_fn": "clipb", "advantage_fn_args": {"mu": 2.5}}},
          "algorithm.advantage_fn_args.mu = 2.5", "it is an argument of clipb"),
         ({"algorithm": {"algorithm_type": "mix", "sample_strategy_args": {"expert_data_ratio": 0.2}}},

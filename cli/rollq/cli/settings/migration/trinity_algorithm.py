@@ -106,12 +106,7 @@ def _loss(run: Conversion, given: Given, algorithm: Algorithm) -> None:
         case "gspo":
             _ppo(run, given, algorithm, "gspo", "seq-mean-token-mean")
         case "mix":
-            _ppo(run, given, algorithm, "ppo", "token-mean")
-            run.written.note(
-                ("trainer", "loss", "preset"),
-                "mix also imitates experts: import them into an offline task, and set trainer.loss.sft = "
-                "{ NAME = mu / (1 - mu) }",
-            )
+            _mix(run, given, algorithm)
         case "cispo":
             high = _number(algorithm, "clip_range_high", 0.28)
             _preset(run, given, "cispo")
@@ -184,6 +179,17 @@ def _aggregation(run: Conversion, given: Given, algorithm: Algorithm, default: s
         )
 
 
+def _mix(run: Conversion, given: Given, algorithm: Algorithm) -> None:
+    _ppo(run, given, algorithm, "ppo", "token-mean")
+    mu = min(max(_number(algorithm, "mu", 0.1), 0.0), 0.999)
+    run.written.note(
+        ("trainer", "loss", "preset"),
+        "mix also imitates experts: import them into an offline task, and set trainer.loss.sft = "
+        f"{{ NAME = {mu / (1 - mu):.4g} }}, which is mu / (1 - mu)",
+    )
+    algorithm.arguments.rest("rollq divides a batch itself, and has one aggregation")
+
+
 def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
     clip, weight = (a_text(algorithm.arguments.get(name, "none")) or "" for name in ("clip_mode", "weight"))
     low, high = _number(algorithm, "epsilon_low", 0.2), _number(algorithm, "epsilon_high", 0.2)
@@ -199,6 +205,7 @@ def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             "losses.rec",
             f"rec with clip_mode {clip} and weight {weight}: write this function: docs/guide/losses.md",
         )
+        algorithm.arguments.rest("it is an argument of rec, and rollq gives a function of yours none")
         return
     _preset(run, given, preset, "the same gradient as rec's" if preset == "ppo" else "")
     if preset != "reinforce":
@@ -212,6 +219,8 @@ def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             "algorithm.policy_loss_fn_args.regularizer",
             "none, because rollq pulls towards the initial model only: trainer.loss.kl",
         )
+    for name in ("regularizer_coef", "temp", "epsilon_low_prime", "epsilon_high_prime"):
+        algorithm.arguments.get(name)  # without effect here: of a regularizer, of weights by advantage, of a ring
 
 
 def _old_logprobs(run: Conversion, given: Given) -> None:

@@ -243,14 +243,16 @@ def _overlong(run: Conversion, given: Given, at: Place) -> None:
     if not arguments.get("enable_overlong_penalty") or at[0] == "evaluations":
         return
     tokens, factor = arguments.number("cache_length"), arguments.number("penalty_factor")
+    longest, end = arguments.number("max_response_length"), run.written.values[*at, "max_tokens"]
     arguments.rest()
     if tokens is not None and factor is not None:
         run.put(
             given,
             "reward_fn_args",
             "tasks.NAME.judging.overlong_buffer_tokens",
-            min(int(tokens), int(run.written.values[*at, "max_tokens"])),
+            min(int(tokens), int(end)),
             at,
+            "" if longest in (None, end) else f"before max_tokens; in Trinity before {longest:g}",
         )
         half = "half of Trinity's, whose rewards are 1 and -1; divided by the deviation, advantages are the same"
         run.put(given, "reward_fn_args", "tasks.NAME.judging.overlong_penalty", factor / 2, at, half)
