@@ -47,6 +47,9 @@ PORT_TRIES = 20
 PORTS = range(20_000, 32_768)
 LEAST_MEMORY = 64 << 20
 """The least `maxmemory`, in bytes: 0 would be no limit."""
+REWRITE_BYTES = 256 << 20
+"""The append-only file is not rewritten while it is smaller. What a buffer writes is soon deleted, so a file that is
+rewritten whenever it has doubled, from 64 MB on, would be rewritten every few seconds."""
 MAX_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows 107
 
 
@@ -293,12 +296,18 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
         (server_folder.IDENTITY, server.identity),
         ("appendonly", "yes"),
         ("appendfsync", "everysec"),
+        ("auto-aof-rewrite-min-size", str(_rewrite_bytes(server.directory))),
         ("save", ""),
         ("maxmemory-policy", "noeviction"),
         *([("requirepass", server.password)] if server.password else []),
         *(tls_config(server.certificates) if server.certificates else []),
         *server.directives.items(),
     ]
+
+
+def _rewrite_bytes(directory: Path) -> int:
+    """`REWRITE_BYTES`, or a sixteenth of a small disk's free space."""
+    return min(REWRITE_BYTES, shutil.disk_usage(directory).free // 16)
 
 
 def memory_limit(directory: Path, servers: int = 1) -> dict[str, str]:
