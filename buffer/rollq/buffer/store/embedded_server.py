@@ -48,8 +48,8 @@ PORTS = range(20_000, 32_768)
 LEAST_MEMORY = 64 << 20
 """The least `maxmemory`, in bytes: 0 would be no limit."""
 REWRITE_BYTES = 256 << 20
-"""The append-only file is not rewritten while it is smaller. What a buffer writes is soon deleted, so a file that is
-rewritten whenever it has doubled, from 64 MB on, would be rewritten every few seconds."""
+"""The append-only file is not rewritten while it is smaller. Groups are deleted soon after they are written, so a file
+that is rewritten whenever it has doubled, from 64 MB on, would be rewritten every few seconds."""
 MAX_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows 107
 
 
