@@ -53,11 +53,11 @@ CALLS, RIGHT_CALLS, RIGHT_COPIES = 0.5, 0.5, 0.6
 right as often as calls."""
 INTRODUCTION = """\
 Each row is one run of GRPO on the demo's sums of two numbers, 8 groups of 8 samples per step, with
-the demo's tiny model. It has seen calls of a calculator and direct answers, most of them wrong: it has to learn to
-call, to call it with the right numbers, and to repeat the result. An agent is either rollq's loop `tools`, or
+the demo's tiny model. The model has seen calculator calls and direct answers, most of them wrong. It has to learn to
+call the calculator, to pass the right numbers, and to repeat the result. An agent is either rollq's loop `tools`, or
 LangGraph's `create_agent` in another process, which takes sessions of the gateway (`agent_loop = "outside"`) and runs
-the calculator itself. Rewards are held-out: 256 prompts, 8 samples of each, at temperature 1, all in the loop `tools`,
-whichever agent the model was trained with. Chance alone moves their mean by about 0.004.
+the calculator itself. Rewards are from 256 held-out prompts, 8 samples of each, at temperature 1, all in the loop
+`tools`, whichever agent the model was trained with. Chance alone moves their mean by about 0.004.
 
 `python -m benchmarks.agent_learning --python PYTHON_WITH_LANGGRAPH` writes this section and `agent-learning.json`."""
 SAMPLES = 8

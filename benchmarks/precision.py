@@ -42,10 +42,10 @@ SAMPLES = 32
 INTRODUCTION = f"""\
 {PRECISION}
 
-Each row is one asynchronous run of the demo's task, as at the top of this page but of {{steps}} steps: with
-`dtype = "float32"`, and with `dtype = "bfloat16"`, where passes and published weights are rounded, and the optimizer
-has float32. The runs of a seed begin with the same model. Rewards are held-out, {SAMPLES} samples of each prompt, the
-mean of both tasks.
+Each row is one asynchronous run of the demo's task, as at the top of this page, but with {{steps}} steps: with
+`dtype = "float32"`, and with `dtype = "bfloat16"`, which rounds passes and published weights but not the optimizer. The
+runs of a seed begin with the same model. Rewards are the means of both tasks, with {SAMPLES} samples of each held-out
+prompt.
 
 `python -m benchmarks.precision` writes this section and `learning-bfloat16.json`."""
 

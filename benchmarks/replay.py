@@ -34,9 +34,9 @@ are those at which the held-out reward reaches 0.9, interpolated between evaluat
 `python -m benchmarks.replay` writes this section and `replay.json`.
 """
 CONCLUSION = """
-With four uses a run generates a third of the groups, but needs four to five times the steps, and so more tokens in all.
-This policy learns its task within 25 steps, so samples that are a few steps old say little about it. A policy that
-changes slowly may gain. Measure before you turn it on.
+With four uses, a run generates a third of the groups in each step, but needs four to five times the steps, and so more
+tokens in total. This policy learns its task within 25 steps, so samples that are a few steps old say little about it. A
+policy that changes slowly may gain. Measure before you turn it on.
 """
 REUSE = """max_staleness = 8
 
