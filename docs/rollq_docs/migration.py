@@ -23,8 +23,8 @@ def section(name: Literal["xtuner", "trinity"]) -> str:
     """The section of a page, up to its end."""
     source = system(name)
     text = (
-        f"{TITLE}\nAs {source.name} {source.version} has them, by class. `NAME` is the name of a task; evaluations "
-        "have the same keys. `rollq settings KEY` explains a key.\n"
+        f"{TITLE}\nThese are the settings of {source.name} {source.version}, by class. `NAME` is the name of a task; "
+        "evaluations have the same keys. `rollq settings KEY` explains a key.\n"
     )
     return text + "".join(_group(source, group) for group in source.groups)
 
