@@ -189,7 +189,7 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ),
         (
             "max_staleness = 0\nbatches.max_uses = 3",
-            "max_uses = 3: 1 train steps after its first use every group is too old",
+            "max_uses = 3: 1 train steps after its first use, every group is too old",
         ),
         (
             "max_staleness = 2\nbatches.max_uses = 2\nbatches.reuse_cooldown_steps = 2",

@@ -117,7 +117,7 @@ def test_xp15_a_production_that_its_hook_has_ended_ends_the_iteration(
     worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
     with connect() as consumer:
         worker.produce(3)
-        buffer.set_control("math", Control.DONE, "its should_continue hook said so")
+        buffer.set_control("math", Control.DONE, "its should_continue hook ended it")
         steps = []
         for batch in consumer:
             consumer.commit(batch)

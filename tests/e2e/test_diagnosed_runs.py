@@ -72,7 +72,7 @@ def test_a_run_whose_judge_raises(broken: SeenRun) -> None:
     broken.train()
     broken.until("failing: ", "task math", "KeyError")
     broken.until_in_browser(
-        "failing: production of task math has stopped: every one of the last",
+        "failing: production of task math has stopped: all of the last",
         "the limit stop_after_failures = 64 is reached",
         "KeyError",
         "because of that the trainer failed at step 1",

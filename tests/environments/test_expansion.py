@@ -107,12 +107,12 @@ def test_an_evaluation_has_the_split_test_and_its_rows_are_left_out_of_the_task(
         ({"tasks": {"a": {"env": "openenv:http://"}}}, 'tasks.a.env = "openenv:http://": it has no host, or port 0: '),
         ({"tasks": {"a": {"env": "openenv:localhost:8000"}}}, "it does not begin with http:// or https://"),
         ({"tasks": {"a": {"env": "openenv:http://h:80x"}}}, "Port could not be cast"),
-        ({"tasks": {"a": {"env": "openenv:http://h/?a=1"}}}, "it has more than a host and a path"),
+        ({"tasks": {"a": {"env": "openenv:http://h/?a=1"}}}, "it has parts other than a host and a path"),
         ({"tasks": {"a": {**SERVED, "env_options": {"seed": "8"}}}}, "a.env_options.seed = '8': must be a whole"),
         ({"tasks": {"a": {**SERVED, "env_options": {"reset": {"seed": 1}}}}}, "reset.seed comes from the row: leave"),
         (
             {"tasks": {"a": {**SERVED, "env_options": {"tools": True, "action": {"move": "{text}"}}}}},
-            "tasks.a.env_options: action is for texts, but with tools = true",
+            "tasks.a.env_options: action is for text, but with tools = true",
         ),
         (
             {"tasks": {"a": {"env": "reasoning-gym:boxnet"}}},

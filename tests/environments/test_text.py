@@ -125,7 +125,7 @@ def test_numbers_are_actions_of_a_discrete_space(tokenizer: HfTokenizer) -> None
     answers = [each["content"] for each in sample.extra["messages"] if each["role"] == "user"]
     assert answers[:3] == [
         "error: write a whole number",
-        "error: 7 is not an action, Discrete(3) has them",
+        "error: 7 is not in Discrete(3)",
         '{"place": 2}',
     ]
 

@@ -178,6 +178,6 @@ def test_findings_count_failures_and_rewards_of_nothing() -> None:
         (Level.ERROR, "2 of 4 episodes fail: tool: gone", 1),
         (Level.NOTE, 'the answer "0" earns 1.5 on average; an episode takes 2 s without a model', None),
         (Level.WARNING, 'the answer "0" earns at least 1.5 in each of 2 rows', None),
-        (Level.ERROR, "2 processes are left of the episodes", None),
+        (Level.ERROR, "2 processes remain after the episodes", None),
     ]
     assert list(findings([{"outcomes": [], "left": 0}])) == []

@@ -123,7 +123,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "starving: worker gpu0 is blocked by judges.py:8 in slow, for 12 s; 3 calls of judges hang on worker gpu0; "
         "4 groups running on 1 worker; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
         "to do:\n"
-        "  1. make that function a plain one, which runs in a thread, or let it await what it waits for\n"
+        "  1. make it a plain function, which runs in a thread, or let it await instead of blocking\n"
         "  2. set isolate_judge = true: then a call that takes too long is killed",
     ),
     "groups wait for an archiver that is at work": (
@@ -289,7 +289,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "math has 0 of 16 groups\n"
         "to do:\n"
         "  1. fix the cause\n"
-        "  2. restart every worker: a running one keeps its old code and settings",
+        "  2. restart every worker: a running worker keeps its old code and settings",
     ),
     "production that was stopped": (
         run_status(task_status(control="stopped", control_reason="2 of 64 groups"), trainer=waiting({"math": (0, 16)})),
@@ -297,7 +297,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "task math has 0 of 16 groups\n"
         "to do:\n"
         "  1. fix the cause\n"
-        "  2. restart every worker: a running one keeps its old code and settings\n"
+        "  2. restart every worker: a running worker keeps its old code and settings\n"
         "  3. let production continue: `rollq resume`",
     ),
     "a full server": (
@@ -333,8 +333,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "  1. raise maxmemory, if the machine has more: `redis-cli CONFIG SET maxmemory 200mb`, and in its "
         "configuration file\n"
         "  2. start the trainer again: `rollq train` continues from its checkpoint of step 30\n"
-        "  3. to avoid this, save checkpoints more often, with a smaller `checkpoint_every`: trained groups"
-        " stay in memory until the next one",
+        "  3. to avoid this, save checkpoints more often, with a smaller `checkpoint_every`: trained groups stay in "
+        "memory until the next checkpoint",
     ),
     "groups fill what they may take": (
         run_status(MATH, fullness=Fullness.of_groups(900, 10, 1000, "payloads.max_buffer_bytes")),
@@ -365,7 +365,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "OSError: disk full\n"
         "to do:\n"
         "  1. fix the cause\n"
-        "  2. restart every worker: a running one keeps its old code and settings\n"
+        "  2. restart every worker: a running worker keeps its old code and settings\n"
         "  3. let production continue: `rollq resume`\n"
         "  4. start the trainer again: `rollq train` continues from its checkpoint of step 30",
     ),

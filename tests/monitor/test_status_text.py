@@ -186,13 +186,13 @@ def test_what_to_do_is_a_list_with_a_step_a_line_and_an_error_of_the_trainer_is_
     at = lines.index("to do:")
     assert lines[at + 1 : at + 6] == [
         "  1. fix the cause",
-        "  2. restart every worker: a running one keeps its old code",
-        "     and settings",
+        "  2. restart every worker: a running worker keeps its old",
+        "     code and settings",
         "  3. let production continue: `rollq resume`",
         "  4. start the trainer again: `rollq train` continues from",
     ]
     assert "trainer's error: ProductionStopped: no batch for step 41:" in lines
-    assert "run sums: version 40 (epoch 1); 0 tickets; 1 worker, nothing to make now" in as_table(
+    assert "run sums: version 40 (epoch 1); 0 tickets; 1 worker, with nothing to make now" in as_table(
         run_status(stopped, trainer=failed)
     )
 
@@ -208,6 +208,6 @@ def test_what_samples_take_is_always_shown_in_a_full_buffer() -> None:
     assert "samples take" not in as_table(run_status())
     trained = task_status(bytes={"completed": 1024, "archived": 2048})
     assert (
-        "math: samples take 3 KiB (completed 1 KiB, archived 2 KiB; archived ones are trained, and stay until a "
+        "math: samples take 3 KiB (completed 1 KiB, archived 2 KiB; archived groups are trained, and stay until a "
         "checkpoint)" in as_table(run_status(trained, fullness=full), 200)
     )

@@ -45,4 +45,4 @@ def test_the_summary_says_what_was_learned_and_where_the_groups_are() -> None:
     ):
         assert part in text, part
     lost = {**summary, "conservation": {**summary["conservation"], "holds": False}}
-    assert "45 WERE ADMITTED, WHICH THESE DO NOT ADD UP TO: 37 trained" in "\n".join(summary_lines(lost))
+    assert "45 WERE ADMITTED, BUT THESE DO NOT ADD UP: 37 trained" in "\n".join(summary_lines(lost))

@@ -98,7 +98,7 @@ def test_a_task_pauses_while_all_its_usable_rows_are_excluded_and_says_the_way_b
         clock = buffer.clock(TASK)
         assert clock.control is Control.PAUSE
         assert clock.control_reason == (
-            "no row is left: 1 of 10 cannot be used, and the others are excluded by hand; take a row in again: "
+            "no row is left: 1 of 10 cannot be used, and the others are excluded by hand; include a row again: "
             "`rollq groups exclude math ROW --undo`, then `rollq resume --task math`"
         )
         running.tick()

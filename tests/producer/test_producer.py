@@ -380,7 +380,7 @@ def test_production_stops_with_the_error_when_every_group_fails(
         clock = buffer.clock(TASK)
         assert clock.control is Control.STOPPED
         assert clock.control_reason == (
-            "every one of the last 3 groups failed: the limit stop_after_failures = 3 is reached; the last error: "
+            "all of the last 3 groups failed: the limit stop_after_failures = 3 is reached; the last error: "
             "ValueError: the judge is broken"
         )
         assert caplog.text.count("production stops") == 1

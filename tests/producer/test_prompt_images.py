@@ -150,7 +150,7 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
             },
             "name them once",
         ),
-        ({"messages": [{"role": "system", "content": "x"}], "images": "small.png"}, "no message of the user"),
+        ({"messages": [{"role": "system", "content": "x"}], "images": "small.png"}, "no user message"),
         (
             {"prompt": "x", "images": inline_image(HUGE).url},
             "holds an image of .* bytes, more than 1,048,576: name a file",

@@ -57,7 +57,7 @@ def test_another_file_is_refused_with_both_counts_and_the_remedy(buffer: Buffer,
     assert str(refused.value) == (
         f"tasks.math.prompts: {str(path)!r} differs from {str(path)!r}, which the run had: {rows} rows "
         "instead of 5. The order of the prompts, and the place in it, depend on this: change it back, set "
-        'tasks.math.rows.on_prompts_changed = "continue" to continue at the same place of the new order, or give '
+        'tasks.math.rows.on_prompts_changed = "continue" to continue at the same place in the new order, or give '
         "the run another name"
     )
 
@@ -85,7 +85,7 @@ def test_production_continues_with_other_prompts_where_that_is_asked_for(
     start(buffer, new, seed=1)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.rpartition(";")[2] for line in warnings] == [
-        " production continues at the same place of the new order"
+        " production continues at the same place in the new order"
     ] * 2
     assert "7 rows instead of 5" in warnings[1]
     with pytest.raises(RunMismatch, match="5 rows instead of 7"):

@@ -66,7 +66,7 @@ def test_images_that_vllm_places_otherwise_are_refused(tmp_path: Path) -> None:
     shorter = replace(placed, tokens=(placed.tokens[0][:-1],))
 
     async def scenario(host: EngineHost) -> None:
-        with pytest.raises(RequestRefused, match="vLLM placed the images otherwise"):
+        with pytest.raises(RequestRefused, match="vLLM placed the images differently"):
             await host.generate(request(folder, f"{MARK}?", shorter))
         made = await host.generate(request(folder, f"{MARK}?", placed))
         assert len(made.ids) == 12

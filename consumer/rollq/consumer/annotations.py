@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 4
 """How many steps' annotations may wait to be written; more are dropped."""
 ROWS_PER_READ = 64
-"""Sequences that are read at a time, since a whole file may not fit into memory."""
+"""How many sequences are read at a time: a whole file may not fit into memory."""
 
 
 class _Annotation(NamedTuple):
@@ -71,7 +71,7 @@ class Annotator:
         return True
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Wait until everything is written, for `wait_s` at most."""
+        """Wait until everything is written, for at most `wait_s`."""
         with suppress(Full):
             self._waiting.put(None, timeout=wait_s)
         self._thread.join(wait_s)

@@ -123,10 +123,10 @@ class Consumer(Iterator[Batch]):
         `place` is the URL of the server or cluster, and `run` the name of the run on it. A `Connection` instead of both
         also has a password, the place of payloads, and the archive for `annotate`. `weights` are the weights of that
         step, in any form that `publish` takes; workers get them at once. `probe` is their probe, as in `publish`.
-        `lineage` is `Consumer.lineage` from the time of the checkpoint. It reveals a store that was emptied since, and
-        steps that a rewind has undone. `batch` maps tasks to groups in a batch; by default each task's rules decide.
-        Setting `stop` ends the iteration, even during a server outage; leaving the consumer sets it. Ranks other than 0
-        wait here until rank 0 has taken over; of their `weights`, only the shards of a model sharded by FSDP are used.
+        `lineage` is the checkpoint's `Consumer.lineage`. It reveals a store that has since been emptied, and steps that
+        a rewind has undone. `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting
+        `stop` ends the iteration, even during a server outage; leaving the consumer sets it. Ranks other than 0 wait
+        here until rank 0 has taken over; of their `weights`, only the shards of a model sharded by FSDP are used.
 
         A trainer that was killed on this machine is replaced at once. A trainer that may still live elsewhere keeps the
         run until its lease of 30 s expires. Leaving the consumer ends its lease.
@@ -283,11 +283,11 @@ class Consumer(Iterator[Batch]):
     def prioritize(self, groups: Sequence[tuple[str, int]], priorities: npt.ArrayLike) -> int:
         """Change groups' priorities for the draws of later steps. Returns how many of the groups may still be trained.
 
-        `groups` are tasks and ids, as `Batch.group_ids` has them, and `priorities` float [n], one for each. A group is
-        drawn in proportion to its priority, which is 1 at first and falls by the task's `priority_decay` with each use.
-        Call it before `commit` for the groups of a batch: a group that may be trained again keeps its priority. Groups
-        of tasks with another order are ignored. Raises `ConfigError` if no task has order `priority`, and for a
-        priority that is not a finite number above 0; and `FencedError`.
+        `groups` are tasks and ids, as in `Batch.group_ids`, and `priorities` float [n], one for each. A group is drawn
+        in proportion to its priority, which is 1 at first and falls by the task's `priority_decay` with each use. Call
+        it before `commit` for the groups of a batch: a group that may be trained again keeps its priority. Groups of
+        tasks with another order are ignored. Raises `ConfigError` if no task has order `priority`, and for a priority
+        that is not a finite number above 0; and `FencedError`.
         """
         drawn = {task for task, rules in self._sizes.rules.items() if rules.order == "priority"}
         if not drawn:
@@ -362,7 +362,7 @@ class Consumer(Iterator[Batch]):
         archive.
 
         `values` maps names to arrays [n], such as `logprob`, `ratio` and `clipped`; `sequences` [n] are indices into
-        `batch.sequences`, as `micro.sequence_index[micro.loss_mask]` has them. The tokens of a sequence are in order. A
+        `batch.sequences`, as in `micro.sequence_index[micro.loss_mask]`. The tokens of a sequence are in order. A
         thread writes the file. Errors are logged and never stop training. Call it before `commit`, once or per
         micro-batch: each call makes a file.
         """

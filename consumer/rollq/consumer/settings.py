@@ -47,10 +47,10 @@ class ClientSettings(Settings):
     """How any trainer, including the reference trainer, holds its run, takes batches and sends weights."""
 
     trainer_id: str = Field(
-        default="trainer", description="name of the trainer in the errors of others that try to take the run"
+        default="trainer", description="name of the trainer in the errors of other trainers that try to take the run"
     )
     mode: ResumeMode = Field(
-        default="replay", description="what happens to batches after the step resumed from: replay, return, regenerate"
+        default="replay", description="what happens to batches after the checkpoint's step: replay, return, regenerate"
     )
     takeover: bool = Field(default=False, description="take the run from a trainer that is still alive")
     accept_new_store: bool = Field(
@@ -59,7 +59,8 @@ class ClientSettings(Settings):
     )
     on_replay_mismatch: OnReplayMismatch = Field(
         default="warn",
-        description="when batches are replayed to other weights than recorded: warn, regenerate the rest, or fail",
+        description="if batches are replayed with weights other than the recorded weights: warn, regenerate the rest, "
+        "or fail",
     )
     timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one batch, in seconds; default: no limit"
@@ -130,7 +131,7 @@ class ConsumerSettings(ClientSettings):
     weights_dir: Path | None = Field(
         default=None, description="transport path: folder for weights, shared with all workers"
     )
-    seed: int = Field(default=0, description="seed of the draws of tasks whose order has some")
+    seed: int = Field(default=0, description="seed of draws, for tasks whose order has draws")
 
     @model_validator(mode="after")
     def _ranks_are_consistent(self) -> Self:
@@ -159,11 +160,10 @@ class TrainerSettings(ClientSettings):
     )
     credit: Literal["sample", "tokens", "turns"] = Field(
         default="sample",
-        description="unit that gets an advantage from what followed it: a sample, or each token or turn that the judge "
-        "rewards",
+        description="unit that gets an advantage: a sample, or each token or turn that the judge rewards",
     )
     discount: float = Field(
-        default=1.0, ge=0, le=1, description="with credit tokens or turns: weight of the next one's return"
+        default=1.0, ge=0, le=1, description="with credit tokens or turns: weight of the next return"
     )
     loss: LossSettings = Field(
         default=LossSettings(), description="name of the loss, or a table with its settings; default: clipped PPO"

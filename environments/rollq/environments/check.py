@@ -16,7 +16,7 @@ MAKING_S: Final = 120.0
 """The time limit for making rows, for each split and hash seed."""
 OTHER_SPLIT: Final = "test"
 MANY: Final = 0.5
-"""If at least this share of rows are repeats, the environment has few different rows."""
+"""If at least this share of rows is repeated, the environment has few different rows."""
 
 
 def check(environment: Environment, rows: int, tell: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def _form(rows: list[dict[str, object]]) -> Iterator[Finding]:
 
 
 def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> Iterator[Finding]:
-    """Rows that repeat others, and rows that the other split contains."""
+    """Rows that repeat other rows, and rows that the other split contains."""
     digests = [digest_of(row) for row in rows]
     different = len(set(digests))
     if different < len(rows):
@@ -70,7 +70,7 @@ def _repeats(rows: list[dict[str, object]], test: list[dict[str, object]]) -> It
     shared = len(set(digests) & {digest_of(row) for row in test})
     if shared:
         yield Finding(
-            Level.NOTE, f"{shared} of them are in split {OTHER_SPLIT!r}; a task does without the rows of its evaluation"
+            Level.NOTE, f"{shared} of them are in split {OTHER_SPLIT!r}; a task leaves out the rows of its evaluation"
         )
 
 

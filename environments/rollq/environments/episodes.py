@@ -10,13 +10,13 @@ from rollq.buffer.values.rollouts import Prompt
 ENV: Final = "env"
 """The column of a row with the data to reopen its episode. Workers find it in the prompt's metadata."""
 OPENING: Final = "opening"
-"""The first observation in it, as text."""
+"""The first observation in this column, as text."""
 SEED: Final = "seed"
 SHOWN: Final = 200
 
 
 def row_seed(seed: int, split: str, row: int) -> int:
-    """The seed of one row, 31 bits, a size that every package takes. It differs for other seeds and splits."""
+    """The seed of one row: 31 bits, which every package accepts. It depends on the seed and the split."""
     return int.from_bytes(blake2b(f"{seed}/{split}/{row}".encode(), digest_size=4).digest()) >> 1
 
 
@@ -25,7 +25,7 @@ def place_of(prompt: Prompt) -> Mapping[str, Any]:
     place = prompt.metadata.get(ENV)
     if isinstance(place, Mapping) and OPENING in place:
         return place
-    raise SampleFailed(FailureKind.PROMPT, f"the row has no {ENV!r}, by which its episode opens: export the rows again")
+    raise SampleFailed(FailureKind.PROMPT, f"the row has no {ENV!r}, which opens its episode: export the rows again")
 
 
 def check_opening(place: Mapping[str, Any], opened: str) -> None:
@@ -38,7 +38,7 @@ def check_opening(place: Mapping[str, Any], opened: str) -> None:
 
 
 def _shown(text: str, other: str) -> str:
-    """A text from shortly before the first character at which it differs from another text."""
+    """The part of a text from shortly before the first difference from another text."""
     same = next((at for at, (mine, its) in enumerate(zip(text, other, strict=False)) if mine != its), None)
     start = 0 if same is None or same < SHOWN // 2 else same - SHOWN // 4
     return ("..." if start else "") + repr(text[start : start + SHOWN])

@@ -18,10 +18,10 @@ FOLDER: Final = "environments"
 """The folder beside `rollq.toml` with the files of rows."""
 TASK_ROWS: Final = 5_000
 EVALUATION_ROWS: Final = 200
-"""How many rows to make of an environment with unlimited rows, unless `env_options.rows` is set."""
+"""How many rows of an unlimited environment to make, unless `env_options.rows` is set."""
 NEED_ENV: Final = ("env_options", "env_split", "env_shared")
 MERGED: Final = {"agent_loop": "agent_options", "judge": "judge_options"}
-"""Keys with their tables of options, which the user may set partly."""
+"""Keys, each with the table of its options. The user may set some of these options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Environment:
         return bool(getattr(self.open(), "makes_rows", True))
 
     def identity(self) -> str:
-        """The package with its version, and the options that rows, grader and episodes depend on, as one text."""
+        """The package, its version, and the options that rows, grader and episodes depend on, as one string."""
         return f"{self.env} ({', '.join(f'{name} {value}' for name, value in self.open().identity().items())})"
 
     def installed_identity(self) -> str:
@@ -195,7 +195,7 @@ def _expanded(place: str, table: Any, environment: Environment | None, problems:
     elif "prompts" not in table:
         problems.append(f'{place}: env = "{environment.env}" has no prompts: set prompts')
     for key, options in MERGED.items():
-        if table.get(key, given.get(key)) != given.get(key):  # they are for another one
+        if table.get(key, given.get(key)) != given.get(key):  # they belong to another judge or loop
             given.pop(options, None)
     return {**given, **table, **{key: _merged(given.get(key), table[key]) for key in MERGED.values() if key in table}}
 
@@ -208,7 +208,7 @@ def _merged(given: Any, own: Any) -> Any:
 
 
 def _other_loop(table: Mapping[str, Any], given: Mapping[str, Any], environment: Environment) -> str:
-    """Why the user's agent loop does not fit an environment; empty if it fits, as custom loops for rows do."""
+    """Why the user's agent loop does not fit an environment; empty if it fits, like a custom loop for rows."""
     own, loop = table.get("agent_loop"), given.get("agent_loop")
     if own is None or loop in (None, own) or (environment.makes_rows and "." in str(own)):
         return ""

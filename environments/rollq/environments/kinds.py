@@ -48,11 +48,11 @@ class Source(Protocol):
     """The rows of one environment, and how they are sampled and judged."""
 
     def identity(self) -> dict[str, str]:
-        """The package, its version from its metadata, the options and the split, which the rows depend on."""
+        """Everything the rows depend on: the package, its version from its metadata, the options and the split."""
         ...
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, by which the
+        """The rows in order, as JSON: `prompt` or `messages`, `answer` if there is one, and `env`, with which the
         bridge opens the row again. They are the same in every process and on every machine."""
         ...
 
@@ -74,7 +74,7 @@ class Kind(Protocol):
         ...
 
     def installed(self) -> str:
-        """The version of the package that it needs; empty without it. A kind that needs none says "built in"."""
+        """The version of the package that it needs; empty without it. A kind without a package says "built in"."""
         ...
 
     def install(self) -> str:
@@ -82,12 +82,12 @@ class Kind(Protocol):
         ...
 
     def names(self) -> Iterable[str]:
-        """The names that it knows; empty where only the user knows them."""
+        """The names that it knows; empty if only the user knows them."""
         ...
 
 
 def path_in(folder: Path, written: str) -> Path:
-    """A path as the user wrote it, which starts at `folder` unless it is absolute or in a home."""
+    """The user's path, relative to `folder` unless it is absolute or starts in a home folder."""
     return folder / Path(written).expanduser()
 
 
@@ -96,7 +96,7 @@ def split_env(env: str) -> tuple[str, str]:
     kind, colon, name = env.partition(":")
     if not (kind and colon and name):
         raise ConfigError(
-            f'env = "{env}": write a kind and a name, as "reasoning-gym:chain_sum"; `rollq env list` has them'
+            f'env = "{env}": write a kind and a name, such as "reasoning-gym:chain_sum"; see `rollq env list`'
         )
     return kind, name
 

@@ -1,5 +1,5 @@
-"""The process that makes the rows of one environment: JSON on the standard input names it, and each row is a line of
-output.
+"""The process that makes the rows of one environment: JSON on the standard input names the environment, and each row is
+a line of output.
 
 If it fails, its last line on the standard error is the reason. Invariant: it ends with its parent, even if the parent
 is killed.

@@ -12,7 +12,7 @@ AnyOptions = TypeVar("AnyOptions", bound=BaseModel)
 
 
 def read_options(model: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
-    """The options as a model. Raises `ConfigError` for an unknown one, and a value of another type."""
+    """The options as a model. Raises `ConfigError` for an unknown option, or a value of the wrong type."""
     try:
         made = model.model_validate(options)
     except ValidationError as error:

@@ -22,7 +22,7 @@ class RowProcess:
     _said: list[str] = field(default_factory=list)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as they arrive, without a row that was cut off by the process's death."""
+        """The rows as they arrive. A row that was cut off when the process died is left out."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.endswith(b"\n"):

@@ -1,7 +1,7 @@
 """Writes the rows of an environment to a file: the same rows from every process, without repeats.
 
-A child process makes them, with a fixed hash seed, without torch beside it, and without a secret in its environment.
-The file appears complete or not at all.
+A child process makes them, with a fixed hash seed, without torch, and without secrets in its environment. The file
+appears complete or not at all.
 """
 
 import hashlib

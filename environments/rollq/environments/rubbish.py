@@ -1,4 +1,4 @@
-"""Answers that no grader should reward, and texts that reveal a grader that runs them. Pure."""
+"""Answers that no grader should reward, and texts that reveal a grader that runs them as code. Pure."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -7,7 +7,7 @@ _TAG: Final = re.compile(r"<(/?)answer>", re.IGNORECASE)
 
 
 def last_tagged(text: str) -> str | None:
-    """The last text within `<answer>` and `</answer>`, without surrounding whitespace; None without any.
+    """The last text within `<answer>` and `</answer>`, without surrounding whitespace; None if there is none.
 
     Takes time linear in the text, even if it repeats one tag many times.
     """

@@ -22,7 +22,7 @@ LIMITS: Final = Limits(max_turns=1, setup_s=60.0, step_s=60.0)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One opening of a row's episode, and the answer to `SAID`; or why it failed."""
+    """One opening of a row's episode and the answer to `SAID`, or the reason of its failure."""
 
     opening: Opening | None = None
     step: Step | None = None
@@ -33,7 +33,7 @@ class Trial:
 async def try_rows(
     make: Callable[[], Environment | TurnEnvironment], rows: Sequence[Mapping[str, Any]]
 ) -> list[Finding]:
-    """The faults of the episodes of these rows, each opened twice, `AT_ONCE` at the same time."""
+    """The faults of these rows' episodes. Each is opened twice, `AT_ONCE` at the same time."""
     environments, slots = Environments(make, LIMITS), asyncio.Semaphore(AT_ONCE)
     tries = [_try(environments, slots, row) for row in rows for _ in range(2)]
     trials = await asyncio.gather(*tries)
@@ -59,7 +59,7 @@ async def _try(environments: Environments, slots: asyncio.Semaphore, row: Mappin
 
 
 def _compared(first: Trial, second: Trial) -> tuple[Level, str]:
-    """The fault that two episodes of a row show; an empty text if there is none."""
+    """The fault that two episodes of a row show; empty if there is none."""
     if problem := first.problem or second.problem:
         return Level.ERROR, problem
     if first.opening != second.opening:

@@ -12,7 +12,7 @@ from rollq.buffer.errors import ConfigError
 class Stage(StrEnum):
     """The state of a batch."""
 
-    PENDING = "pending"  # submitted in part; submitting it again completes it
+    PENDING = "pending"  # submitted only partly; submitting it again completes it
     RUNNING = "running"  # its groups are being generated
     FINALIZING = "finalizing"  # a process runs the pipeline on it
     FINALIZED = "finalized"  # its groups may be trained
@@ -59,5 +59,5 @@ class OverRollout:
             raise ConfigError(f"over-rollout ratio {self.ratio!r} must be at least 0 and below 1")
 
     def enough(self, size: int) -> int:
-        """Number of groups that must have finished in a batch of `size`."""
+        """How many groups of a batch of `size` must have finished."""
         return math.ceil(size * (1 - self.ratio))

@@ -19,14 +19,14 @@ the content of a message may be null.
 
 An image is a path, an https or `data:` URL, or an object with one of them under `image`, `url` or `path`, and perhaps
 the `sha256` of the file; files of `datasets` may have its bytes. It is named in the column, or in the messages' parts
-of type `image` or `image_url`. Images of the column take the place of the texts `<image>` in the messages, or come
-before the first text of the user if there are none.
+of type `image` or `image_url`. Images in the column replace the texts `<image>` in the messages, or come before the
+user's first text if there are none.
 
-Messages that end with the assistant's have the answer in the prompt. They are refused, unless `final_answer` declares
-the last message to be the reference answer, or a prefix that the model continues.
+Messages that end with an assistant message have the answer in the prompt. They are refused, unless `final_answer` makes
+the last message the reference answer, or a prefix that the model continues.
 
-With `chat`, a text becomes a user's message, and the model's chat template is applied. The row's system prompt,
-otherwise `system_prompt`, becomes a system message at the start, unless the messages have one, and turns texts into
+With `chat`, a string becomes a user message, and the model's chat template is applied. The row's system prompt,
+otherwise `system_prompt`, becomes a system message at the start, unless the messages have one, and turns strings into
 messages. `reply_prefix` becomes an assistant's message at the end, which the model continues.
 """
 
@@ -44,7 +44,7 @@ from rollq.producer.settings import ByColumn, PromptSettings
 _MESSAGES: Final = "messages"
 
 Content = str | tuple[Mapping[str, Any], ...]
-"""The content of a prompt: a text, or chat messages."""
+"""The content of a prompt: a string, or chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Columns:
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def absent(self, read_rows: Callable[[], Sequence[Mapping[str, Any]]]) -> str | None:
-        """The setting that names a column that none of the rows has; None if all named columns exist.
+        """The setting that names a missing column; None if all named columns exist.
 
         Reads the rows only if settings name a column."""
         asked = [("metadata_fields", name) for name in self.metadata_fields or ()]
@@ -173,7 +173,7 @@ class Columns:
         return place_images(content, len(images)), tuple(images)
 
     def _with_system_prompt(self, row: Mapping[str, Any], content: Content) -> Content:
-        """Turn a text into messages and add the system message, if the settings say so."""
+        """Turn a string into messages and add the system message, if the settings say so."""
         system_prompt = self._system_prompt(row)
         if isinstance(content, str):
             if not self.chat and not system_prompt:
@@ -255,7 +255,7 @@ def _message(name: str, message: Any) -> Mapping[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without names whose value is null, at every depth of its objects."""
+    """A copy without names whose value is null, at every depth of its objects."""
     if isinstance(value, Mapping):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

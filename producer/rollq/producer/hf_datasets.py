@@ -74,7 +74,7 @@ class DatasetRows:
         return True
 
     def place(self, row: int) -> str:
-        """The location of a row for error messages: the file and the row, from 0 as `datasets` counts."""
+        """The location of a row for error messages: the file and the row, from 0 as in `datasets`."""
         return f"{self._path}[{row}]"
 
     def read(self, row: int) -> dict[str, Any]:

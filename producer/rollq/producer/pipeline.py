@@ -52,12 +52,12 @@ def _valid(group: Group) -> BoolArray:
 Metrics = Mapping[str, float]
 
 Operator = Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup] | tuple[Sequence[ScoredGroup], Metrics]]
-"""Takes the groups that are not dropped, and returns them in the same order, or a tuple of them and of numbers by
+"""Takes the groups that are not dropped, and returns them in the same order, alone or in a tuple with numbers by
 name."""
 
 
 def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> tuple[list[ScoredGroup], dict[str, float]]:
-    """Apply the operators in order, and return all groups in order, and the numbers that operators returned; later
+    """Apply the operators in order. Returns all groups in order, and the numbers that operators returned. Later
     operators do not get dropped groups. If two operators return a number of the same name, the later one counts.
 
     Raises `ConfigError` if an operator does not return the groups it was given, changes which samples are valid, or
@@ -158,7 +158,7 @@ def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Seq
         if not np.array_equal(group.valid, _valid(group.group)):
             raise ConfigError(
                 f"operator {name!r}: group {group.group.group_id}: must not change `valid`, which is read from "
-                "the samples; give a sample that should count for nothing the advantage 0, or drop the group"
+                "the samples; to ignore a sample, give it the advantage 0, or drop the group"
             )
         for field, numbers in (("rewards", group.rewards), ("advantages", group.advantages)):
             if numbers is not None and not _is_finite(numbers, samples):

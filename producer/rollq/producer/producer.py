@@ -191,8 +191,8 @@ class Producer:
             log.info("task %s: %d rows of its prompts are excluded by hand", feed.task, len(found.rows))
             if found.of_another_file:
                 log.warning(
-                    "task %s: %d rows were excluded from other prompts than these, and are used; `rollq groups "
-                    "exclude %s` lists the others",
+                    "task %s: %d rows were excluded from different prompts, and are used; `rollq groups exclude %s` "
+                    "lists the excluded rows",
                     feed.task,
                     found.of_another_file,
                     task_of(feed.task),
@@ -215,7 +215,7 @@ class Producer:
         except AllExcluded as error:
             undo = f"`rollq groups exclude {task_of(feed.task)} ROW --undo`"
             resume = f"`rollq resume --task {feed.task}`"
-            reason = f"{error}; take a row in again: {undo}, then {resume}"
+            reason = f"{error}; include a row again: {undo}, then {resume}"
             log.error("task %s: production pauses: %s", feed.task, reason)
             self._buffer.set_control(feed.task, Control.PAUSE, reason, only_from=Control.RUN)
             return 0
@@ -260,13 +260,13 @@ class Producer:
             self._stop(feed, diagnosis(feed, counts))
         elif self._passes_are_over(feed.task, counts):
             log.info("task %s: production has ended after %d passes", feed.task, feed.sampler.passes)
-            reason = f"passes = {feed.sampler.passes} are over"
+            reason = f"passes = {feed.sampler.passes} are complete"
             self._buffer.set_control(feed.task, Control.DONE, reason, only_from=Control.RUN)
         elif feed.should_continue is not None and not self._should_continue(
             feed.task, feed.should_continue, task_state(counts)
         ):
             log.info("task %s: its should_continue hook has ended production", feed.task)
-            reason = "its should_continue hook said so"
+            reason = "its should_continue hook ended it"
             self._buffer.set_control(feed.task, Control.DONE, reason, only_from=Control.RUN)
         else:
             return False
@@ -317,7 +317,7 @@ def all_failed(counts: Counts, limit: int) -> str:
     """Explain why production of a task stops when every group fails."""
     error = f"; the last error: {counts.last_error.text}" if counts.last_error else ""
     reached = f"the limit stop_after_failures = {limit} is reached"
-    return f"every one of the last {counts.failed_in_a_row} groups failed: {reached}{error}"
+    return f"all of the last {counts.failed_in_a_row} groups failed: {reached}{error}"
 
 
 def diagnosis(feed: TaskFeed, counts: Counts) -> str:

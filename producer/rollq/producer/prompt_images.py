@@ -1,4 +1,4 @@
-"""Images in the rows of a user's data: finding them in columns and messages, and turning them into references."""
+"""Finds images in columns and messages of a user's rows, and turns them into references."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def image_of(name: str, value: Any) -> NamedImage:
         where = next((value[key] for key in _NAMES if value.get(key)), None)
         if isinstance(where, str):
             return NamedImage(where, value.get("sha256"))
-    raise ValueError(f"{name}: an image is a path, an https URL, or an object with one of both, not {value!r:.80}")
+    raise ValueError(f"{name}: an image is a path, an https URL, or an object with either, not {value!r:.80}")
 
 
 def collect_images(messages: Messages) -> tuple[Messages, tuple[NamedImage, ...]]:
@@ -83,7 +83,7 @@ def place_images(messages: Messages, count: int) -> Messages:
     if not places:
         user = next((number for number, message in enumerate(messages) if message["role"] == "user"), None)
         if user is None:
-            raise ValueError(f"there is no message of the user for {count} images")
+            raise ValueError(f"there is no user message for {count} images")
         parts[user] = [PART] * count + parts[user]
     elif places != count:
         raise ValueError(f"the messages have {places} places for {count} images")

@@ -76,7 +76,8 @@ class Random(Shuffle):
 
 
 class SortedRows(Shuffle):
-    """All rows in every pass, by the numbers in a column; equal ones as in the file, unreadable rows last."""
+    """All rows in every pass, sorted by the numbers in a column. Rows with equal numbers stay in file order, and
+    unreadable rows come last."""
 
     def __init__(self, numbers: npt.NDArray[np.float64], *, ascending: bool) -> None:
         self._order = np.argsort(numbers if ascending else -numbers, kind="stable")
@@ -105,7 +106,7 @@ class Curriculum(Shuffle):
     """Like `Shuffle`, but leaves out prompts that have become too easy or are too hard.
 
     It takes untried prompts, and prompts with a pass rate from `curriculum_low` to `curriculum_high`. Because the
-    policy changes, each other prompt is retried every `retry_passes` passes, a different part of them in each pass.
+    policy changes, every other prompt is retried every `retry_passes` passes, a different part in each pass.
     """
 
     uses_stats: ClassVar[bool] = True

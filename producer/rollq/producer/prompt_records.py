@@ -32,16 +32,16 @@ def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int
         if file.settings.on_prompts_changed == "fail":
             raise RunMismatch(
                 f"{table}.prompts: {change}. The order of the prompts, and the place in it, depend on this: change it "
-                f'back, set {table}.rows.on_prompts_changed = "continue" to continue at the same place of the new '
+                f'back, set {table}.rows.on_prompts_changed = "continue" to continue at the same place in the new '
                 "order, or give the run another name"
             )
         before, recorded = recorded, buffer.record_prompts(task, *own, revision=recorded.revision)
         if recorded.revision == before.revision + 1:
-            log.warning("%s.prompts: %s; production continues at the same place of the new order", table, change)
+            log.warning("%s.prompts: %s; production continues at the same place in the new order", table, change)
 
 
 def _change(known: PromptRecord, file: PromptFile, seeds: str) -> str:
-    """Which of file and seeds has changed."""
+    """The change: the file's or the seeds'."""
     if known.digest != file.fingerprint:
         return (
             f"{str(file.path)!r} differs from {known.path!r}, which the run had: {file.rows} rows instead of "

@@ -24,7 +24,7 @@ class ProducerSettings(Settings):
     )
     groups_per_job: int = Field(default=1, gt=0, le=1000, description="groups that one RQ ticket may take")
 
-    REMOVED: ClassVar[Mapping[str, str]] = {"tick_s": "the buffer is read once a second at least; leave it out"}
+    REMOVED: ClassVar[Mapping[str, str]] = {"tick_s": "the buffer is read at least once a second; leave it out"}
 
     @model_validator(mode="after")
     def _sync_has_no_surplus(self) -> Self:
@@ -50,7 +50,7 @@ class PromptSettings(PromptLength):
         default="images", min_length=1, description="column with the images of the prompt; may be absent"
     )
     image_folders: tuple[Path, ...] = Field(
-        default=(), description="folders whose images rows may name, beside the folder of prompts"
+        default=(), description="folders with images that rows may name, in addition to the folder of prompts"
     )
     image_options: dict[str, Any] = Field(
         default_factory=dict, description="arguments of the model's image processor, such as its size limits"
@@ -59,31 +59,29 @@ class PromptSettings(PromptLength):
         default=None, description="columns passed to judges and agent loops; default: all other columns"
     )
     chat: bool = Field(
-        default=False, description="treat a string as a user's message, to which the model's chat template is applied"
+        default=False, description="treat a string as a user message, and apply the model's chat template"
     )
     final_answer: Literal["refuse", "answer", "continue"] = Field(
         default="refuse",
         description="messages that end with the assistant's: refuse the row, take it as the answer, or continue it",
     )
-    system_prompt: str = Field(
-        default="", description="system message put before prompts that have none; empty: no message"
-    )
+    system_prompt: str = Field(default="", description="system message for prompts that have none; empty: no message")
     system_prompt_field: str = Field(
         default="", description="column with a row's own system prompt, instead of system_prompt; default: none"
     )
     tools_field: str = Field(
         default="",
-        description="column with definitions of tools for the chat template; in single_turn alone; default: none",
+        description="column with definitions of tools for the chat template; only in single_turn; default: none",
     )
     reply_prefix: str = Field(
-        default="", description="start of the assistant's reply, which the model continues; in single_turn alone"
+        default="", description="start of the assistant's reply, which the model continues; only in single_turn"
     )
     max_bad_rows: float = Field(
         default=0.05, ge=0, le=1, description="share of the rows that may be unusable; they are left out and counted"
     )
     on_prompts_changed: Literal["fail", "continue"] = Field(
         default="fail",
-        description="when the file or the seeds are not those that the run began with: refuse to start, or continue",
+        description="if the file or the seeds have changed since the run began: refuse to start, or continue",
     )
 
 
@@ -157,7 +155,7 @@ class ProducerTask(TaskRules, PromptSettings):
     def _groups_can_be_used_again(self) -> Self:
         if not self.offline and self.max_uses > 1 and self.reuse_cooldown_steps + 1 >= self.stale_threshold:
             raise ValueError(
-                f"max_uses = {self.max_uses}: {self.reuse_cooldown_steps + 1} train steps after its first use every "
-                "group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"
+                f"max_uses = {self.max_uses}: {self.reuse_cooldown_steps + 1} train steps after its first use, every "
+                f"group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"
             )
         return self

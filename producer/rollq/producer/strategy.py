@@ -25,11 +25,9 @@ MAX_ADAPTED = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """The state of a task, as the strategy and `should_continue` hooks see it.
-
-    `version` is the live weights', -1 before the first trainer; `step` is trained next; `consumed` counts the
-    groups of all trained steps; `statuses` counts groups by status. Of the last `outcomes` finished groups, `kept` were
-    worth training.
+    """The state of a task, as the strategy and `should_continue` hooks see it. `version` is the live version, -1 before
+    the first trainer; `step` is trained next; `consumed` counts the groups of all trained steps; `statuses` counts
+    groups by status. Of the last `outcomes` finished groups, `kept` were worth training.
     """
 
     version: int

@@ -18,7 +18,7 @@ from rollq.buffer.values.rollouts import Prompt
 log = logging.getLogger(__name__)
 
 ENOUGH_ROWS: Final = 1000
-"""In a larger file, the share of unusable rows counts from this many rows on."""
+"""In a larger file, the share of unusable rows counts only after this many rows."""
 MOST_REASONS: Final = 8
 """How many reasons are counted separately."""
 MORE: Final = "other reasons"

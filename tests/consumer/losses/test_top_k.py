@@ -113,7 +113,7 @@ def test_steps_bring_the_policy_to_its_teacher() -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"other": np.zeros(4)}, "no array 'teacher_top_ids'.*with top_k set to how many"),
+        ({"other": np.zeros(4)}, "no array 'teacher_top_ids'.*with top_k set to the number"),
         ({"teacher_top_ids": np.zeros((4, 2), np.int32)}, "no array 'teacher_top_logprobs'"),
         (
             {"teacher_top_ids": np.zeros((4, 2), np.int32), "teacher_top_logprobs": np.zeros((4, 3))},

@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused(tokenizer: HfTokenizer, prompt: Prompt, pr
 
 def test_images_need_the_tokenizer_of_a_model() -> None:
     prompt = Prompt("<image>", images=(inline_image(ONE),))
-    with pytest.raises(ImageError, match=r"need the tokenizer of a model's folder, by \[worker\] tokenizer"):
+    with pytest.raises(ImageError, match=r"need the tokenizer in a model's folder"):
         asyncio.run(read_prompt(prompt, ByteTokenizer()))
 
 

@@ -195,7 +195,7 @@ class Batch:
 
     @property
     def draw_weights(self) -> Float32Array:
-        """The factor of the advantages of each group, float32 [G], see `AdvantageSettings.draw_correction`."""
+        """The factor for each group's advantages, float32 [G], see `AdvantageSettings.draw_correction`."""
         correction = self.advantage_settings.draw_correction
         if not correction:
             return np.ones(len(self.group_ids), np.float32)
@@ -272,7 +272,7 @@ class Batch:
 
         `kind` is the unit that has a return, and `discount` the weight of the next return; see
         `rollq.consumer.token_advantages`, which compares the samples of each group. Groups of the tasks in `without`
-        keep the advantages of their samples. Only sequences of groups in this rank's share are changed.
+        keep their samples' advantages. Only sequences of groups in this rank's share are changed.
 
         Raises `InvalidGroup`, naming the task, for a sample without the array or with a misshapen one, and for rewards
         of a pipeline; `ConfigError` if `advantage_settings` take means of the batch; `ArrayError` for a reference that
@@ -358,7 +358,7 @@ class Batch:
         )
 
     def _advantages_of(self, sequence: int, weights: Float32Array) -> Float32Array:
-        """The advantages of the tokens of a sequence, float32 [L], with the weight of its group's draw."""
+        """The advantages of a sequence's tokens, float32 [L], times the weight of its group's draw."""
         weight: np.float32 = weights[self.content.sequence_groups[sequence]]
         if (per_token := self.token_advantages.get(sequence)) is not None:
             return np.asarray(per_token * weight, np.float32)

@@ -15,7 +15,7 @@ KEPT = 32
 
 
 class ImageInputs:
-    """Adds the pixels of images to micro-batches, by the processor in a model's folder."""
+    """Adds the pixels of images to micro-batches, with the processor in a model's folder."""
 
     def __init__(self, processor: ImageProcessor) -> None:
         self._processor = processor
@@ -24,8 +24,8 @@ class ImageInputs:
     def add(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
         """The micro-batch of `batch` with the inputs for its images; unchanged if it has none.
 
-        Raises `ConfigError` for packed rows, and if the workers processed the images by another class; `ImageError` for
-        a file that cannot be read, or differs from the engine's; `InvalidGroup` for tokens of images in a sequence
+        Raises `ConfigError` for packed rows, and if the workers processed the images with another class; `ImageError`
+        for a file that cannot be read, or differs from the engine's; `InvalidGroup` for tokens of images in a sequence
         without any.
         """
         chosen = [batch.sequences[index] for index in micro.sequences]

@@ -57,7 +57,7 @@ class Activity:
         self._committed_s = self._since_s
 
     def end(self, error: BaseException | None, *, stopped: bool) -> None:
-        """Note the trainer's end: by an error, by a request to stop, or at its last step."""
+        """Note how the trainer ended: with an error, on request, or at its last step."""
         if isinstance(error, KeyboardInterrupt | SystemExit) or (stopped and error is None):
             self._become(TrainerPhase.STOPPED, self._step)
         elif error is None:

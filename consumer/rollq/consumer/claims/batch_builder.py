@@ -23,9 +23,8 @@ class BatchBuilder:
         self._content: BatchContent | None = None
 
     def build(self, claimed: Claimed, first: int = 0, end: int | None = None) -> Batch:
-        """The batch up to group `end` (default: all of it). Its groups from `first` on are trained.
-
-        Reads this rank's share of these. Raises `CorruptGroup` only for groups that every rank finds unreadable.
+        """The batch up to group `end` (default: all of it). Its groups from `first` on are trained. Reads this rank's
+        share of these groups. Raises `CorruptGroup` only for groups that every rank finds unreadable.
         """
         settings, reader = self._settings, self._reader
         groups = claimed.groups[:end]

@@ -17,7 +17,8 @@ class ColocatedEngines:
         self._colocated = colocated
 
     def sleep(self, step: int) -> bool:
-        """Ask every engine to free its memory for the training of `step`; Returns False if stopped before all have."""
+        """Ask every engine to free its memory while `step` is trained. Returns False if stopped before all have done
+        so."""
         if not self._colocated:
             return True
         # the time distinguishes this sleep from an earlier one for the same step

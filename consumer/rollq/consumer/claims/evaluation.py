@@ -17,7 +17,7 @@ from rollq.consumer.claims.trainer_lease import TrainerLease
 log = logging.getLogger(__name__)
 
 MOST_FAILED = 0.1
-"""An evaluation warns from this fraction of failed prompts on."""
+"""The fraction of failed prompts at which an evaluation warns."""
 
 
 def evaluate(

@@ -16,7 +16,7 @@ class Outlook(StrEnum):
     """Whether a short batch can still fill."""
 
     WAIT = "wait"  # it may fill
-    SYNC_FIRST = "sync first"  # the live weights are too old for it: newer ones were trained, but not published
+    SYNC_FIRST = "sync first"  # the live weights are too old for it: newer weights were trained, but not published
     STALLED = "stalled"  # no group is pending or running, and a full server admits none
     STOPPED = "stopped"  # production was stopped, and no running group can fill it
     DONE = "done"  # a task's own hook ended its production, and no pending or running group can fill it

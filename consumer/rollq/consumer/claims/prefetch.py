@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 LEAST_OFTEN_S = 10.0
-"""A look costs the server up to some milliseconds, so looks become rarer while they find nothing new."""
+"""A look costs the server up to a few milliseconds, so looks become rarer while they find nothing new."""
 GROUPS_PER_READ = 8
 """A claim waits for at most one read of this size."""
 
 _Key = tuple[str, int, str]
-"""Task, group id, and the nonce of the lease that made its samples: they never change."""
+"""Task, group id, and the nonce of the lease that made the samples. Samples under one key never change."""
 
 
 class _Wanted(NamedTuple):

@@ -55,7 +55,7 @@ class BatchStream(Iterator["MicroBatch"]):
             yield from self._micro_batches(part)
 
     def parts(self) -> Iterator[Batch]:
-        """The parts instead of micro-batches, for loops that make their micro-batches: `part.micro_batches(...)`.
+        """The parts, for loops that make their own micro-batches: `part.micro_batches(...)`.
 
         The `micro_batches` of a part contain only its groups.
         """

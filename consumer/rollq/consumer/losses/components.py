@@ -10,7 +10,7 @@ from rollq.consumer.losses.ratios import token_ratio
 
 
 def imitation(new: torch.Tensor) -> torch.Tensor:
-    """-new: cross-entropy with the tokens as they are, SFT."""
+    """-new: cross-entropy with the sampled tokens, as in SFT."""
     return -new
 
 
@@ -19,8 +19,8 @@ def distillation(
 ) -> torch.Tensor:
     """-sg(teacher - new) u where p - q >= -low, plus `pull` log(u)^2: on-policy distillation on sampled tokens.
 
-    u = exp(new - behaviour) = p / q. `teacher` float [n] are the teacher's logprobs of the same tokens, in nats. As
-    prime-rl has it; see Lu et al. 2025, "On-Policy Distillation", Thinking Machines.
+    u = exp(new - behaviour) = p / q. `teacher` float [n] are the teacher's logprobs of the same tokens, in nats. As in
+    prime-rl; see Lu et al. 2025, "On-Policy Distillation", Thinking Machines.
     """
     ratio = token_ratio(new, behaviour)
     outside = new.detach().exp() - behaviour.exp() < -low

@@ -28,6 +28,6 @@ def truncated(importance: torch.Tensor, *, cap: float) -> torch.Tensor:
 
 
 def masked(importance: torch.Tensor, *, low: float, high: float) -> torch.Tensor:
-    """w where low <= w <= high, else 0: masked importance sampling, MIS; with the token's w IcePop (Ling team 2025,
-    arXiv:2510.18855)."""
+    """w where low <= w <= high, else 0: masked importance sampling, MIS. With the token's w, this is IcePop (Ling team
+    2025, arXiv:2510.18855)."""
     return torch.where((importance >= low) & (importance <= high), importance, 0.0)

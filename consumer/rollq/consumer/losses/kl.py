@@ -1,8 +1,8 @@
 """Estimators of KL(policy || reference) on sampled tokens. Pure functions of tensors.
 
-d = new - reference, in nats, [n] (Schulman 2020, "Approximating KL divergence"). As a term of the loss an estimator
-counts by its gradient: in expectation and on policy, the gradient of k2 is the gradient of the divergence. The
-gradient of k1 is 0 in expectation, so k1 belongs in the reward.
+d = new - reference, in nats, [n] (Schulman 2020, "Approximating KL divergence"). In a loss, only an estimator's
+gradient matters. In expectation and on policy, the gradient of k2 is the gradient of the divergence. The gradient of k1
+is 0 in expectation, so k1 belongs in the reward.
 """
 
 import torch
@@ -27,7 +27,7 @@ def k3(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def k3_unbiased(new: torch.Tensor, reference: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
-    """r k3, with the gradient of both: the estimate for the policy that is trained, of samples of an older one
+    """r k3, with the gradient of both: it estimates the trained policy's divergence from an older policy's samples
     (DeepSeek-AI 2025, "DeepSeek-V3.2"). `ratio` is exp(new - old) with its gradient."""
     return ratio * k3(new, reference)
 

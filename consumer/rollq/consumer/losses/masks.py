@@ -16,7 +16,7 @@ def geometric_mask(
 ) -> torch.Tensor:
     """Keep a sample where low <= exp(mean over the sample of (old - behaviour)) <= high: geometric MIS.
 
-    The bounds hold for w. verl's `rs_seq_mean_k1` has them for 1 / w: its [a, b] is [1 / b, 1 / a] here.
+    The bounds apply to w. In verl's `rs_seq_mean_k1`, they apply to 1 / w: its [a, b] is [1 / b, 1 / a] here.
     """
     mean = bounded_exp(sample_means((old - behaviour).detach(), samples))
     return (mean >= low) & (mean <= high)

@@ -83,7 +83,7 @@ class LossSettings(Settings):
         default=0.2,
         ge=0,
         lt=1,
-        description="ratios below 1 - clip_low are clipped; of gmpo, log ratios below -clip_low",
+        description="ratios below 1 - clip_low are clipped; with gmpo, log ratios below -clip_low",
     )
     clip_high: float = Field(
         default=0.2, ge=0, description="ratios above 1 + clip_high are clipped; with gmpo, log ratios above clip_high"
@@ -106,12 +106,12 @@ class LossSettings(Settings):
         default=1e-3, ge=0, description="weight of the squared log ratio, which pulls towards the engine's policy"
     )
     old_logprobs: OldLogprobs = Field(
-        default="behaviour", description="whose logprobs the ratios compare with: the engine's, or the trainer's"
+        default="behaviour", description="the logprobs that ratios compare with: the engine's, or the trainer's"
     )
     correction: Correction = Field(
         default="truncated",
-        description="how terms are weighed by the trainer's probability over the engine's: not at all, in full, "
-        "truncated at importance_cap, or 0 outside of importance_floor and importance_cap",
+        description="how terms are weighted by the trainer's probability over the engine's: not at all, in full, "
+        "truncated at importance_cap, or 0 outside importance_floor and importance_cap",
     )
     correction_level: RatioLevel = Field(
         default="token", description="whether these weights are per token or per whole sample"
@@ -120,8 +120,8 @@ class LossSettings(Settings):
     importance_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
     mask: Mask = Field(
         default="none",
-        description="which samples are left out: with a mean importance weight outside of mask_low and mask_high, or "
-        "bad ones further than mask_divergence off policy",
+        description="which samples are left out: those with a mean importance weight outside mask_low and mask_high, "
+        "or bad samples further than mask_divergence off policy",
     )
     mask_low: float = Field(default=0.999, ge=0, description="smallest geometric mean of a sample's importance weights")
     mask_high: float = Field(default=1.002, gt=0, description="largest geometric mean of a sample's importance weights")
@@ -145,7 +145,8 @@ class LossSettings(Settings):
         description="tasks that follow a teacher on their samples, regardless of reward, with the weight of each",
     )
     distilled_tokens: Literal["sampled", "top_k"] = Field(
-        default="sampled", description="on which tokens of a position: the one that was sampled, or the teacher's top_k"
+        default="sampled",
+        description="which tokens distillation compares at a position: the sampled token, or the teacher's top_k",
     )
     entropy: bool = Field(
         default=False, description="measure the policy's entropy; costs one more pass over the logits"
@@ -187,7 +188,7 @@ class LossSettings(Settings):
 
     @property
     def components(self) -> dict[str, float]:
-        """The weights of the tasks with a loss other than the policy's. Each has a separate denominator."""
+        """The weights of the tasks whose loss is not the policy's. Each task has a separate denominator."""
         return {**self.sft, **self.distillation}
 
     @property

@@ -1,4 +1,4 @@
-"""Surrogates that keep a token while its probability has moved little, instead of its ratio. Pure functions of tensors.
+"""Surrogates that keep a token while its probability, not its ratio, has moved little. Pure functions of tensors.
 
 p = exp(new) and q = exp(behaviour) are the probabilities of the sampled token now and when it was sampled, u = p / q.
 All tensors are [n]; see `rollq.consumer.losses.surrogates`.
@@ -65,7 +65,7 @@ def dppo_kl(
 def ipo(
     new: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor, *, low: float, high: float, pull: float
 ) -> Surrogate:
-    """-A u where -low <= p - q <= high, plus `pull` log(u)^2 everywhere: IPO, as prime-rl has it.
+    """-A u where -low <= p - q <= high, plus `pull` log(u)^2 everywhere: IPO, as in prime-rl.
 
     The second part pulls all tokens back towards the policy that sampled them.
     """

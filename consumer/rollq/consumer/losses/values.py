@@ -30,7 +30,8 @@ def generalised_advantages(
 def value_loss(
     predicted: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, *, clip: float | None = None
 ) -> torch.Tensor:
-    """(V - R)^2 / 2, and with `clip` the larger one of this and the same of V within `clip` of the `old` value; [n].
+    """(V - R)^2 / 2, [n]. With `clip`, the larger of this and the same with V clipped to within `clip` of the `old`
+    value.
 
     The clip is PPO's (Schulman et al. 2017, arXiv:1707.06347, as implemented).
     """

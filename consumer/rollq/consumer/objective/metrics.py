@@ -15,7 +15,7 @@ from rollq.buffer.values.rollouts import NO_VERSION
 from rollq.consumer.objective.mismatch import MismatchGauge
 
 _INSERTED = -1
-"""Replaces the staleness of tokens that the run's weights did not make."""
+"""Used in place of the staleness of tokens that the run's weights did not make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _doubles(values: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 
 def _only_if(is_known: object, **numbers: Any) -> dict[str, Any]:
-    """The numbers if they are known, else none."""
+    """The given numbers, without those that are unknown."""
     return numbers if is_known else {}
 
 

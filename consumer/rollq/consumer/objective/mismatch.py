@@ -21,7 +21,7 @@ from rollq.consumer.batches.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Of n tokens with difference d = trainer's logprob - engine's, in nats, and w = exp(d).
+    """The mismatch of n tokens, with d = the trainer's logprob - the engine's, in nats, and w = exp(d).
 
     `mean`, `p99` and `max` are of |d|. `kl` is the k3 estimator of KL(engine || trainer), the mean of w - d - 1
     (Schulman 2020, "Approximating KL divergence"). `effective_sample_size` is (sum w)^2 / (n sum w^2), in (0, 1] (Kong
@@ -37,7 +37,7 @@ class Mismatch:
 
     @classmethod
     def of(cls, differences: Float32Array) -> "Mismatch":
-        """Of differences float32 [n], n > 0."""
+        """The mismatch of the differences float32 [n], n > 0."""
         d = differences.astype(np.float64)
         with np.errstate(over="ignore"):
             w = np.exp(d)
@@ -120,11 +120,11 @@ class LabelledMismatch:
         )
 
     def total(self) -> Mismatch | None:
-        """Of all tokens; None without any."""
+        """The mismatch of all tokens; None if there are none."""
         return Mismatch.of(self.differences) if len(self.differences) else None
 
     def by(self) -> Mapping[str, Mapping[str, Mismatch]]:
-        """Of the tokens of each `task`, `worker` and `version`."""
+        """The mismatch of each `task`, `worker` and `version`."""
         return {
             kind: {str(name): Mismatch.of(self.differences[labels == name]) for name in np.unique(labels)}
             for kind, labels in self.labels.items()

@@ -19,7 +19,7 @@ TEACHER_LOGPROBS: Final = "teacher_logprobs"
 """Name of the array in `Segment.arrays`; a pool `teacher` among the task's `scorers` writes it."""
 TEACHER_TOP_IDS: Final = "teacher_top_ids"
 TEACHER_TOP_LOGPROBS: Final = "teacher_top_logprobs"
-"""Names of the arrays that the pool writes as well, if it has `top_k`."""
+"""Names of the arrays that the pool also writes if it has `top_k`."""
 ABSENT: Final = -1e9
 """The logprob that fills positions with fewer tokens than others."""
 
@@ -52,7 +52,7 @@ def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) ->
 def teacher_top_logprobs(
     batch: Batch, micro: MicroBatch, tasks: Collection[str], *, vocabulary: int | None = None
 ) -> TopLogprobs:
-    """The teacher's likeliest tokens at the loss tokens of `tasks` in a micro-batch of `batch`; none at the others.
+    """The teacher's likeliest tokens at the loss tokens of `tasks` in a micro-batch of `batch`; other tokens have none.
 
     Raises as `teacher_logprobs` does, and `InvalidGroup` for tokens that a `vocabulary` of this size does not have. k
     is the largest in the micro-batch.
@@ -117,7 +117,7 @@ def _top_of(sequence: TokenSequence, vocabulary: int | None) -> tuple[npt.NDArra
     return ids.astype(np.int64)[is_counted], logprobs[is_counted]
 
 
-_TOP_K = ', with top_k set to how many tokens the loss may use: distilled_tokens = "top_k" needs it'
+_TOP_K = ', with top_k set to the number of tokens that the loss uses: distilled_tokens = "top_k" needs it'
 
 
 def _array(sequence: TokenSequence, name: str, more: str = "") -> npt.NDArray[Any]:

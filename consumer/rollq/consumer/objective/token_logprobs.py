@@ -15,7 +15,7 @@ PROBE = 16
 class TokenLogprobs(NamedTuple):
     """Values of the n loss tokens of a micro-batch in row order, in nats: `logprobs` and `entropy`, float32 [n].
 
-    `others` float32 [n, k] are the logprobs of k other tokens at the position of each.
+    `others` float32 [n, k] are the logprobs of k other tokens at each position.
     """
 
     logprobs: torch.Tensor

@@ -10,7 +10,7 @@ from rollq.consumer.tracker_settings import MlflowSettings
 from rollq.consumer.trackers.tracker import Entry
 
 MOST_METRICS = 1000
-"""The most metrics per call of MLflow."""
+"""The most metrics in one call to MLflow."""
 
 
 class Mlflow:

@@ -16,9 +16,8 @@ MOST_CHARACTERS = 20_000
 
 
 def sampled_rollouts(batch: Batch, count: int, seed: int) -> list[Rollout]:
-    """At most `count` of this rank's samples, in the order of the batch.
-
-    Drawn at random by `seed` and step: the same batch always gives the same samples.
+    """At most `count` of this rank's samples, in the order of the batch. `seed` and step decide the random draw, so the
+    same batch always gives the same samples.
     """
     ages: dict[int, int] = {}
     for index in batch.share:
@@ -50,7 +49,7 @@ def _rollout(batch: Batch, index: int, staleness: int) -> Rollout:
 
 
 def _text(prompt: Prompt) -> str:
-    """A prompt as one text. In a conversation, each message follows its role."""
+    """A prompt as one string. In a conversation, each message follows its role."""
     if isinstance(prompt.content, str):
         return prompt.content
     return "\n".join(f"{message.get('role', '')}: {_content(message)}" for message in prompt.content)

@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, and the rollouts of a step as a table of text."""
+"""TensorBoard: scalars, and the rollouts of a step as a text table."""
 
 from pathlib import Path
 

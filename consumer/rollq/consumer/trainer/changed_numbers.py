@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from rollq.consumer.trainer.ranks import Ranks
 
 LEAST_SHARE = 0.05
-"""A fraction of the trained numbers. AdamW moves all numbers with a gradient; some have none, such as an embedding's
-rows of tokens that did not occur."""
+"""The fraction of the trained numbers below which a trainer warns. AdamW moves all numbers with a gradient; some have
+none, such as an embedding's rows for tokens that did not occur."""
 LOOKED_AT = 1 << 16
 """How many numbers of a tensor are compared, spread evenly over it."""
 
@@ -23,7 +23,7 @@ class ChangedNumbers:
         self._before = [numbers.clone() for numbers, _ in self._looked_at()]
 
     def share(self, ranks: Ranks) -> float:
-        """The share of the numbers that have changed since, in [0, 1], over all ranks. All ranks call it.
+        """The share of the numbers that have changed since then, in [0, 1], over all ranks. All ranks call it.
 
         It covers only a part of tensors with more than `LOOKED_AT` numbers.
         """

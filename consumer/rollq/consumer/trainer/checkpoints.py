@@ -50,7 +50,7 @@ class Checkpoint(NamedTuple):
 
 
 def newest_checkpoint(output: Path) -> Checkpoint | None:
-    """The checkpoint of the highest step in a trainer's output folder; None if there is none.
+    """The checkpoint with the highest step in a trainer's output folder; None if there is none.
 
     Raises `ConfigError` if its `STATE_FILE` does not give a step.
     """

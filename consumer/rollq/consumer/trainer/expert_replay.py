@@ -68,7 +68,7 @@ def check_recorded(batch: Batch) -> None:
 
 
 def _route(forward: Any, recorded: torch.Tensor, *inputs: torch.Tensor, **options: Any) -> Any:
-    """Call a router's `forward` with the experts in `recorded` int64 [T, top_k] in place of its choice."""
+    """Call a router's `forward` with the experts in `recorded` int64 [T, top_k] instead of the router's choice."""
     with _ChosenExperts(recorded) as chosen:
         output = forward(*inputs, **options)
     if chosen.calls != 1:

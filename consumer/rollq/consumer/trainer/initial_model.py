@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def initial_digest(folder: Path, ranks: Ranks) -> str | None:
-    """The digest of the weights in `folder`, None if they are in no safetensors files. All ranks call it.
+    """The digest of the weights in `folder`, None if they are not in safetensors files. All ranks call it.
 
     One rank of each machine reads them. Raises `ConfigError` if a machine's weights differ from rank 0's.
     """
@@ -35,7 +35,7 @@ def initial_digest(folder: Path, ranks: Ranks) -> str | None:
 
 
 def check_kind(checkpoint: Checkpoint, settings: TrainerSettings) -> None:
-    """Raise `WeightsError` if a checkpoint has only an adapter, and the settings train none."""
+    """Raise `WeightsError` if a checkpoint has only an adapter, and the settings train no adapter."""
     if settings.lora is None and (checkpoint.folder / ADAPTER_FILE).exists():
         raise WeightsError(
             f"checkpoint {str(checkpoint.folder)!r} has an adapter but no model: it was saved with [trainer.lora]; "
@@ -49,7 +49,9 @@ def check_initial(checkpoint: Checkpoint, found: str | None, settings: TrainerSe
     """
     if checkpoint.initial is None or found == checkpoint.initial:
         return
-    where = f"[trainer] model = {str(settings.model)!r}: checkpoint {str(checkpoint.folder)!r} was trained from other"
+    where = (
+        f"[trainer] model = {str(settings.model)!r}: checkpoint {str(checkpoint.folder)!r} was trained from different"
+    )
     remedy = "name the model that training started from, or another output folder"
     if settings.lora is not None:
         raise ConfigError(f"{where} weights, and has only an adapter on them: {remedy}")

@@ -98,7 +98,7 @@ class Learner:
     def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
         """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
 
-        The logprobs are None if the current ones are the same. Raises `ConfigError` for fewer groups than updates, and,
+        The logprobs are None if they are the current weights'. Raises `ConfigError` for fewer groups than updates, and,
         with `credit` in the settings, the exceptions of `Batch.with_credit`.
         """
         self._check_images(batch)

@@ -49,7 +49,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
 
 @contextmanager
 def without_adapter(model: Any) -> Iterator[None]:
-    """Run `model` without its adapter: as it was before training."""
+    """Run `model` without its adapter, as before training."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]

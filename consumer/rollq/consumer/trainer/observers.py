@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Update:
     """The weights were updated by a batch. Neither is published or committed yet.
 
-    `own`: metrics of this rank's share, `metrics` of all ranks. `norms`: of the gradient, for each optimizer step.
+    `own`: metrics of this rank's share, `metrics` of all ranks. `norms`: the gradient's norm for each optimizer step.
     `changed`: the share of the trained numbers that differ from before.
     """
 

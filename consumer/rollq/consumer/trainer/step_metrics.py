@@ -17,7 +17,7 @@ from rollq.consumer.objective.mismatch import LabelledMismatch
 from rollq.consumer.trainer.ranks import Ranks
 
 SMALL_ERROR = 0.05
-"""In nats. Engines serve the live weights if no token of these weights is further from the trainer's logprob."""
+"""In nats. Engines serve the live weights if no token of these weights differs more from the trainer's logprob."""
 
 
 @dataclass(frozen=True, slots=True)

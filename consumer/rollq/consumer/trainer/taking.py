@@ -23,16 +23,15 @@ log = logging.getLogger(__name__)
 
 STEPS_LOOKED_AT = 5
 LEAST_SHARE = 0.1
-"""The least fraction of filling plus training that the shorter of the two takes if overlapping is worthwhile."""
+"""Overlapping is worthwhile if both filling and training take at least this fraction of their sum."""
 LEAST_S = 1.0
-"""The least time of the shorter one. A stream costs calls and smaller micro-batches."""
+"""Overlapping is worthwhile if both take at least this long. A stream costs calls and smaller micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The times of a step in seconds: from the request for its batch until the batch was whole, and of training.
-
-    Both overlap in a step that was streamed.
+    """The times of a step in seconds: filling, from the request for its batch until the batch was whole, and training.
+    They overlap in a streamed step.
     """
 
     fill_s: float
@@ -42,7 +41,7 @@ class StepTimes:
 @dataclass(slots=True)
 class Taken:
     """A batch, and how long taking it took: `wait_s` without any work, `fill_s` until it was whole, `train_s` on its
-    parts. `metrics` cover its `parts`, whose gradients are accumulated; 0 parts: none."""
+    parts. `metrics` cover its `parts`, whose gradients are accumulated; with 0 parts, there are no gradients."""
 
     batch: Batch
     metrics: LossMetrics = field(default_factory=LossMetrics)
@@ -53,7 +52,7 @@ class Taken:
 
 
 def is_worth_streaming(times: Sequence[StepTimes]) -> bool:
-    """Whether the next step trains while its batch fills: if both took long in the last steps. Pure.
+    """Whether the next step trains while its batch fills, which depends on how long both took in the last steps. Pure.
 
     If training is short, starting early gains little. If the batch arrives at once, as with an asynchronous trainer,
     there is no wait.

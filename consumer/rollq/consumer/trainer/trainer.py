@@ -192,7 +192,7 @@ class Trainer:
             observer.on_publish(self._consumer.epoch, version, self._learner.model)
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate the live weights if it is time."""
+        """Evaluate the live weights if an evaluation is due."""
         settings = self._settings
         if not settings.evaluate_every or step % settings.evaluate_every:
             return
@@ -235,8 +235,8 @@ class Trainer:
         return True
 
     def _learn(self, taken: Taken) -> list[float] | None:
-        """Update the weights by a batch. Returns the norms of the gradients: empty if the first is not finite, None if
-        stopped before."""
+        """Update the weights with a batch. Returns the norms of the gradients, empty if the first is not finite; None
+        if stopped before."""
         norms = list[float]()
         if taken.parts:
             self._apply(taken.batch, taken.metrics, norms)
@@ -278,8 +278,8 @@ class Trainer:
     def _update(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
         """Apply the gradients of the batch's parts until one is not finite, and add their norms to `norms`.
 
-        The loss in `metrics` becomes the mean over the updates, each weighted by what it was averaged over. Returns
-        False if stopped before the first update.
+        The loss in `metrics` becomes the mean over the updates, each weighted by its number of tokens or samples.
+        Returns False if stopped before the first update.
         """
         total, weights = 0.0, 0
         for part, old_logprobs in self._learner.parts(batch):
@@ -336,7 +336,7 @@ class Trainer:
         self._consumer.release(batch, "quarantine")
 
     def _export(self, step: int) -> None:
-        """Export the weights of a step if it is time."""
+        """Export the weights of a step if an export is due."""
         settings, learner = self._settings, self._learner
         if settings.export_every and step % settings.export_every == 0:
             with self._consumer.saving():

@@ -26,7 +26,7 @@ class Priorities:
         priorities = list(self.function(batch))
         if len(priorities) != len(batch.group_ids):
             raise ConfigError(
-                f'[trainer] priorities = "{self.path}": it gave {len(priorities)} priorities for '
+                f'[trainer] priorities = "{self.path}": it returned {len(priorities)} priorities for '
                 f"{len(batch.group_ids)} groups"
             )
         return priorities

@@ -23,9 +23,10 @@ def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]
     """Convert a state dict of `model` to the names and shapes that `model.save_pretrained` writes.
 
     `state_dict` holds whole tensors under the names of `model.state_dict()`, as gathered from FSDP or DeepSpeed; the
-    parameters of `model` itself are not read. Fused experts are split, and tied tensors kept once, even if they no
-    longer share memory. Dtypes and devices stay; tensors that are not converted are not copied. A state dict without
-    fused or tied tensors comes back equal. Raises `WeightsError` for sharded tensors, and for tied tensors that differ.
+    parameters of `model` itself are not read. Fused experts are split, and tied tensors are kept once, even if they no
+    longer share memory. Dtypes and devices stay the same; tensors that are not converted are not copied. A state dict
+    without fused or tied tensors is returned unchanged. Raises `WeightsError` for sharded tensors, and for tied tensors
+    that differ.
     """
     check_whole(state_dict)
     return _converted(model, untied(model, state_dict))
@@ -39,7 +40,7 @@ def _equal(tensor: Any, other: Any) -> bool:
 def untied(
     model: "PreTrainedModel", state_dict: Mapping[str, Any], is_equal: Callable[[Any, Any], bool] = _equal
 ) -> dict[str, Any]:
-    """The tensors of a state dict that belong into files, tied tensors once.
+    """The tensors of a state dict that belong in files, with tied tensors only once.
 
     Raises `WeightsError` for tied tensors that differ, and if only one is sharded.
     """

@@ -49,7 +49,7 @@ class Folder:
 
 
 class TensorStream:
-    """Named tensors to write. They exist one after another.
+    """Named tensors to write. Only one exists at a time.
 
     `described` has the names, dtypes and shapes of all tensors, on torch's meta device. `size_bytes` is their total
     size. `tensors` are made from `gathered`, an iterator over the tensors that all ranks gather. `probe` is the
@@ -74,12 +74,12 @@ class TensorStream:
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         """Yield each name and its whole tensor.
 
-        Raises `WeightsError` for a tensor that differs from its description, is missing, or comes twice.
+        Raises `WeightsError` for a tensor that differs from its description, is missing, or is repeated.
         """
         awaited = set(self.described)
         for name, tensor in self._tensors:
             if name not in awaited:
-                problem = "came twice" if name in self.described else "came, and was not announced"
+                problem = "came twice" if name in self.described else "was not announced"
                 raise WeightsError(f"tensor {name!r} {problem}")
             came, expected = ((each.dtype, tuple(each.shape)) for each in (tensor, self.described[name]))
             if came != expected:
@@ -91,7 +91,7 @@ class TensorStream:
             yield name, tensor
             del tensor  # before the next one is gathered
         if awaited:
-            raise WeightsError(f"tensor {min(awaited)!r} was announced by transformers, and did not come")
+            raise WeightsError(f"tensor {min(awaited)!r} was announced by transformers, but is missing")
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Versions of a model in the place that workers read: complete, or as a delta to the version before."""
+"""Versions of a model in the place that workers read: complete, or as a delta to the previous version."""
 
 import hashlib
 import logging
@@ -46,7 +46,7 @@ class VersionStore:
         return stored
 
     def forget(self) -> None:
-        """Make the next version be published complete."""
+        """Publish the next version complete."""
         self._chain, self._last = None, ()
 
     def _delta_to(self, files: Sequence[mmap.mmap], digest: str) -> "_Delta | None":
@@ -54,7 +54,9 @@ class VersionStore:
         if self._chain is None or len(self._chain.deltas) >= self._most:
             return None
         if not can_encode(self._last, files):
-            log.info("weights %s have other tensors than the last ones: they are published complete", digest[:12])
+            log.info(
+                "weights %s have different tensors from the last version: they are published complete", digest[:12]
+            )
             return None
         try:
             with tempfile.TemporaryFile() as file:
@@ -90,7 +92,9 @@ class VersionStore:
         try:
             self._last, self._chain = [_copied(file) for file in files], chain
         except OSError as error:
-            log.warning("no room for a copy of the weights in %s: %s; the next are published complete", _where(), error)
+            log.warning(
+                "no room for a copy of the weights in %s: %s; the next version is published complete", _where(), error
+            )
             self.forget()
 
 

@@ -15,7 +15,7 @@ from rollq.environments.kinds import Finding, Level
 
 AT_ONCE: Final = 2
 TIMEOUT_S: Final = 600.0
-"""The limit for tasks that set none."""
+"""The time limit for tasks that set none."""
 
 
 def check(folder: Path, workdir: str, containers: bool, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Runs a script of a task with an image in a container with the files that a command left."""
+"""Runs a task's script in the container of its image, with the files that a command left there."""
 
 import asyncio
 import shutil
@@ -79,7 +79,7 @@ class ContainerRunner:
         variables: Mapping[str, str],
         limit_s: float,
     ) -> Ended:
-        """Run a script of a folder that is copied into the root folder, with its output in the folder `own`."""
+        """Copy a folder into the root folder, and run a script in it, with its output in the folder `own`."""
         await asyncio.to_thread(_place, container, own, source)
         command, environment = container.command(["bash", script], variables)
         return await run_until(command, own, environment, limit_s)

@@ -33,7 +33,7 @@ class TestsOptions(Settings):
 
     folder: Path = Field(description="the folder of tasks")
     split: str = Field(description="which of them")
-    workdir: str = Field(description="path at which tests see the workspace")
+    workdir: str = Field(description="the path where tests see the workspace")
     containers: bool = Field(description="whether tasks with an image run in containers")
 
 
@@ -42,7 +42,7 @@ Runners = Callable[[HarborTask], AnyRunner]
 
 
 class TestsJudge:
-    """Runs tests, at most one per processor at a time."""
+    """Runs tests, at most one at a time per processor."""
 
     def __init__(self, tasks: tuple[HarborTask, ...], runners: Runners) -> None:
         self._tasks = {task.name: task for task in tasks}

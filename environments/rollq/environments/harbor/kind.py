@@ -24,7 +24,7 @@ class HarborOptions(Settings):
     """`env_options`."""
 
     command: tuple[str, ...] = Field(default=(), description="the agent and its arguments")
-    workdir: str = Field(default="/app", description="path at which the agent and the tests see the workspace")
+    workdir: str = Field(default="/app", description="the path where the agent and the tests see the workspace")
     without_images: bool = Field(
         default=False, description="run tasks that have an image with the worker's programs, not in a container"
     )
@@ -84,7 +84,8 @@ class TaskFolder:
             }
 
     def settings(self) -> dict[str, Any]:
-        """The loop `harness` with the row's files, for the longest time of a task, and the judge that runs tests."""
+        """The loop `harness` with the row's files and the longest time limit of a task, and the judge that runs
+        tests."""
         limits = [limit for task in self.tasks if (limit := task.settings().agent.timeout_sec)]
         options = {"workspace": str(self.folder), "workspace_field": WORKSPACE}
         images = {} if self.options.without_images else {task.name for task in self.tasks if task.has_image()}

@@ -20,12 +20,12 @@ from rollq.workers.judging.rewards import SCORE
 
 LOGS: Final = "/logs"
 VERIFIER: Final = "verifier"
-"""The folder in it for the tests' reward."""
+"""The folder in this one for the tests' reward."""
 FILE_BYTES: Final = 256_000_000
 """The limit of a file and of temporary folders, in bytes."""
 SHOWN: Final = 500
 TIMED_OUT: Final = "tests_timed_out"
-"""The name of the fact that a sample's reward is 0 because the tests took too long."""
+"""The fact that a sample's reward is 0 because its tests took too long."""
 
 
 @dataclass(frozen=True, slots=True)

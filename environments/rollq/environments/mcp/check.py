@@ -33,7 +33,7 @@ def check_server(name: str, settings: ToolSettings) -> Iterator[Finding]:
     yield Finding(Level.NOTE, f"{len(server.listed.tools)} tools: {', '.join(server.listed.tools)}")
     for tool in server.listed.tools.values():
         if not tool.definition["function"]["description"]:
-            yield Finding(Level.WARNING, f"tool {tool.name!r} has no description, so a model must guess its purpose")
+            yield Finding(Level.WARNING, f"tool {tool.name!r} has no description, so the model must guess its purpose")
     with ThreadPoolExecutor(1) as thread:  # the caller may or may not have an event loop
         yield from thread.submit(asyncio.run, _sessions(server)).result()
     for what, now in (("processes", lambda: _children() - processes), ("connections", lambda: _sockets() - sockets)):

@@ -18,7 +18,7 @@ TABLE: Final = "server"
 
 @dataclass(frozen=True, slots=True)
 class McpSource:
-    """One server, as the tools of a task. It has no rows."""
+    """One server, whose tools a task gets. It has no rows."""
 
     makes_rows: ClassVar[bool] = False
     settings_of_tools: ToolSettings
@@ -35,7 +35,7 @@ class McpSource:
         }
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Nothing: a server of tools has no prompts."""
+        """Yield nothing: a tool server has no prompts."""
         return iter(())
 
     def settings(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class McpSource:
 
 
 class Mcp:
-    """Servers by their URL, or by the command that starts them."""
+    """Servers, each named by its URL or by the command that starts it."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> McpSource:
         """The server of this name. `options` are the keys of its table in `agent_options.tools`.
@@ -73,5 +73,5 @@ class Mcp:
         return "pip install 'rollq[mcp]'"
 
     def names(self) -> Iterable[str]:
-        """Nothing: only the user knows the servers."""
+        """Return nothing: only the user knows the servers."""
         return ()

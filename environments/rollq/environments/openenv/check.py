@@ -1,4 +1,4 @@
-"""The check of an OpenEnv server, without a model."""
+"""Checks an OpenEnv server without a model."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence

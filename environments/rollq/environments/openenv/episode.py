@@ -25,7 +25,7 @@ from rollq.workers.agents.turns import Turn, answer
 
 
 class ServerEpisode:
-    """One session with a server in which the episode of a row is open."""
+    """One session with a server, with a row's episode."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._url = url
@@ -35,7 +35,7 @@ class ServerEpisode:
 
     @property
     def waits_for(self) -> str:
-        """Why the server has had no place for the episode; empty once it has one."""
+        """Why the server has no place for the episode yet; empty once it has one."""
         return "" if self._server is None or self._session is not None else self._server.refusal
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
@@ -110,7 +110,7 @@ class ServerEpisode:
 
 
 class Episode(ServerEpisode):
-    """An episode whose observations and actions are texts."""
+    """An episode whose observations and actions are strings."""
 
     async def setup(self, prompt: Prompt, session: str) -> Opening:
         """See `ServerEpisode.setup`."""

@@ -17,7 +17,7 @@ SETUP_S: Final = 600.0
 
 
 class OpenEnv:
-    """Environments behind servers of OpenEnv."""
+    """Environments on OpenEnv servers."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "OpenEnvSource":
         """The environment at a URL; no request is made."""
@@ -28,7 +28,7 @@ class OpenEnv:
         return OpenEnvSource(name, read_options(OpenEnvOptions, options), split)
 
     def installed(self) -> str:
-        """No package is needed but aiohttp."""
+        """The version of aiohttp, the only package it needs."""
         return "built in"
 
     def install(self) -> str:
@@ -51,7 +51,7 @@ def _problem_of(url: str) -> str:
         return "it does not begin with http:// or https://"
     if not has_host:
         return "it has no host, or port 0"
-    return "it has more than a host and a path" if parts.query or parts.fragment else ""
+    return "it has parts other than a host and a path" if parts.query or parts.fragment else ""
 
 
 class OpenEnvSource:
@@ -75,7 +75,7 @@ class OpenEnvSource:
         """A row for each task of the split, with the first observation as its prompt; without a list of tasks, a row
         for each seed, unlimited.
 
-        The server must run. Not for a running event loop.
+        The server must be running. Do not call it in a running event loop.
         """
         from rollq.environments.openenv.rows import make_rows
 
@@ -97,8 +97,8 @@ class OpenEnvSource:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Check that episodes open as their rows say, twice alike and 16 at once, and free their places. Also check
-        schemas and rewards."""
+        """Check that episodes open as their rows say, open the same way twice, open 16 at once, and free their places.
+        Also check schemas and rewards."""
         from rollq.environments.openenv.check import check
 
         return check(self.url, self.options, rows)

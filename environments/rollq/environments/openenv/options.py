@@ -8,13 +8,15 @@ from rollq.buffer.rules.settings import Settings
 from rollq.environments.openenv.templates import JSON, NAMES, names_in
 
 PLACE: Final = frozenset({"seed", "split", "index"})
-"""Data of a reset that each row has."""
+"""Keys of a reset's data that each row sets."""
 
 
 class EpisodeOptions(Settings):
     """How an episode is opened, and how the model takes part in it."""
 
-    observation: str = Field(default="", description="observation as text, such as 'Board: {board}'; empty: all of it")
+    observation: str = Field(
+        default="", description="template of an observation, such as 'Board: {board}'; empty: the whole observation"
+    )
     action: dict[str, Any] | str | None = Field(
         default=None, description="action with {text}, {answer} or {json} of the model's turn; default: its only field"
     )
@@ -46,14 +48,15 @@ class OpenEnvOptions(EpisodeOptions):
 
     tools: bool = Field(default=False, description="the model calls the environment's MCP tools")
     prompt: str = Field(
-        default="", description="prompt of a row, with fields of its {task} and first observation; default: observation"
+        default="",
+        description="template of a row's prompt, with fields of its {task} and first observation; default: observation",
     )
     seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
 
     @model_validator(mode="after")
     def _tools_are_the_actions(self) -> Self:
         if self.tools and self.action is not None:
-            raise ValueError("action is for texts, but with tools = true the model calls tools: leave one of them out")
+            raise ValueError("action is for text, but with tools = true the model calls tools: leave one of them out")
         return self
 
     def for_episodes(self) -> dict[str, Any]:

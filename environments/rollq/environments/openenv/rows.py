@@ -22,8 +22,8 @@ AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TaskList:
-    """The tasks of one split; `route`: the environment's name in routes, empty without a list, when tasks are
-    unlimited."""
+    """The tasks of one split. `route` is the environment's name in routes; it is empty if there is no list and tasks
+    are unlimited."""
 
     route: str
     split: str
@@ -86,7 +86,7 @@ def make_rows(url: str, options: OpenEnvOptions, split: str) -> Iterator[dict[st
 
 
 def episode_of(url: str, options: OpenEnvOptions) -> Episode | ToolEpisode:
-    """A new episode, as a worker makes it."""
+    """A new episode, made as in a worker."""
     return (ToolEpisode if options.tools else Episode)(url, **options.for_episodes())
 
 
@@ -119,5 +119,5 @@ async def _row(url: str, options: OpenEnvOptions, place: Mapping[str, Any], task
         await episode.teardown()
     prompt = render(options.prompt, {**opened.fields, "task": task}) if options.prompt else opening
     if not prompt:
-        raise NoSuchField("an episode opens without a text: set prompt, with fields of the observation or of {task}")
+        raise NoSuchField("an episode opens without text: set prompt, with fields of the observation or of {task}")
     return {"prompt": prompt, ENV: {**place, OPENING: opening}}

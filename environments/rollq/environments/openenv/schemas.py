@@ -9,7 +9,7 @@ METADATA: Final = "metadata"
 
 
 def fields_of(schema: Mapping[str, Any]) -> dict[str, bool]:
-    """The fields of an action -> whether it must have them; its metadata does not count."""
+    """The fields of an action, each with whether it is required. Its metadata does not count."""
     required = schema.get("required", ())
     return {name: name in required for name in schema.get("properties", {}) if name != METADATA}
 
@@ -20,9 +20,8 @@ def calls_tools(schema: Mapping[str, Any]) -> bool:
 
 
 def only_field(schema: Mapping[str, Any]) -> Action:
-    """The action that has the model's text in its only required field, or in its only one.
-
-    Raises `NoSuchField` where an action has more of them.
+    """The action with the model's text in its only required field, or else its only field. Raises `NoSuchField` if
+    there are several.
     """
     if calls_tools(schema):
         raise NoSuchField("actions are MCP tool calls: set tools = true")
@@ -30,7 +29,9 @@ def only_field(schema: Mapping[str, Any]) -> Action:
     required = [name for name, must in fields.items() if must]
     name = required[0] if len(required) == 1 else next(iter(fields), "") if len(fields) == 1 else ""
     if not name:
-        raise NoSuchField(f"an action has the fields {', '.join(fields) or '(none)'}: set action, a table with them")
+        raise NoSuchField(
+            f"an action has the fields {', '.join(fields) or '(none)'}: set action to a table with these fields"
+        )
     return {name: "{text}"}
 
 

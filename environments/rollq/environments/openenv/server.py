@@ -26,7 +26,7 @@ T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
 REFUSED_WITHIN_S: Final = 0.5
-"""A full server refuses at once. After this time, the next in the queue may ask."""
+"""A full server refuses at once. After this time, the next episode in the queue may ask."""
 REQUEST_S: Final = 60.0
 
 

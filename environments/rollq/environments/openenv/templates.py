@@ -12,7 +12,7 @@ from rollq.buffer.common import exact_json
 from rollq.environments.tags import last_tagged
 
 Action = Mapping[str, Any] | str
-"""The template of an action: a table, or the text "{json}"."""
+"""The template of an action: a table, or the string "{json}"."""
 
 FIELD: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 JSON: Final = "{json}"
@@ -29,7 +29,7 @@ class NotAnAction(Exception):
 
 
 def render(template: str, fields: Mapping[str, Any]) -> str:
-    """The template with the values of its fields: texts unchanged, other values as JSON. Raises `NoSuchField`."""
+    """The template with the values of its fields: strings unchanged, other values as JSON. Raises `NoSuchField`."""
 
     def value(found: re.Match[str]) -> str:
         return found[0][0] if found[1] is None else _shown(look_up(fields, found[1]))
@@ -67,7 +67,7 @@ def make_action(template: Action, text: str) -> dict[str, Any]:
 
 
 def names_in(template: Any) -> set[str]:
-    """The names in the texts of an action's template."""
+    """The names in the strings of an action's template."""
     if isinstance(template, str):
         return {found[1] for found in FIELD.finditer(template) if found[1] is not None}
     if isinstance(template, Mapping):

@@ -34,7 +34,7 @@ def is_mistaken(observation: Observation) -> bool:
 
 
 def answer_of(observation: Observation) -> str:
-    """The text of a tool's answer, for the model. Raises `Unreadable` where the server did not reach the tool."""
+    """The text of a tool's answer, for the model. Raises `Unreadable` if the server did not reach the tool."""
     fields = observation.fields
     error = fields.get("error")
     if isinstance(error, Mapping):

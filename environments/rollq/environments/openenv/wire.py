@@ -10,12 +10,12 @@ from rollq.buffer.common import exact_json
 NO_PLACE: Final = "CAPACITY_REACHED"
 INVALID_ACTION: Final = "VALIDATION_ERROR"
 SHOWN: Final = 200
-"""Characters of a message that an error shows."""
+"""How many characters of a message an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The server's answer to a reset or a step. `fields`: the observation's own."""
+    """The server's answer to a reset or a step. `fields` are the observation's."""
 
     fields: Mapping[str, Any]
     reward: float | None

@@ -41,8 +41,8 @@ async def _check(settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]]) 
 async def faults_of_grader(
     settings: GeneratorOptions, rows: Sequence[Mapping[str, Any]], processes: JudgePool
 ) -> list[Finding]:
-    """The faults of one grader with these rows. If it runs texts, rollq's texts run in `processes`; other texts run
-    sealed."""
+    """The faults of one grader with these rows. If it runs text as code, rollq's own texts run in `processes`, and
+    other texts run sealed."""
     grader = Grader(settings, processes.sealed(GENERATORS), CALL_S)
     own = await _own_answers(grader, rows)
     rubbish = await _rubbish(grader, _different(rows))
@@ -56,7 +56,7 @@ def _different(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 async def _own_answers(grader: Grader, rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """The rows whose own answers get less than 1."""
+    """The rows whose reference answers score less than 1."""
     verdicts = await asyncio.gather(*(_score(grader, row, str(row["answer"])) for row in rows))
     low = [(index, verdict) for index, verdict in enumerate(verdicts) if verdict != 1.0]
     if not low:
@@ -105,7 +105,7 @@ async def _score(grader: Grader, row: Mapping[str, Any], answer: str) -> float |
 
 
 async def _code(settings: GeneratorOptions, processes: JudgePool, row: Mapping[str, Any]) -> list[Finding]:
-    """Whether the grader runs an answer as code: without a seal, texts of ours would touch a file."""
+    """Whether the grader runs an answer as code: without a seal, these texts would create a file."""
     options = exact_json.dumps(dict(sorted(settings.options.items()))).decode()
     with tempfile.TemporaryDirectory(prefix="rollq-canary-") as folder:
         file = Path(folder) / "canary"

@@ -15,7 +15,7 @@ from rollq.buffer.common import exact_json
 from rollq.environments.reasoning_gym.package import problem_of
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about its own syntax
+    warnings.simplefilter("ignore")  # warnings about the package's syntax
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -90,7 +90,7 @@ def _seed_shared_generators(seed: int) -> None:
 
 @cache
 def _reused(name: str, options: str) -> Any:
-    """A generator that can be reused for other seeds; None if it keeps state of its seed."""
+    """A generator that can be reused for other seeds; None if it keeps state from its seed."""
     generator = _new(name, options, 0)
     same = all(
         (seeded["question"], seeded["answer"]) == (made["question"], made["answer"])

@@ -1,4 +1,4 @@
-"""The judge of rows of reasoning-gym: its graders score the bare answer, if possible in sealed processes.
+"""The judge of reasoning-gym's rows: graders score the bare answer, in sealed processes if possible.
 
 Invariant: a text that breaks a grader scores 0 only if the grader accepts the row's reference answer; otherwise the
 sample fails. A text that a grader would run as code never reaches it: it is graded as an empty answer.
@@ -27,11 +27,11 @@ from rollq.workers.user_code.calls import UserFunction
 from rollq.workers.user_code.real_numbers import is_real
 
 GENERATORS: Final = "rollq.environments.reasoning_gym.generators"
-"""Judge processes import it before the seal, since it reads files of its package."""
+"""Judge processes import this before the seal, since it reads files of its package."""
 GRADER_ERRORS: Final = "grader_errors"
-"""Name of the fact that a sample has reward 0 because its text broke the grader; its mean is a curve."""
+"""The fact that a sample has reward 0 because its text broke the grader. Its mean is a curve."""
 REFUSED: Final = "refused_answers"
-"""Name of the fact that a sample was graded as an empty answer, since the grader would have run its text."""
+"""The fact that a sample was graded as an empty answer, since the grader would have run its text."""
 
 
 class GeneratorOptions(Settings):
@@ -41,7 +41,7 @@ class GeneratorOptions(Settings):
     options: dict[str, Any] = Field(default_factory=dict, description="its options")
     trust_graders: bool = Field(
         default=False,
-        description="use a grader that is known to be wrong, or that runs texts as code without a seal",
+        description="use a grader that is known to be wrong, or that runs text as code without a seal",
     )
 
 
@@ -92,12 +92,12 @@ class Grader:
 
     @staticmethod
     def _checked(answer: Answer) -> dict[str, Any]:
-        """The grader's score. Raises `InvalidReward` if it is not one."""
+        """The grader's score. Raises `InvalidReward` if the result is not a score."""
         if not isinstance(answer, Mapping):
             raise InvalidReward("its process wrote something other than a score")
         score: Any = answer.get(SCORE)
         if not (is_real(score) and 0 <= float(score) <= 1):
-            raise InvalidReward(f"it gave {score!r:.80}, which is not between 0 and 1")
+            raise InvalidReward(f"it returned {score!r:.80}, which is not between 0 and 1")
         return {SCORE: float(score)}
 
 
@@ -110,7 +110,7 @@ def asked(prompt: Prompt) -> str:
 
 
 def check_trusted(generator: str) -> None:
-    """Raise `ConfigError` for a grader that is known to be wrong, or that would run texts as code without a seal."""
+    """Raise `ConfigError` for a grader that is known to be wrong, or that would run text as code without a seal."""
     check_right(generator)
     if generator in RUN_TEXTS:
         require_sealing(

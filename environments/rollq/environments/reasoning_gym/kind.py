@@ -21,7 +21,7 @@ class ReasoningGym:
     """See `Kind`."""
 
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "Generator":
-        """See `Kind.open`. Values of options are checked when rows are made, by the package."""
+        """See `Kind.open`. The package checks the values of options when rows are made."""
         options = dict(options)
         seed = options.pop("seed", 0)
         trusted = options.pop("trust_graders", False)

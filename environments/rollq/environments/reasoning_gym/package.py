@@ -15,7 +15,7 @@ from rollq.buffer.errors import ConfigError
 PACKAGE: Final = "reasoning-gym"
 INSTALL: Final = "pip install 'rollq[reasoning-gym]'"
 OURS: Final = frozenset({"seed", "size"})
-"""Options of all generators that rollq sets."""
+"""Options of every generator that rollq sets."""
 _REGISTERED: Final = re.compile(r'^register_dataset\(\s*(?:DATASET_NAME|"(\w+)")\s*,\s*\w+\s*,\s*(\w+)', re.MULTILINE)
 _NAME: Final = re.compile(r'^DATASET_NAME = "(\w+)"', re.MULTILINE)
 WRONG: Final = {
@@ -27,8 +27,8 @@ WRONG: Final = {
     "rubiks_cube": "gives its own answers 0",
     "rush_hour": "gives its own answers 0",
 }
-"""Generators with useless graders. `tests/with_environments/test_reasoning_gym.py` compares them with the findings of
-checks."""
+"""Generators with useless graders. `tests/with_environments/test_reasoning_gym.py` compares this list with the findings
+of checks."""
 
 
 def installed() -> str:
@@ -70,7 +70,7 @@ def problem_of(name: str, options: Collection[str]) -> str:
         return ""
     if name not in known:
         hint = f"reasoning-gym has no generator {name!r}{_nearest(name, known)}"
-        return f"env: {hint}; `rollq env list reasoning-gym` has them"
+        return f"env: {hint}; `rollq env list reasoning-gym` shows all names"
     taken = options_of(name)
     for key in sorted(set(options) - taken) if taken else ():
         allowed = f"{name} has {', '.join(sorted(taken))}"

@@ -1,7 +1,7 @@
 """Decides which answers may reach a grader that runs them as code. Pure.
 
 Code needs words: without names of functions and attributes, and without strings to build such names, only arithmetic
-remains. Some answers need names of mathematics. In others, they would bypass the question.
+remains. Some answers need names of mathematics. In other answers, such names would bypass the question.
 """
 
 import re
@@ -12,7 +12,7 @@ BOARDS: Final = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string
 FORMULAS: Final = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 """Generators whose graders pass a formula to sympy's parser, which evaluates it."""
 SUMS: Final = frozenset({"countdown", "puzzle24"})
-"""Such generators in which each number must be used once."""
+"""The generators among these in which each number must be used once."""
 RUN_TEXTS: Final = BOARDS | FORMULAS | SUMS
 """Generators whose graders run the model's text as code."""
 
@@ -25,7 +25,7 @@ _FUNCTIONS: Final = frozenset({
     "erf", "exp", "ln", "log", "pi", "sec", "sech", "sin", "sinh", "sqrt", "tan", "tanh",
 })  # fmt: skip
 _UNSOLVED: Final = "Integral"
-"""A formula with it may repeat the question, which its grader accepts. Some reference answers contain it."""
+"""A formula with this name could repeat the question, which the grader accepts. Some reference answers contain it."""
 _SUM: Final = re.compile(r"[\d()+\-*/\s]*", re.ASCII)
 _WAY_AROUND: Final = re.compile(r"\*\s*\*|/\s*/")
 """Powers and rounding: `7**0` is 1, so a number can be used up without effect."""

@@ -1,4 +1,4 @@
-"""Environments of several packages behind one interface: texts in, messages and rewards out.
+"""Environments of several packages behind one interface: text in, messages and rewards out.
 
 They are recognised by their methods, since none of their packages is imported: Gymnasium and GEM have `reset` and
 `step`, SkyRL-gym `init` and `step`, TextArena `reset`, `get_observation` and `step`. Imports only the standard library.
@@ -14,11 +14,11 @@ class Adapter(Protocol):
     """One episode."""
 
     def reset(self, seed: int) -> list[Message]:
-        """Begin; the messages of the opening."""
+        """Begin. Returns the messages of the opening."""
         ...
 
     def step(self, text: str) -> Message:
-        """Answer the model's text: `messages`, `reward`, `done`, `truncated` and `invalid`."""
+        """Answer the model's text. Returns `messages`, `reward`, `done`, `truncated` and `invalid`."""
         ...
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ def adapt(make: Any, options: Message) -> Adapter:
 
 
 class Gymnasium:
-    """An environment with Gymnasium's `reset` and `step`, such as GEM's. Actions are texts, or integers if its action
+    """An environment with Gymnasium's `reset` and `step`, such as GEM's. Actions are strings, or integers if its action
     space is discrete."""
 
     def __init__(self, environment: Any) -> None:
@@ -68,7 +68,7 @@ class Gymnasium:
             except ValueError:
                 return invalid("write a whole number")
             if not self._space.contains(action):
-                return invalid(f"{action} is not an action, {self._space} has them")
+                return invalid(f"{action} is not in {self._space}")
         observation, reward, terminated, truncated, *_ = self._environment.step(action)
         return outcome(observation, reward, terminated, truncated)
 
@@ -151,7 +151,7 @@ def invalid(problem: str) -> Message:
 
 
 def said(observation: Any) -> list[Message]:
-    """An observation as messages: it may be a text, messages, or any value that JSON or an array has."""
+    """An observation as messages: it may be a string, messages, or any JSON value or array."""
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
     if isinstance(observation, list) and all(isinstance(each, dict) and "role" in each for each in observation):

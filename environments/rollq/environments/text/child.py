@@ -52,7 +52,7 @@ class Games:
         self._open: dict[int, Adapter] = {}
 
     def begin(self, message: Message) -> Message:
-        """Import the class. Answers whether one process may hold several episodes."""
+        """Import the class. Answers whether one process can hold several episodes."""
         sys.path[:] = message["sys_path"] if message["replaces"] else [*sys.path, *message["sys_path"]]
         module, _, name = message["path"].rpartition(".")
         self._make = getattr(import_module(module), name)

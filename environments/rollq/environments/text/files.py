@@ -1,4 +1,5 @@
-"""The files beside `rollq.toml` that episodes are made from: their digests, and the names in code. Imports none."""
+"""The files beside `rollq.toml` that episodes are made from: their digests, and the names that code defines. Imports no
+such file."""
 
 import ast
 import difflib
@@ -24,7 +25,7 @@ def digest_of_file(path: Path) -> str:
 
 
 def source_files(folder: Path, package: str) -> list[Path]:
-    """The source of a top-level module or package in `folder`; empty if it is not there."""
+    """The source of a top-level module or package in `folder`; empty if there is none."""
     return [path for path in (folder / f"{package}.py", *sorted((folder / package).rglob("*.py"))) if path.is_file()]
 
 

@@ -31,7 +31,7 @@ class TextOptions(Settings):
     """`env_options`."""
 
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
-    episodes: str = Field(default="", description="file with one JSON object per row, more arguments of the class")
+    episodes: str = Field(default="", description="file with more arguments of the class, one JSON object per row")
     python: str = Field(default="", description="Python interpreter that has the packages; default: the worker's")
     seed: int = Field(default=0, ge=0, description="the seeds of the rows are drawn from it")
 
@@ -42,14 +42,16 @@ class Text:
     def open(self, name: str, options: Mapping[str, Any], split: str, folder: Path = Path()) -> "TextSource":
         """The environment at a dotted path; nothing is imported, but code beside `rollq.toml` must define the name."""
         if not all(part.isidentifier() for part in name.split(".")) or "." not in name:
-            raise ConfigError(f'env = "text:{name}": write a dotted path, as text:games.Guess or text:gymnasium.make')
+            raise ConfigError(
+                f'env = "text:{name}": write a dotted path, such as text:games.Guess or text:gymnasium.make'
+            )
         source = TextSource(name, read_options(TextOptions, options), split, folder)
         if source.has_own_code and (problem := problem_of(folder, name)):
             raise ConfigError(f'env = "text:{name}": {problem}')
         return source
 
     def installed(self) -> str:
-        """No package is needed but the environment's."""
+        """ "built in": only the environment's package is needed."""
         return "built in"
 
     def install(self) -> str:
@@ -96,7 +98,7 @@ class TextSource:
         """A row for each line of `episodes`, with the opening of its episode as its prompt; without them, a row for
         each seed, unlimited.
 
-        Not for a running event loop. Raises `ConfigError`.
+        Do not call it in a running event loop. Raises `ConfigError`.
         """
         places = self._places()
         with asyncio.Runner() as runner:
@@ -122,7 +124,8 @@ class TextSource:
         }
 
     def check(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-        """Check that episodes open as their rows say, twice alike and 16 at once, and leave no process."""
+        """Check that episodes open as their rows say, open the same way twice, open 16 at once, and leave no
+        process."""
         with asyncio.Runner() as runner:
             try:
                 yield from runner.run(try_rows(self._episode, rows))

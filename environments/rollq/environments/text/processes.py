@@ -1,7 +1,7 @@
 """The child processes that hold environments of one class: one live episode in each, or several of an isolated class.
 
 Invariants: a process that dies or hangs is killed with all its descendants, and fails only its episodes. The next
-episode gets another process. No process outlives this one. None has a secret in its environment.
+episode gets another process. No process outlives this one. No process has a secret in its environment.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The class of an environment, and its Python; empty for this Python."""
+    """The class of an environment, and its Python (empty: this Python)."""
 
     path: str
     python: str = ""
 
 
 class Child:
-    """One process. `episodes`: the numbers of the live ones."""
+    """One process. `episodes` are the numbers of its live episodes."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -20,7 +20,7 @@ def findings(tried: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
         yield from _failures(outcomes)
         yield from _rewards(outcomes)
         if trial["left"]:
-            yield Finding(Level.ERROR, f"{trial['left']} processes are left of the episodes")
+            yield Finding(Level.ERROR, f"{trial['left']} processes remain after the episodes")
 
 
 def _failures(outcomes: list[Mapping[str, Any]]) -> Iterator[Finding]:

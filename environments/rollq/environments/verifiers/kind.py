@@ -25,7 +25,7 @@ class VerifiersOptions(Settings):
     python: str = Field(default="", description="Python interpreter that has verifiers; default: the worker's")
     harness: str = Field(
         default="inside",
-        description="inside: chat and tools in the runner; or one of verifiers; empty: the set's",
+        description="inside: chat and tools in the runner; or a harness of verifiers; empty: the task set's",
     )
     config: dict[str, Any] = Field(default_factory=dict, description="keys of verifiers' EnvConfig")
     runners: int = Field(default=2, ge=0, description="processes of one worker; 0: you start them")
@@ -42,7 +42,7 @@ class Verifiers:
         return TaskSet(name, given.model_copy(update={"python": python_in(folder, given.python)}), split)
 
     def installed(self) -> str:
-        """Unknown without the options, which name the Python."""
+        """Return "": without options, the Python is unknown."""
         return "built in"
 
     def install(self) -> str:
@@ -61,7 +61,7 @@ class TaskSet:
         self.name, self.options, self.split = name, options, split
 
     def spec(self) -> dict[str, Any]:
-        """The facts by which a runner opens it."""
+        """The facts with which a runner opens the task set."""
         return {
             "taskset": self.name,
             "config": self.options.config,

@@ -72,4 +72,4 @@ def verifiers_loop(gateway: Gateway, **options: Any) -> RunnerLoop:
 
 async def unrewarded(prompt: Prompt, sample: Sample) -> float:
     """The judge of samples whose runner gave no reward: they fail."""
-    raise SampleFailed(FailureKind.PROGRAM, "the runner gave no reward before the session ended (session_timeout_s)")
+    raise SampleFailed(FailureKind.PROGRAM, "the runner set no reward before the session ended (session_timeout_s)")

@@ -91,7 +91,7 @@ class Runners:
             if taker is not None:
                 taker.fail(failure)
             if not self._takers and not (taker is not None and taker.has_asked):
-                self.offers.close_all(failure)  # none of them starts
+                self.offers.close_all(failure)  # no runner starts
             pause_s = shortest_s if time.monotonic() - begun_s > LASTED_S else min(2 * pause_s, longest_s)
             log.warning("a runner of verifiers for %s %s; restarting it", self._settings.taskset, reason)
             await asyncio.sleep(pause_s)

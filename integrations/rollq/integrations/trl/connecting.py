@@ -1,4 +1,4 @@
-"""`connect`: the consumer of a training with TRL, on every rank of its launch."""
+"""`connect`: the consumer of a training run with TRL, on every rank of its launch."""
 
 import threading
 from collections.abc import Mapping
@@ -28,8 +28,9 @@ def connect(
     `model`.
 
     `args` gives the rank of this process and the number of ranks, and replaces both in `settings`. All ranks call it,
-    and see the same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint. The rest
-    is as in `Consumer.connect`, including the errors. Raises `ConfigError` if TRL is missing or of another release.
+    and see the same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint. Other
+    parameters and errors are as in `Consumer.connect`. Raises `ConfigError` if TRL is missing or another release is
+    installed.
     """
     check_installed()
     ranks = ranks_of(args)

@@ -1,7 +1,7 @@
-"""`Feed`: the data loader of a training with TRL.
+"""`Feed`: the data loader of a training run with TRL.
 
 Invariant: a batch is claimed when TRL asks for the first micro-batch of an update, never before the last update has
-been committed. All ranks ask at the same time, and do what rank 0 has found out: waits and failures are its own.
+been committed. All ranks ask at the same time, and do what rank 0 decides. Only rank 0 waits and fails.
 """
 
 import logging
@@ -38,7 +38,7 @@ class Feed:
         save: Callable[[], None],
     ) -> None:
         """`publish` publishes the present weights, and `save` saves a checkpoint: all ranks call them. `can_save`:
-        whether there is none of this step."""
+        whether this step has no checkpoint yet."""
         self._consumer = consumer
         self._ranks = ranks
         self._args = args
@@ -87,7 +87,7 @@ class Feed:
                     return batch
 
     def _ask(self) -> str:
-        """Ask for the next batch, on rank 0: what all ranks do now."""
+        """Ask for the next batch, on rank 0. Returns what all ranks do next."""
         try:
             self._claimed = next(self._consumer, None)
         except SyncFirst as error:

@@ -1,7 +1,7 @@
 """A micro-batch of rollq as the inputs of TRL's loss. Needs torch.
 
-Invariant: the gradient is the whole batch's over all ranks, for any split into micro-batches: TRL's losses divide by
-the counts that they find here, and `Trainer` averages over ranks.
+Invariant: the gradient is the whole batch's over all ranks, for any split into micro-batches. TRL's losses divide by
+the counts in these inputs, and `Trainer` averages over ranks.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trl import GRPOConfig
 
 LOSS_SCALE = "rollq_loss_scale"
-"""The input that the loss of TRL is multiplied by."""
+"""The input by which TRL's loss is multiplied."""
 
 
 def grpo_inputs(micro: MicroBatch, args: "GRPOConfig", step: int) -> dict[str, torch.Tensor]:
@@ -32,7 +32,7 @@ def grpo_inputs(micro: MicroBatch, args: "GRPOConfig", step: int) -> dict[str, t
     mask = micro.loss_mask
     columns = mask.any(dim=0).nonzero()
     start = int(columns[0]) if len(columns) else 1
-    width = max(mask.shape[1], start + 1)  # a blank micro-batch has one token, and TRL wants a completion
+    width = max(mask.shape[1], start + 1)  # a blank micro-batch has one token, and TRL needs a completion
 
     def completion(tensor: torch.Tensor) -> torch.Tensor:
         return pad(tensor, (0, width - tensor.shape[1]))[:, start:]
@@ -51,7 +51,7 @@ def grpo_inputs(micro: MicroBatch, args: "GRPOConfig", step: int) -> dict[str, t
 
 
 def _scale(micro: MicroBatch, args: "GRPOConfig") -> float:
-    """The factor that makes TRL's mean over the rows, micro-batches and ranks one over the samples of the batch."""
+    """The factor that turns TRL's mean over rows, micro-batches and ranks into a mean over the batch's samples."""
     if args.loss_type not in BY_SAMPLES:
         return 1.0
     rows = micro.input_ids.shape[0]
@@ -64,7 +64,7 @@ def _check(micro: MicroBatch, args: "GRPOConfig", step: int) -> None:
     if len(other):
         raise ConfigError(
             f"step {step} has samples of temperature {other[0].item():g}, but GRPOConfig temperature = "
-            f"{args.temperature!r}: TRL has one for all samples, so set it to the temperature of all tasks"
+            f"{args.temperature!r}: TRL has one temperature for all samples, so set it to the temperature of all tasks"
         )
     if micro.behaviour_logprobs[micro.loss_mask].isnan().any():
         raise InvalidGroup(

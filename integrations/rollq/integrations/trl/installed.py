@@ -1,4 +1,4 @@
-"""The release of TRL that is installed: the adapter overrides methods that other releases may not have."""
+"""Checks which release of TRL is installed: the adapter overrides methods that other releases may not have."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -9,7 +9,7 @@ REMEDY = "pip install 'rollq[trl]'"
 
 
 def check_installed() -> None:
-    """Raise `ConfigError`, with the release that is there and the remedy, unless it is a supported one."""
+    """Raise `ConfigError`, with the installed release and the remedy, unless it is supported."""
     try:
         found = version("trl")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Pure: settings of TRL that the adapter cannot honour, and batches that a loss of TRL cannot be computed on."""
+"""Refuses settings that the adapter cannot honour, and batches on which TRL's loss cannot be computed. Pure."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ EXACT = frozenset(
     max_completion_length model_init_kwargs off_policy_mask_threshold temperature trust_remote_code
     use_bias_correction_kl""".split()  # noqa: SIM905 - a line for each of 50 names
 )
-"""Settings of TRL that do what they say, for any split into micro-batches and ranks."""
+"""TRL's settings that work exactly, for any split into micro-batches and ranks."""
 UNUSED = frozenset(
     """cache_implementation chat_template_kwargs ds3_gather_for_generation entropy_coef_delta entropy_coef_max
     entropy_coef_min entropy_target generation_batch_size generation_kwargs log_completions log_completions_hub_repo
@@ -35,13 +35,13 @@ UNUSED = frozenset(
     vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port
     vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size""".split()  # noqa: SIM905 - a line for each of 50 names
 )
-"""Settings of TRL without effect: of its generation, its rewards and its log of completions, or of what is refused."""
+"""TRL's settings without effect: for its generation, rewards and log of completions, or parts of refused settings."""
 REFUSED = frozenset(
     """entropy_coef mask_truncated_completions num_iterations router_aux_loss_coef steps_per_generation sync_ref_model
     top_entropy_quantile use_adaptive_entropy use_vllm""".split()  # noqa: SIM905 - a line for each of 50 names
 )
-"""Settings of TRL that must have their default: what they add depends on micro-batches, or cannot be honoured.
-`router_aux_loss_coef` is the model's unless it is 0, and is refused with a model that has one."""
+"""TRL's settings that must have their default: their effect depends on micro-batches, or the adapter cannot honour
+them. `router_aux_loss_coef` is the model's unless it is 0, and is refused with a model that has one."""
 
 
 def check_config(args: "GRPOConfig") -> None:

@@ -1,4 +1,4 @@
-"""`Progress`: what happens between the steps of TRL's trainer."""
+"""`Progress`: a callback between the steps of TRL's trainer."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from rollq.integrations.trl.feed import Feed
 
 
 class Progress(TrainerCallback):
-    """Ends each step, ends training with the batches, and keeps weights from a gradient that is not finite."""
+    """Ends each step, ends training after the last batch, and stops before an update with a gradient that is not
+    finite."""
 
     def __init__(self, feed: Feed, *, end_step: Callable[[], None], can_save: Callable[[], bool]) -> None:
         self._feed = feed

@@ -4,7 +4,7 @@ A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if it
 does: `state.global_step` is the step of the batch that was trained last. A step is committed only after its update, and
 a checkpoint is reported only when all of it is on disk.
 
-TRL's own generation, rewards and advantages are not used, nor their settings.
+TRL's generation, rewards and advantages, and their settings, are not used.
 """
 
 import logging
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` on batches of a `Consumer`.
 
-    `model` and `args` are as in TRL, and `model` is the initial one even when training resumes. `consumer` comes from
+    `model` and `args` are as in TRL, and `model` is the initial model even when training resumes. `consumer` comes from
     `connect`, and is open. A batch is one update of `args.gradient_accumulation_steps` micro-batches of at most
     `max_tokens` tokens, padding included; batch sizes of `args` have no effect. Ratios are against the engine's
     logprobs.
@@ -68,7 +68,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             model=model,
             reward_funcs=_is_scored_already,
             args=args,
-            train_dataset=Dataset.from_dict({"prompt": [""]}),  # TRL wants one
+            train_dataset=Dataset.from_dict({"prompt": [""]}),  # TRL needs one
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
@@ -90,7 +90,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Train until `args.max_steps`, from the checkpoint of the step that the consumer resumes from.
 
         Returns TRL's output. Raises `ConfigError` if there is no such checkpoint in `args.output_dir`, or another one
-        is asked for; what `next(consumer)` raises; and `InvalidGroup` when a gradient is not finite.
+        is requested; the exceptions of `next(consumer)`; and `InvalidGroup` when a gradient is not finite.
         """
         step = self._consumer.step - 1
         folder = folder_of(Path(self.args.output_dir), step) if step else None
@@ -102,7 +102,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"the consumer resumes from step {step}, and {str(folder)!r} does not exist")
         if folder is not None:
-            self._consumer.checkpoint(step)  # a crash may have come between saving it and reporting it
+            self._consumer.checkpoint(step)  # a crash may have happened between saving it and reporting it
         output = super().train(None if folder is None else str(folder), **kwargs)
         if self._feed.error is not None:
             raise self._feed.error
@@ -117,7 +117,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return super().compute_loss(model, inputs, *args, **kwargs) * inputs[LOSS_SCALE]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Move the inputs to the device, in place of generating them."""
+        """Move the inputs to the device, instead of generating them."""
         inputs = Trainer._prepare_inputs(self, generation_batch)
         if self.beta:
             inputs["ref_per_token_logps"] = self._reference_logprobs(inputs)
@@ -136,12 +136,12 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._consumer.publish(self.accelerator.unwrap_model(self.model), step=step)
 
     def _end_step(self) -> None:
-        """The weights have learned from the batch: publish them if it is time, and commit."""
+        """Publish the updated weights if a publication is due, and commit."""
         batch = self._feed.batch
         assert batch is not None
         made, lengths = Counter[str](), list[Lengths]()
         measured = [samples_by_worker(batch), response_lengths(batch)]
-        for counted, of_rank in self._ranks.gather(measured):  # no rank may still fail in this step
+        for counted, of_rank in self._ranks.gather(measured):  # from here on, no rank may fail in this step
             made.update(counted)
             lengths.append(of_rank)
         if batch.step % self._consumer.sync_weights_interval == 0:
@@ -160,7 +160,8 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save TRL's checkpoint, and report it when the files of all ranks are on disk. Only then may old ones go."""
+        """Save TRL's checkpoint, and report it when the files of all ranks are on disk. Only then may old checkpoints
+        be removed."""
         step, limit = self.state.global_step, self.args.save_total_limit
         folder = folder_of(Path(self.args.output_dir), step)
         if self._ranks.is_first:
@@ -175,7 +176,7 @@ class RollqGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self._ranks.is_first:
             finish(folder, step, self._consumer.lineage)
             rotate_checkpoints(output_dir=self.args.output_dir, save_total_limit=limit)
-        self._ranks.gather(None)  # a rank that ends sooner may have the others killed
+        self._ranks.gather(None)  # a rank that ends sooner could get the others killed
         self._saved_step = step
         self._consumer.checkpoint(step)
 

@@ -16,7 +16,7 @@ from rollq.monitor.changes.command import Command
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 5.0
-"""The longest pause between checks of the run."""
+"""The longest pause between two checks of the run."""
 LOOKS: Final = 4
 """The number of checks while a new state must last, at most one per second."""
 STOP_WITHIN_S: Final = 3.0
@@ -38,7 +38,7 @@ class Calls:
 class ChangeWatcher:
     """Checks the run in a thread within the `with` block. The command runs in that thread, so nothing else waits.
 
-    Several watchers of a run report a change once, by a note in the buffer. If the note fails, each reports it.
+    Several watchers of a run report a change once, by a note in the buffer. If the note fails, each of them reports it.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Guarded:
 def refusal_of(request: Request, token: str | None) -> str:
     """Why a request may not change the run; "" if it may.
 
-    The token is in the header `Authorization: Bearer ...`, so no other page can send it; one that tries has another
+    The token is in the header `Authorization: Bearer ...`, so no other page can send it; a page that tries has another
     `Origin`.
     """
     if token is None:

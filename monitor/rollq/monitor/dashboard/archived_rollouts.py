@@ -106,7 +106,7 @@ class ArchivedRollouts:
         )  # fmt: skip
 
     def _not_in_buffer(self, groups: Sequence[FoundGroup]) -> list[FoundGroup]:
-        """The groups that the buffer does not have: its list shows those."""
+        """The groups that are not in the buffer, whose list already shows the others."""
         in_buffer = self._live.among([(group.task, group.group_id) for group in groups])
         return [group for group in groups if (group.task, group.group_id) not in in_buffer]
 

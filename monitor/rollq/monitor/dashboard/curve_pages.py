@@ -13,7 +13,7 @@ from rollq.monitor.report.curves import RunCurves
 KEPT_S = 2.0
 """The curves of a run are read at most once in this time, for any number of requests."""
 RUNS_KEPT_S = 30.0
-"""The same for the list of a server's runs, which scans all keys."""
+"""The same for the list of a server's runs: reading it scans all keys."""
 MOST_KEPT = 8
 
 
@@ -21,7 +21,7 @@ class CurveSource(Protocol):
     """Reads curves, from any thread. Both methods raise `RollqError` on failure."""
 
     def of(self, run: str) -> RunCurves:
-        """The curves of the run, or of another one on its server."""
+        """The curves of the run, or of another run on its server."""
         ...
 
     def runs(self) -> list[str]:

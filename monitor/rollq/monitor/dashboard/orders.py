@@ -67,14 +67,14 @@ _REFUSALS: Mapping[Refusal | None, str] = {
 }
 _WHY_NOT: Mapping[Status, str] = {
     Status.PENDING: "it has nothing to keep, and a worker samples it anyway",
-    Status.RUNNING: "a worker samples it now",
+    Status.RUNNING: "a worker is sampling it now",
     Status.COMPLETED: "the trainer may take it",
     Status.GATHERED: "it belongs to its batch or evaluation",
     Status.COOLING: "it is a copy that waits to be trained again",
     Status.ABORTED: "a worker continues it anyway",
     Status.EXPIRED: "a worker samples it again anyway",
     Status.FILTERED: "no trainer gets it anyway",
-    Status.FAILED: "no trainer gets it as it is",
+    Status.FAILED: "no trainer gets it in this status",
     Status.CLAIMED: "the trainer has it in its batch",
     Status.ARCHIVED: "it was trained, and waits for a checkpoint",
     Status.LEAVING: "it waits for the archive",

@@ -1,4 +1,4 @@
-"""A trainer's values of the tokens of a group. Pages wait for them briefly, or show why they are missing."""
+"""A trainer's values for a group's tokens. Pages wait for them briefly, or show why they are missing."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ class Reader(Protocol):
     """Reads annotations, in one thread."""
 
     def of_group(self, task: str, group_id: int, step: int) -> Annotations:
-        """Annotations of a group that was trained at a step; empty without any."""
+        """Annotations of a group that was trained at a step; empty if there are none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trainer's values of the tokens of a group. `note`: why there are none, otherwise ""."""
+    """A trainer's values for a group's tokens. `note` says why there are none; otherwise it is ""."""
 
     annotations: Annotations = field(default_factory=dict)
     note: str = ""
@@ -38,7 +38,7 @@ class TrainedReader:
     def of(self, group: FoundGroup) -> Trained:
         """The annotations of a group."""
         if (step := trained_step(group)) is None:
-            return Trained(note="The trainer has not trained this group, and has no logprobs of its tokens.")
+            return Trained(note="The trainer has not trained this group, and has no logprobs for its tokens.")
         try:
             return self._thread.call(lambda: self._read(group, step))
         except NotYet:

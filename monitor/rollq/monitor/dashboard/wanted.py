@@ -30,7 +30,7 @@ def selection_of(request: Request, tasks: Sequence[str], statuses: Sequence[Stat
 
 
 def _sample_of(request: Request) -> OneSample | None:
-    """The conditions on one sample; None without any."""
+    """The conditions on one sample; None if there are none."""
     bounds = {
         "reward": {"$gte": _float_of(request, "min_reward"), "$lte": _float_of(request, "max_reward")},
         "tokens": {"$gte": number_of(request, "min_tokens", None), "$lte": number_of(request, "max_tokens", None)},
@@ -59,7 +59,7 @@ def _float_of(request: Request, name: str) -> float | None:
 
 
 def chosen(values: str, known: Sequence[str], what: str) -> list[str]:
-    """The comma-separated `values`, in the order of `known`; all for "". Raises `ValueError` for an unknown one."""
+    """The comma-separated `values`, in the order of `known`; all for "". Raises `ValueError` for an unknown value."""
     wanted = [value for value in values.split(",") if value]
     if unknown := [value for value in wanted if value not in known]:
         raise ValueError(f"unknown {what} {unknown[0]!r}: must be one of {', '.join(known)}")

@@ -20,7 +20,8 @@ from rollq.monitor.doctor.sizing import maxmemory_for
 from rollq.monitor.text.units import in_config, in_words
 
 OTHER_SERVERS = {"dragonfly_version": "Dragonfly", "garnet_version": "Garnet"}
-"""Field of INFO -> a server that speaks the protocol, names itself after a recent Redis, and has no functions."""
+"""Field of INFO -> the server that has it: it speaks the protocol and reports a recent Redis version, but has no
+functions."""
 FORK_FACTOR = 1.5
 """Memory that the machine needs, as a multiple of maxmemory: a rewrite copies the pages that change during it."""
 FILES_FACTOR = 3
@@ -87,7 +88,7 @@ def server_name(facts: ServerFacts) -> str:
 
 
 def check_replication(facts: ServerFacts) -> Finding:
-    """Whether it is a primary, and which data a failover would lose."""
+    """Whether the server is a primary, and which data a failover would lose."""
     if facts.info.get("role") == "slave":
         primary = f"{facts.info.get('master_host')}:{facts.info.get('master_port')}"
         message = f"it is a read-only replica: give the URL of its primary, {primary}"

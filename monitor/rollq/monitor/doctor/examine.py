@@ -41,14 +41,14 @@ from rollq.monitor.doctor.sizing import (
 from rollq.monitor.text.units import in_words
 
 PATIENCE = Patience(unanswered_s=2.0, unready_s=2.0)
-"""A server that is down for longer is a finding."""
+"""A server that is down for longer than this is a finding."""
 MEASURED_GROUPS = 32
 FINISHED = (Status.COMPLETED, Status.ARCHIVED, Status.CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The way of weights: through `folder`, or through Redis if it is None. `kept` is the number of versions there."""
+    """How weights travel: through `folder`, or through Redis if it is None. `kept` is the number of versions there."""
 
     folder: Path | None
     model_bytes: int
@@ -156,7 +156,8 @@ def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
 
 
 def _measured_payload(buffer: MonitorBuffer, task: str) -> tuple[int, Counter[str]]:
-    """Mean encoded bytes of the newest finished groups, 0 without any; and their bytes outside the server, by place."""
+    """Mean encoded bytes of the newest finished groups, 0 if there are none; and their bytes outside the server, by
+    place."""
     keys = task_keys(buffer.run, task)
     members = buffer.send_all([("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED])
     ids = [int(group_id) for group_ids in members for group_id in group_ids][:MEASURED_GROUPS]
@@ -197,7 +198,7 @@ def examine_payloads(servers: Servers, run: str, settings: PayloadSettings, sizi
 
 
 def examine_weights(weights: Weights) -> Iterator[Finding]:
-    """Check the way that weights take."""
+    """Check how weights travel."""
     if weights.folder is None:
         yield check_weights_in_redis(weights.model_bytes, MAX_REDIS_BYTES)
     else:

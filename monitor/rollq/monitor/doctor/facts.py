@@ -55,7 +55,7 @@ class ServerFacts:
     config: Mapping[str, str] | None
     functions: bool
     libraries: tuple[str, ...] | None  # names of rollq's libraries of functions
-    connections: tuple[str, ...] | None  # names of all connections that have one
+    connections: tuple[str, ...] | None  # names of all named connections
     user: str | None
     open: bool | None  # whether it serves clients without a login
     local: bool  # whether it is reached over loopback or a socket

@@ -15,7 +15,7 @@ from rollq.buffer.store.servers import Servers
 from rollq.monitor.doctor.facts import Space, read_space
 
 ANSWER_S = 15.0
-"""A folder or a bucket that takes longer counts as unreachable."""
+"""A folder or a bucket that takes longer than this counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)

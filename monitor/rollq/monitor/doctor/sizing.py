@@ -12,7 +12,8 @@ from rollq.buffer.wire.group_fields import is_large
 PAYLOAD_FACTOR = 1.25
 """Allocators round large values up to size classes, by at most a quarter."""
 PARTS_FACTOR = 1.5
-"""Encoded parts of 128 tokens, each with its lengths, versions and sampling parameters, over the same tokens whole."""
+"""The size of tokens in encoded parts of 128, each with lengths, versions and sampling parameters, over the size of the
+same tokens whole."""
 GROUP_BYTES = 2_500
 """A group's entries in sorted sets, its two hashes without prompt and payload, and the payload's key."""
 TICKET_BYTES = 6_000
@@ -98,7 +99,7 @@ def outside_bytes(tasks: Iterable[TaskSize]) -> int:
 
 
 def maxmemory_for(used: int) -> int:
-    """The `maxmemory` that never holds back a run of `used` bytes."""
+    """The smallest `maxmemory` that never holds back a run of `used` bytes."""
     return math.ceil(HEADROOM * used)
 
 

@@ -30,7 +30,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a conversation, as text. `name`: of a tool."""
+    """One message of a conversation, as text. `name` is a tool's."""
 
     role: str
     text: str
@@ -47,7 +47,7 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """One segment, token by token: all but `prompt_ids` have an entry for each response token.
+    """One segment, token by token: all fields except `prompt_ids` have an entry for each response token.
 
     `pieces`: the text of each token, None without a tokenizer. `versions`: None for an inserted sample. An entry of
     `logprobs` is None if absent. `counts`: whether the loss may count the token.

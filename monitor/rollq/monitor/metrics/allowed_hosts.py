@@ -24,7 +24,7 @@ class KnownHosts:
         self._app, self._allowed = app, frozenset(map(_checked, allowed))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on."""
+        """Refuse the request, or pass it on."""
         if scope["type"] != "http" or self._is_known(name := name_in(Request(scope).headers.get("host")), scope):
             await self._app(scope, receive, send)
             return
@@ -42,7 +42,7 @@ class KnownHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is of this machine alone. Pure."""
+    """Whether a name or address belongs only to this machine. Pure."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

@@ -48,7 +48,7 @@ def _of_trainer(name: str, text: str, value: Callable[[TrainerState], float | No
 
 
 def _of_tasks(name: str, text: str, value: Callable[[TaskStatus], float | None]) -> Metric:
-    """A metric with a value for each task that has one."""
+    """A metric with a value for each task that has a value."""
     return Metric(
         name,
         text,
@@ -58,7 +58,7 @@ def _of_tasks(name: str, text: str, value: Callable[[TaskStatus], float | None])
 
 
 def _in_tasks(name: str, text: str, label: str, values: Callable[[TaskStatus], Mapping[Any, float | None]]) -> Metric:
-    """A metric with values for each task, by one more label."""
+    """A metric with values for each task, by another label."""
     return Metric(
         name,
         text,
@@ -156,7 +156,7 @@ METRICS = (
     Metric("rollq_trainer_phase", "1 for the trainer's phase, 0 for the others", ("phase",), _phases),
     _of_trainer("rollq_trainer_phase_seconds", "Time in the current phase", lambda trainer: trainer.for_s),
     _of_trainer("rollq_trainer_silent_seconds", "Time since the trainer reported", lambda trainer: trainer.silent_s),
-    _of_trainer("rollq_trainer_lease_seconds", "Time left of the trainer's hold of the run",
+    _of_trainer("rollq_trainer_lease_seconds", "Time until the trainer's lease on the run ends",
                 lambda trainer: trainer.lease_left_s),
     _of_trainer("rollq_trainer_step", "Current train step of the trainer", lambda trainer: trainer.step),
     _of_trainer("rollq_trainer_busy_seconds", "Mean time of the last 10 steps, without the wait",
@@ -184,7 +184,7 @@ METRICS = (
               lambda task: None if task.offline else task.limit),
     _of_tasks("rollq_kept_ratio", "Share of the last finished groups that were worth training",
               lambda task: task.kept / task.outcomes if task.outcomes else None),
-    _in_tasks("rollq_prompt_rows", "Rows of the file of prompts: all, read, and of these used, unusable and too long",
+    _in_tasks("rollq_prompt_rows", "Rows of the prompt file: all, read, used, unusable and too long",
               "rows", _rows),
     _in_tasks("rollq_samples_bytes", "Memory of samples by the status of their group", "status",
               lambda task: task.bytes),
@@ -194,10 +194,10 @@ METRICS = (
               lambda task: task.rates.waited_s if task.rates else None),
     _of_tasks("rollq_producer_silent_seconds", "Time since a producer looked at the task; absent before the first one",
               lambda task: task.producer_silent_s),
-    _of_tasks("rollq_last_error_seconds", "Age of the newest error of a try or of a group",
+    _of_tasks("rollq_last_error_seconds", "Age of the newest error of a try or a group",
               lambda task: task.last_error.age_s if task.last_error else None),
     _counted("rollq_admitted_groups_total", "Groups that were admitted", "admitted"),
-    _counted("rollq_inserted_groups_total", "Groups of these that were inserted", "inserted"),
+    _counted("rollq_inserted_groups_total", "Admitted groups that were inserted", "inserted"),
     _counted("rollq_leased_groups_total", "Groups that were leased for the first time", "leased"),
     _counted("rollq_queued_seconds_total", "Time from admission to the first lease, over these groups", "queued_ms",
              0.001),
@@ -217,7 +217,7 @@ METRICS = (
               "reason", lambda task: task.dropped),
 
     _of_workers("rollq_worker_report_age_seconds", "Time since the worker's last report", "age_s"),
-    _of_workers("rollq_worker_version", "Version of the worker's weights; -1 without any", "version"),
+    _of_workers("rollq_worker_version", "Version of the worker's weights; -1 if it has none", "version"),
     _of_workers("rollq_worker_groups", "Groups that the worker holds", "in_flight"),
     _of_workers("rollq_worker_samples_in_flight", "Samples that the worker generates now", "samples_in_flight"),
     _of_workers("rollq_worker_capacity_samples", "Most samples that the worker generates at a time", "capacity"),
@@ -230,10 +230,10 @@ METRICS = (
     _of_workers("rollq_worker_unrewarded_ratio", "Share of judged samples whose judge failed, over the last minute",
                 "unrewarded"),
     _of_workers("rollq_worker_swaps_total", "Changes of weights since the worker started", "swaps"),
-    _of_workers("rollq_worker_swap_pause_seconds_total", "Pauses of the engine at these changes", "swap_pause_s"),
+    _of_workers("rollq_worker_swap_pause_seconds_total", "Pauses of the engine for these changes", "swap_pause_s"),
     _of_workers("rollq_worker_finished_groups_total", "Groups that the worker has finished", "groups"),
     _of_workers("rollq_worker_samples_total", "Samples that the worker has finished", "samples"),
-    _of_workers("rollq_worker_failed_samples_total", "Samples of these that failed", "failed_samples"),
+    _of_workers("rollq_worker_failed_samples_total", "Finished samples that failed", "failed_samples"),
     _of_workers("rollq_worker_refused_outcomes_total", "Rewards of programs without their token, at the gateway",
                 "refused_outcomes"),
     _of_workers("rollq_worker_recomputed_tokens_total", "Tokens whose cache was recomputed", "recomputed_tokens"),
@@ -244,6 +244,6 @@ UP = Metric(
     "rollq_up", "1 if the run was read, 0 if its server does not answer or does not have it", (), lambda _: [((), 1.0)]
 )
 CALLS = Metric(
-    "rollq_on_change_calls_total", "Calls of the command `on_change` by this process, where it has one", ("outcome",),
+    "rollq_on_change_calls_total", "Calls of the command `on_change` by this process, if one is set", ("outcome",),
     lambda _: [],
 )  # fmt: skip

@@ -19,8 +19,8 @@ RATE = "learning_rate"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a task's rules, or of the learning rate, which has no task. `step`: the first train step that was or
-    can be claimed after it."""
+    """A change of a task's rules, or of the learning rate, which has no task. `step`: the first train step claimed
+    after the change, or that can be."""
 
     step: int
     time_s: float

@@ -11,7 +11,7 @@ from rollq.monitor.report.records import StepRecord
 from rollq.monitor.status.prompt_rows import PromptRows
 
 HARDLY = 0.1
-"""A trainer that waits at most this fraction of its time hardly waits."""
+"""Up to this fraction of its time, a trainer hardly waits."""
 NOT_KEPT = "The rows do not add up: groups were lost or counted twice. This is a bug of rollq."
 REASONS = {
     "archived": "trained; kept until the next checkpoint covers their step",
@@ -112,8 +112,9 @@ def _ages(summary: Mapping[str, Any]) -> str:
     shares = summary.get("staleness_shares", {})
     rows = [(f"{age}" + (" (the newest)" if int(age) == 0 else ""), f"{share:.1%}") for age, share in shares.items()]
     return _table(("Steps behind the newest weights", "trained tokens"), rows) + _note(
-        "A token's age (staleness) counts the train steps between the weights that sampled it and the newest. All at 0 "
-        "means that generation and training took turns; with generation one step ahead it is 1. No token may be "
+        "A token's age (staleness) counts the train steps between the weights that sampled it and the newest weights. "
+        "If all are 0, generation and training took turns; with generation one step ahead, the age is 1. No token may "
+        "be "
         "older than max_staleness allows, even after faults in the run."
     )
 
@@ -128,7 +129,7 @@ def _waits(steps: Sequence[StepRecord]) -> str:
     ]
     waits = waited / (waited + trained)
     if waits <= HARDLY:
-        verdict = "The trainer hardly waited: the workers kept up, and fewer might do."
+        verdict = "The trainer hardly waited: the workers kept up, and fewer might be enough."
     else:
         verdict = f"More or faster workers would shorten the training by at most {waits:.0%}, the time it waited."
     return _table(("In each step, the trainer", "mean time", "share"), rows) + _note(verdict)
@@ -169,7 +170,7 @@ def _workers(summary: Mapping[str, Any]) -> str:
         return ""
     rows = [(name, f"{n:,}", f"{n / total:.0%}") for name, n in samples.items()]
     return _table(("Worker", "trained samples", "share"), rows) + _note(
-        "Workers that died and their replacements have a row each. Equal workers should have about equal shares."
+        "Workers that died and their replacements have separate rows. Equal workers should have about equal shares."
     )
 
 

@@ -19,7 +19,7 @@ DEPTH_FILE = "depth.jsonl"
 class StepRecord:
     """One train step.
 
-    `rewards` maps a task to its mean reward, `staleness_tokens` a staleness to the trained tokens that had it, and
+    `rewards` maps a task to its mean reward, `staleness_tokens` a staleness to its number of trained tokens, and
     `workers` a worker to the number of its samples in the batch.
     """
 

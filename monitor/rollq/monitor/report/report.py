@@ -28,7 +28,7 @@ STEP_FIELDS = ("step", "time_s", "tokens", "wait_s", "train_s")
 SMOOTHING_STEPS = 20
 SMOOTHING_READINGS = 5
 WORKING_STATUSES = tuple(status.value for status in Status if status not in (*AUDITED, Status.ARCHIVED))
-"""The statuses in the plot. Permanent ones would hide the others."""
+"""The statuses in the plot. Permanent statuses would hide the others."""
 
 
 def write_report(

@@ -109,7 +109,7 @@ def _cell(numbers: Sequence[Mapping[str, float]], column: _Column) -> str:
 
 
 def _evaluations(curves: RunCurves) -> dict[str, list[str]]:
-    """Columns with the rewards of evaluations: the mean since the row before."""
+    """Columns with the rewards of evaluations: the mean since the previous row."""
     rows = curves.rows.evaluations
     names = sorted({name for row in rows for name in row.numbers})[:MOST_EVALUATIONS]
     lasts = [of_range[-1].step for of_range in _ranges(curves)]

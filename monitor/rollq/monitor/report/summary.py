@@ -84,7 +84,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         if conservation["holds"]:
             lines.append(f"groups: all {conservation['admitted']:,} that were admitted are accounted for: {parts}")
         else:
-            lines.append(f"groups: {conservation['admitted']:,} WERE ADMITTED, WHICH THESE DO NOT ADD UP TO: {parts}")
+            lines.append(f"groups: {conservation['admitted']:,} WERE ADMITTED, BUT THESE DO NOT ADD UP: {parts}")
     return lines
 
 

@@ -169,14 +169,14 @@ def _to_make_room(run: RunStatus) -> Iterator[str]:
     if any(task.groups(Status.ARCHIVED) for task in trained(run)):
         yield (
             "to avoid this, save checkpoints more often, with a smaller `checkpoint_every`: trained groups stay in "
-            "memory until the next one"
+            "memory until the next checkpoint"
         )
 
 
 def _to_mend(run: RunStatus) -> Iterator[str]:
     yield "fix the cause"
     if run.alive_workers:
-        yield "restart every worker: a running one keeps its old code and settings"
+        yield "restart every worker: a running worker keeps its old code and settings"
     if any(task.control == "stopped" for task in trained(run)):
         yield "let production continue: `rollq resume`"
     yield from _restarts(run)

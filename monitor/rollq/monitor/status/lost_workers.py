@@ -35,5 +35,5 @@ def _remedy(report: Mapping[str, Any]) -> str:
 
 
 def gpus_in_words(gpus: str) -> str:
-    """A text about GPUs, as in `Place`, to follow a verb."""
+    """GPUs, as in `Place`, in words that follow a verb."""
     return f"GPU {gpus}" if "," not in gpus.partition(" (")[0] else f"GPUs {gpus}"

@@ -13,12 +13,12 @@ from rollq.monitor.status.trainer_words import shortened
 from rollq.monitor.text.units import count, seconds_in_words
 
 LEAST_OUTCOMES = 4
-"""From this many finished groups on, no group worth training means a failure rather than chance."""
+"""If this many finished groups include none worth training, it is a failure and not chance."""
 LONG_WAIT_S = 5.0
 MOST_UNREWARDED = 0.1
-"""From this share of judged samples without a reward on, a run fails."""
+"""The share of judged samples without a reward at which a run fails."""
 _RESTING = ("paused", "draining")
-"""States of workers that take no groups, by order of an operator."""
+"""States of workers that take no groups on an operator's order."""
 
 
 class Fact(NamedTuple):
@@ -127,7 +127,7 @@ def _held(tasks: Sequence[TaskStatus]) -> Iterator[str]:
 
 
 def _schedule(run: RunStatus, task: TaskStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
-    """That the production of a task has ended, or schedules nothing though the trainer waits."""
+    """The fact that a task's production has ended, or schedules nothing although the trainer waits."""
     if task.control == "done":
         yield Fact(f"production of task {task.task} has ended: {task.control_reason}")
         return
@@ -148,7 +148,7 @@ def _faults(run: RunStatus, name: str) -> Iterator[Fact]:
     if place := report.get("blocked_by"):
         yield Fact(
             f"worker {name} is blocked by {place}",
-            "make that function a plain one, which runs in a thread, or let it await what it waits for",
+            "make it a plain function, which runs in a thread, or let it await instead of blocking",
         )
     if hanging := report.get("hanging_calls"):
         yield Fact(
@@ -158,7 +158,7 @@ def _faults(run: RunStatus, name: str) -> Iterator[Fact]:
 
 
 def _capacity(run: RunStatus, tasks: Sequence[TaskStatus]) -> Iterator[Fact]:
-    """Whether workers make groups, and if not, why."""
+    """Whether workers make groups and, if not, why."""
     running, pending = _groups(tasks, Status.RUNNING), _groups(tasks, Status.PENDING)
     if not run.alive_workers:
         yield from map(Fact, ["no worker is alive", *_pending(tasks)])
@@ -197,7 +197,7 @@ def _pending(tasks: Sequence[TaskStatus]) -> list[str]:
 
 
 def resting(run: RunStatus) -> dict[str, str]:
-    """The workers that take no groups by order of an operator, with their states."""
+    """The workers that take no groups on an operator's order, with their states."""
     return {name: report["state"] for name, report in run.alive_workers.items() if report.get("state") in _RESTING}
 
 
@@ -219,7 +219,7 @@ def unproduced(run: RunStatus) -> list[str]:
 
 
 def _unusable(task: TaskStatus) -> str:
-    """That rows of a task's prompts are unusable: when too many are, its producer does not run."""
+    """The fact that rows of a task's prompts are unusable. If too many are, its producer does not run."""
     rows = PromptRows.counted(task.progress)
     read = f" of {count(rows.read, 'row')} that {'was' if rows.read == 1 else 'were'} read" if rows else ""
     unusable = sum(kind.rows for kind in task.unusable.values())

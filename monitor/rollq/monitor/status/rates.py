@@ -8,7 +8,7 @@ from rollq.buffer.values.history import HISTORY_ROW_MS, HistoryRow
 from rollq.buffer.values.rollouts import Status
 
 WINDOW_MS = 60_000 + HISTORY_ROW_MS // 2
-"""How old the first row may be: a minute, and half of the time between two rows."""
+"""How old the first row can be: a minute plus half of the time between two rows."""
 LEAST_MS = 2_000
 """Rates over less time are meaningless."""
 

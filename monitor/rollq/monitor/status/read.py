@@ -52,10 +52,10 @@ class TaskStatus:
     published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
     take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
-    None when no producer was ever seen; `producers`: where they are. `archive_trouble`: why an archiver cannot write,
-    empty if it can; `archives`: whether one has taken groups lately.
-    `last_error`: None without one in the last 10 minutes. `unusable`: why rows of its prompts cannot be used;
-    `excluded`: how many were taken out by hand.
+    None if no producer was ever seen; `producers` are the producers' places. `archive_trouble`: why an archiver cannot
+    write, empty if it can; `archives`: whether one has taken groups lately. `last_error` is None if there was no error
+    in the last 10 minutes. `unusable` says why rows of its prompts cannot be used; `excluded` counts rows that were
+    taken out by hand.
     """
 
     task: str
@@ -97,7 +97,7 @@ class TaskStatus:
     is_retired: bool = False  # no batch takes its groups
     reward: float | None = None  # mean of its samples in the last step that was trained
     response_tokens: float | None = None  # mean of its trained samples in that step
-    evaluation: EvaluationState | None = None  # of an evaluation, once there was one
+    evaluation: EvaluationState | None = None  # of an evaluation, once it has a result
 
     @property
     def state(self) -> str:
@@ -121,7 +121,7 @@ class TaskStatus:
 
     @property
     def is_trained(self) -> bool:
-        """Whether batches take groups of it."""
+        """Whether batches take groups from it."""
         return self.kind == "train" and self.batch_groups > 0
 
     def groups(self, status: Status) -> int:
@@ -179,7 +179,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
 
 
 def with_last_step(task: TaskStatus, trainer: TrainerState | None) -> TaskStatus:
-    """A task with the means of its samples in the trainer's last step; a shard has its task's."""
+    """A task with the means of its samples in the trainer's last step; a shard gets its task's means."""
     if trainer is None or task.is_evaluation:
         return task
     name = task_of(task.task)

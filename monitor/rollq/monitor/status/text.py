@@ -51,7 +51,7 @@ MOST_PRODUCERS = 3
 """How many producers are named."""
 FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")
 QUIET_TRAINER_S = 2.0
-"""A trainer silent for longer is shown with its last activity."""
+"""A trainer that is silent for longer than this is shown with its last activity."""
 MISMATCH_FIELDS = ("mean", "p99", "max", "kl", "effective_sample_size")
 """The fields of the trainer's mismatch that are shown; JSON also has them by task, worker and version."""
 
@@ -265,7 +265,7 @@ def _state_lines(task: TaskStatus) -> Iterator[str]:
 def _samples_line(task: TaskStatus) -> str:
     """The bytes that samples take, by status."""
     parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
-    archived = "; archived ones are trained, and stay until a checkpoint" if Status.ARCHIVED in task.bytes else ""
+    archived = "; archived groups are trained, and stay until a checkpoint" if Status.ARCHIVED in task.bytes else ""
     return f"samples take {in_words(sum(task.bytes.values()))}" + (f" ({parts}{archived})" if parts else "")
 
 

@@ -11,7 +11,7 @@ from rollq.monitor.status.production_facts import workers_of
 from rollq.monitor.status.read import RunStatus, TaskStatus
 
 LEAST_KEEP_RATE = 0.05
-"""A lower keep rate is a problem of the task that more workers do not solve."""
+"""A keep rate below this is a problem of the task that more workers do not solve."""
 LEAST_SPEED = 0.5
 """All wanted workers have enough work for this fraction of their full speed."""
 TOLERANCE = 1e-6
@@ -32,7 +32,7 @@ class Speed:
 
 
 def wanted_workers(run: RunStatus) -> int | None:
-    """The number of workers that would keep the trainer from waiting; None while a part of it is unknown.
+    """The number of workers that would keep the trainer from waiting; None while any of the inputs is unknown.
 
     It is 0 if the trainer has ended or no task produces, otherwise at least 1: see `workers_for`. The trainer takes
     `batch_groups` in the average time of a step without the wait. A share `keep_rate` (at least 0.05) of the groups is
@@ -78,7 +78,7 @@ def workers_in_words(run: RunStatus) -> str:
     alive, wanted = workers_of(run), wanted_workers(run)
     if wanted is None:
         return alive + ("" if run.alive_workers else " (1 or more wanted)")
-    return f"{alive} ({wanted} wanted)" if wanted else f"{alive}, nothing to make now"
+    return f"{alive} ({wanted} wanted)" if wanted else f"{alive}, with nothing to make now"
 
 
 def _needed_tokens_per_s(task: TaskStatus, trainer: TrainerState | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Text of models and users for a terminal: it cannot control the terminal, and widths are as displayed. Pure."""
+"""Makes models' and users' text safe for a terminal, which it then cannot control. Widths are as displayed. Pure."""
 
 import unicodedata
 from collections.abc import Iterator

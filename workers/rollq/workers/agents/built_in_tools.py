@@ -62,7 +62,7 @@ def _value(node: ast.expr) -> Number:
         case ast.BinOp(op=op, left=left, right=right) if type(op) in OPERATORS:
             value = OPERATORS[type(op)](_value(left), _value(right))
         case _:
-            raise ValueError("only numbers, + - * / // % ** and parentheses are known")
+            raise ValueError("only numbers, + - * / // % ** and parentheses are allowed")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ArithmeticError("the number is too large")
     if isinstance(value, float) and not math.isfinite(value):

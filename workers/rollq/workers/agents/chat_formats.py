@@ -85,7 +85,7 @@ BUILT_IN: Final[Mapping[str, BuiltInFormat]] = {
         BuiltInFormat("openai", parse_harmony, parse_harmony_thoughts, (START, CHANNEL, BODY)),
     )
 }
-"""Names as in vLLM's server, which calls `harmony` `openai`."""
+"""Other names of formats, as in vLLM's server, which calls `harmony` `openai`."""
 PLAIN: Final = BuiltInFormat("", parse_plain, parse_plain, verbatim=True)
 NAMES: Final = ", ".join(BUILT_IN)
 

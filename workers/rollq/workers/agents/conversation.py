@@ -4,7 +4,7 @@ Invariant: text that the model wrote is never tokenised again. Between two turns
 conversation. If the result starts with the text of the tokens so far, only the rest is tokenised and appended to the
 segment as text of the environment, outside the loss. If the template rewrites earlier text (drops earlier thoughts,
 trims spaces, ends turns differently from the model), a new segment starts, and the whole rendering is its prompt. If a
-turn of the model can be written as several messages, the conversation uses the first that needs no new segment.
+turn of the model can be written as several messages, the conversation uses the first form that needs no new segment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,7 +112,7 @@ class Conversation:
 
     @property
     def end(self) -> ConversationEnd:
-        """Where this conversation ends."""
+        """The point where this conversation ends."""
         response_tokens = 0 if self.segment is None else len(self.segment.response_ids)
         sizes = (len(self.rendered), len(self.closed), len(self.prompt_ids), response_tokens)
         return ConversationEnd(self.messages, self.forms, self.preferred, *sizes)

@@ -50,7 +50,7 @@ class Step:
 
 
 class Environment(Protocol):
-    """The other side of one conversation. All methods run on the worker's event loop and must not block it.
+    """The model's partner in one conversation. All methods run on the worker's event loop and must not block it.
 
     The class is called with the options of the settings. Its constructor acquires no resources.
     """

@@ -1,5 +1,4 @@
-"""The tokenizer of a prompt with images. It replaces each image's placeholder in the text by the tokens of the
-image."""
+"""The tokenizer of a prompt with images. It replaces each image's placeholder in the text with the image's tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ def read_images(prompt: Prompt, tokenizer: Tokenizer) -> PlacedImages:
     Raises `ImageError`, and `ConfigError` for a model without images.
     """
     if not isinstance(tokenizer, HfTokenizer):
-        raise ImageError("prompts with images need the tokenizer of a model's folder, by [worker] tokenizer")
+        raise ImageError("prompts with images need the tokenizer in a model's folder: set [worker] tokenizer")
     return tokenizer.images.place(Images.read(prompt.images, prompt.image_options))
 
 
@@ -37,11 +36,11 @@ class ImageTokenizer:
         return self.expand(self._tokenizer.encode(text))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """See `Tokenizer.encode_prompt`. Raises `ImageError` as `encode`."""
+        """See `Tokenizer.encode_prompt`. Raises `ImageError` like `encode`."""
         return self.expand(self._tokenizer.encode_prompt(text))
 
     def expand(self, ids: list[int]) -> list[int]:
-        """The ids with the tokens of the images in place of their placeholders. Raises `ImageError` as `encode`."""
+        """The ids with the images' tokens instead of their placeholders. Raises `ImageError` like `encode`."""
         return self._images.expand(ids) if self._images.placeholder_id in ids else ids
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
@@ -53,13 +52,13 @@ class ImageTokenizer:
         return self._tokenizer.render(messages, tools)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Ids of `render`. Raises `ImageError` as `encode`."""
+        """Ids of `render`. Raises `ImageError` like `encode`."""
         return self.encode(self.render(messages, tools))
 
     def chat_continued(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """See `Tokenizer.chat_continued`. Raises `ImageError` as `encode`."""
+        """See `Tokenizer.chat_continued`. Raises `ImageError` like `encode`."""
         return self.expand(self._tokenizer.chat_continued(messages, tools))
 
     @property

@@ -64,9 +64,9 @@ class Rollout:
 
 class AgentLoop(Protocol):
     """Generates one sample. The attribute `resumable`, a bool, says whether the loop continues `Rollout.previous`;
-    loops without it get an empty one. The attribute `records`, a bool, says whether the loop awaits `Rollout.record`
-    instead of calling `Rollout.keep`. The attribute `sessions`, an int, says how many samples one worker may run at a
-    time; without it, the engine limits them."""
+    other loops get an empty one. The attribute `records`, a bool, says whether the loop awaits `Rollout.record` instead
+    of calling `Rollout.keep`. The attribute `sessions`, an int, says how many samples one worker may run at a time;
+    without it, the engine limits them."""
 
     async def run(self, rollout: Rollout) -> Sample:
         """Generate the sample. An exception fails only this sample; a `SampleFailed` also sets the kind of the failure.
@@ -149,7 +149,7 @@ def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, 
     if status is SampleStatus.COMPLETED and not filled:
         status, error = SampleStatus.FAILED, f"the engine finished ({reason.value}) without a token"
     elif status is SampleStatus.FAILED:
-        error = "the engine reported an error, or no known finish reason"
+        error = "the engine reported an error, or an unknown finish reason"
     return Sample(
         segments=filled,
         status=status,

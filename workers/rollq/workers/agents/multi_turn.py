@@ -41,15 +41,15 @@ class EnvironmentSettings(Settings):
 
     environment: str = Field(description="dotted path of a class, see rollq.workers.agents.environments.Environment")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
-    max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
+    max_turns: int = Field(default=8, gt=0, description="turns of the model in one sample")
     tool_parser: str = Field(default="", description="how the model writes calls: auto, or the name of a format")
-    reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
+    reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's parsers")
     unfinished: FiniteNumber | Literal["fail"] = Field(
         default=0.0,
-        description="earned by a sample that runs out of turns or tokens before it earned anything; or fail",
+        description="reward of a sample that runs out of turns or tokens before it has one; or fail",
     )
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
-    setup_timeout_s: float = Field(default=60.0, gt=0, description="longest setup of an environment")
+    setup_timeout_s: float = Field(default=60.0, gt=0, description="longest time for setting up an environment")
     step_timeout_s: float = Field(default=60.0, gt=0, description="longest step")
 
     REMOVED: ClassVar[Mapping[str, str]] = {"teardown_timeout_s": "a teardown may take 10 s; leave it out"}
@@ -263,7 +263,7 @@ def tokens_left(rollout: Rollout, conversation: Conversation) -> int:
 
 
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
-    """A prompt's messages; a text becomes a user message. Raises `SampleFailed` for token ids."""
+    """A prompt's messages; a string becomes a user message. Raises `SampleFailed` for token ids."""
     if prompt.ids is not None:
         problem = "prompt: it has token ids, and a conversation of several turns needs messages or a string"
         raise SampleFailed(FailureKind.PROMPT, problem)

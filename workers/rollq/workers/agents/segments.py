@@ -121,7 +121,8 @@ def _continued(name: str, array: npt.NDArray[Any], before: Segment, new: Complet
 
 
 def _filled(first: npt.NDArray[Any], again: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array `first` [T, ...], its all-zero entries replaced by entries of `again` [T, ...] unless that is empty."""
+    """The array `first` [T, ...], with its all-zero entries replaced by entries of `again` [T, ...], unless that is
+    empty."""
     if len(again) == 0:
         return first
     is_read = first.reshape(len(first), -1).any(axis=1)

@@ -82,7 +82,7 @@ def tools_for_template(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]])
 
 
 def _as_value(text: str) -> Any:
-    """The value of a text in JSON; the text itself if it is not JSON, or is a JSON string."""
+    """The value of a JSON text; the text itself if it is not JSON, or is a JSON string."""
     try:
         value = exact_json.loads(text)
     except ValueError:

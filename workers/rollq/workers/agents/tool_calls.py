@@ -59,7 +59,7 @@ def parse_arguments(name: str, raw_arguments: str, id: str, key: str = "argument
 
 
 def nested(value: Any) -> Any:
-    """The value in as many levels as a record may add, so writing it shows whether a record can hold it."""
+    """The value within as many levels as a record may add: if this can be written, a record can hold the value."""
     for _ in range(ROOM):
         value = (value,)
     return value

@@ -31,11 +31,11 @@ class ToolsSettings(Settings):
     """`agent_options` of the loop `tools`."""
 
     tools: dict[str, ToolSettings] = Field(min_length=1, description="tools that the model may call, by name")
-    max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
+    max_turns: int = Field(default=8, gt=0, description="turns of the model in one sample")
     tool_parser: str = Field(
         default="hermes", min_length=1, description="how the model writes calls: auto, or the name of a format"
     )
-    reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
+    reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's parsers")
     tell_errors: bool = Field(default=False, description="show a tool's error to the model; otherwise the sample fails")
     unfinished: FiniteNumber | Literal["fail", "judge"] = Field(
         default="judge", description="the reward of a sample that runs out of turns or tokens; fail; or ask the judge"
@@ -134,7 +134,7 @@ class ToolOffer:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a conversation can continue in another worker: no server holds state of it."""
+        """Whether a conversation can continue in another worker, because no server holds its state."""
         return not any(server.keeps_state for server in self.servers)
 
     @property

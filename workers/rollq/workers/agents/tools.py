@@ -47,7 +47,7 @@ class ToolError(SampleFailed, RuntimeError):
 
 
 class ToolLost(SampleFailed):
-    """A tool is gone, with the sample's state in it. The model never sees this error."""
+    """A tool is gone, and with it the sample's state. The model never sees this error."""
 
 
 class AnyTool(Protocol):

@@ -24,7 +24,7 @@ HERMES: Final = "hermes"
 NOISY: Final = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
 """Loggers that print a traceback for every call that a model gets wrong."""
 UNBOUNDED: Final = {"dots": "takes hours for a call followed by a few thousand spaces"}
-"""Parsers that a model's text could keep busy indefinitely, with the reason."""
+"""Parsers that a model's text could keep busy indefinitely, each with the reason."""
 TOOL: Final[Message] = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
 """A tool for trying a parser."""
 MARKS: Final = ("tool", "<|python_tag|>")

@@ -1,1 +1,1 @@
-"""Engines turn token ids into token ids: the protocol, what hosts an engine, and the ones that ship with rollq."""
+"""Engines turn token ids into token ids: the protocol, the host of an engine, and the engines that ship with rollq."""

@@ -2,8 +2,8 @@
 
 Invariant: a request reaches the engine only while no swap is under way and the engine is awake. A swap starts when all
 running requests that must not see it have ended. In the modes `wait` and `abort`, these are all requests (`abort` first
-stops most of them); in mode `keep`, only requests that must finish. After a swap succeeds or fails, waiting requests
-are let in.
+stops most of them). In mode `keep`, they are only requests that must finish. After a swap succeeds or fails, waiting
+requests are let in.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class RequestGate(Generic[C]):
         return await ask(call)
 
     async def abort(self, requests: Collection[Request]) -> None:
-        """Stop these requests, running or waiting. Unknown ones are ignored."""
+        """Stop these requests, running or waiting. Unknown requests are ignored."""
         wanted = set(requests)
         await self._end([call for call in self.calls if call.request in wanted])
 

@@ -82,7 +82,8 @@ class EngineHost:
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks that the engine adds to the trainer's process group. 0: it loads weights only from files."""
+        """How many ranks the engine adds to the trainer's process group. 0 means that it loads weights only from
+        files."""
         return self._engine.transfer_ranks if isinstance(self._engine, Receiver) else 0
 
     async def start(self) -> None:
@@ -103,7 +104,7 @@ class EngineHost:
             if self._restarts_left == 0:
                 raise EngineDead(f"the engine died too often: {self._reason}")
             self._restarts_left -= 1
-            log.error("the engine died: %s; starting it again, %d restarts left", self._reason, self._restarts_left)
+            log.error("the engine died: %s; restarting it, %d restarts left", self._reason, self._restarts_left)
             self._death.clear()
             await self.start()
 

@@ -30,7 +30,7 @@ REPORT_TOKENS = 128
 
 
 class WeightsVersion(NamedTuple):
-    """Identity of weights: after a rewind the same version number of a new epoch means other weights."""
+    """Identity of weights: after a rewind, the same version number in a new epoch means different weights."""
 
     epoch: int
     version: int
@@ -43,7 +43,7 @@ class SwapMode(StrEnum):
     WAIT = "wait"  # they finish on the old weights first
     ABORT = "abort"  # they return what they have, finish reason `abort`
     KEEP = "keep"  # they freeze, and continue under the new weights with a recomputed cache
-    RESTART = "restart"  # as `abort`, and the engine restarts with the weights: for models that cannot reload them
+    RESTART = "restart"  # like `abort`, and the engine restarts with the weights: for models that cannot reload them
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Scorer(Protocol):
     vocabulary: int
 
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
-        """For each prompt int32 [T], the logprobs float32 [T - 1] in nats of all tokens but the first, under the
+        """For each prompt int32 [T], the logprobs float32 [T - 1] in nats of all tokens except the first, under the
         current weights; None if the engine cannot score. Called only while no weights change. Raises `EngineDead`."""
         ...
 
@@ -236,7 +236,8 @@ class BoundedEngine(Protocol):
 
     @property
     def max_sequences(self) -> int | None:
-        """Further requests would only wait in the engine. None means no limit. Read after the engine has started."""
+        """How many sequences run at a time: further requests would only wait in the engine. None means no limit. Read
+        after the engine has started."""
         ...
 
 

@@ -40,7 +40,7 @@ class Receiver(Protocol):
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks that this engine adds to the process group, one per GPU; 0 if it was started without weight
+        """How many ranks this engine adds to the process group, one per GPU; 0 if it was started without weight
         transfer."""
 
     async def receive(self, incoming: "Incoming", version: WeightsVersion, mode: SwapMode) -> float:
@@ -63,7 +63,7 @@ class BroadcastReceiver:
         """Join the open attempt at broadcast `number`, which carries the live weights.
 
         Raises `TooLate`, and informs the trainer, if no attempt is open or this worker has already entered it. Raises
-        `WeightsError` if the broadcast has expired or is not the one that was announced.
+        `WeightsError` if the broadcast has expired or differs from the announced one.
         """
         round_log = BroadcastLog(self._calls.buffer, number)
         broadcast = await self._calls(round_log.read)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 EARLY_S = 1e-6
-"""A timer may fire this much before its time."""
+"""A timer can fire this much too early."""
 
 
 def pace_of(sequences: int, tokens_per_s: float, most_tokens_per_s: float | None) -> float:

@@ -1,6 +1,6 @@
 """An engine without a model, for load tests: it replays a table of response lengths at a set speed.
 
-Invariant: aborts, swaps and version spans work as `Engine` says, with a clock in place of a model.
+Invariant: aborts, swaps and version spans work as `Engine` says, with a clock instead of a model.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class SimulatedEngine(Gated):
         return self.max_sequences is None or self._speed.running < self.max_sequences
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
-        """Count as `version` from now on; `weights` are not read."""
+        """Report `version` from now on; `weights` are not read."""
         async with self._gate.swap(), self._gate.closed(mode):
             for call in self._gate.running:
                 call.swaps.append((version, self._made(call)))
@@ -144,7 +144,7 @@ class SimulatedEngine(Gated):
         self._gate.fail("the engine is closed")
 
     def _plan(self, request: Request) -> tuple[int, FinishReason]:
-        """Number of new tokens and how they end."""
+        """The number of new tokens, and the finish reason."""
         limit = token_limit(request, CONTEXT_TOKENS)
         prefix_tokens = 0 if request.prefix_ids is None else len(request.prefix_ids)
         length = max(1, self._length_of(request) - prefix_tokens)

@@ -57,9 +57,9 @@ def torch_tensor(dtype: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def check_tensors(given: Tensors, expected: Tensors, where: str, optional: Collection[str] = ()) -> None:
-    """Raise `WeightsError` unless the `given` tensors at `where` equal the `expected` ones in name, shape and dtype.
+    """Raise `WeightsError` unless the `given` tensors at `where` equal the `expected` tensors in name, shape and dtype.
 
-    The tensors named in `optional` may be absent on either side. A float of 16 to 64 bits may replace another one.
+    The tensors named in `optional` may be absent on either side. Floats of 16 to 64 bits may replace each other.
     """
     missing = sorted(expected.keys() - given.keys() - set(optional))
     unknown = sorted(given.keys() - expected.keys() - set(optional))

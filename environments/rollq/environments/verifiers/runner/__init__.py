@@ -1,1 +1,1 @@
-"""Runs episodes of verifiers for a worker, in a Python that has verifiers. Imports nothing else of rollq."""
+"""Runs episodes of verifiers for a worker, in a Python that has verifiers. Imports no other part of rollq."""

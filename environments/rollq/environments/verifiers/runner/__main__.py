@@ -81,8 +81,8 @@ def outcomes(asked: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def take_key() -> str:
-    """The gateway's key. The model's programs must not find it: no variable keeps it, and the user's other processes
-    cannot read this process's memory."""
+    """The gateway's key. The model's programs must not find it: it is removed from the environment, and the user's
+    other processes cannot read this process's memory."""
     if key := os.environ.get(KEY_VARIABLE):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         reading, writing = os.pipe()

@@ -22,7 +22,7 @@ from verifiers.v1.trace import Trace
 __all__ = ["Inside"]
 
 OVERFLOW = "context_length_exceeded"
-"""The code of a call whose prompt has outgrown the model's context."""
+"""The error code of a call whose prompt exceeds the model's context."""
 AGAIN = (429, 502, 503, 504)
 """Statuses after which a call is retried."""
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)
@@ -31,11 +31,11 @@ Message = dict[str, Any]
 
 
 class InsideConfig(HarnessConfig):
-    """Its config, which verifiers finds by the class."""
+    """Its config, which verifiers finds through the class."""
 
 
 class Inside(Harness[InsideConfig]):
-    """Chat and MCP tools. The model runs nothing here."""
+    """Chat and MCP tools. The model runs no code here."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -95,7 +95,7 @@ class Chat:
                 async with self._http.post(self._url, json=body, headers=self._headers) as response:
                     status, text = response.status, await response.text()
             except aiohttp.ClientError as error:
-                raise HarnessError(f"the call of the model failed: {error}") from error
+                raise HarnessError(f"the call to the model failed: {error}") from error
             if status == 200:
                 message: Message = json.loads(text)["choices"][0]["message"]
                 return message
@@ -104,7 +104,7 @@ class Chat:
             if status not in AGAIN or pause_s is None:
                 break
             await asyncio.sleep(pause_s)
-        raise HarnessError(f"the call of the model failed with status {status}: {text[:500]}")
+        raise HarnessError(f"the call to the model failed with status {status}: {text[:500]}")
 
 
 class Tools:
@@ -138,8 +138,8 @@ class Tools:
         return cls(clients, schemas)
 
     async def result(self, call: Mapping[str, Any]) -> Message:
-        """The message with the result of a call, or with the fault of the call for the model to read. A call is never
-        repeated, since it may have changed something. Raises `ToolsetError` for a server that is lost."""
+        """The message with the result of a call, or with its error for the model to read. A call is never repeated,
+        since it may have changed something. Raises `ToolsetError` for a server that is lost."""
         name = str(call["function"]["name"])
         return {"role": "tool", "tool_call_id": call["id"], "content": await self._content(name, call)}
 

@@ -53,7 +53,7 @@ def _failed(episode: Episode[Any, Any, Any]) -> Outcome:
 
 
 def kind_of(error: str, message: str, *, is_scored: bool = False) -> str:
-    """The failure kind of an error of verifiers. `is_scored`: it came after rewards were computed."""
+    """The failure kind of an error in verifiers. `is_scored`: it happened after rewards were computed."""
     if error == "TaskError":
         return "grader" if is_scored else "environment"
     if error == "ProviderError" and OVERFLOW in message:
@@ -85,6 +85,6 @@ def _unrewarded(trace: Trace[Any, Any, Any], missing: list[str]) -> Outcome:
 
 
 def is_truncated(trace: Trace[Any, Any, Any]) -> bool:
-    """Whether a limit has ended it: of turns, tokens or time, or of the model's context."""
+    """Whether a limit of turns, tokens, time or context has ended it."""
     last = trace.calls[-1].error if trace.calls else None
     return bool(trace.is_truncated or trace.is_timeout or (last is not None and OVERFLOW in last.message))

@@ -12,7 +12,7 @@ from rollq.environments.verifiers.runner.outcomes import Outcome, failure
 WAIT_S = 30.0
 """How long a request for a session waits at the gateway."""
 PAUSE_S = 2.0
-"""Pause between tries of a gateway that does not answer."""
+"""Pause between requests to a gateway that does not answer."""
 TRIES = 5
 """Timeout of sending an outcome."""
 
@@ -53,7 +53,7 @@ class Sessions:
                         return session
                     text = await answer.text()
                     if answer.status not in (429, 503):
-                        raise Refused(f"{self._url} gives no session: status {answer.status}: {text[:500]}")
+                        raise Refused(f"{self._url} returned no session: status {answer.status}: {text[:500]}")
                     pause_s = 0.0 if "no_session" in text else PAUSE_S
             except (aiohttp.ClientError, TimeoutError) as error:
                 print(f"{self._url} cannot be reached: {error}", file=sys.stderr, flush=True)

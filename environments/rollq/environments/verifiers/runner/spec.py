@@ -63,7 +63,7 @@ def _trained_seat(config_class: type[EnvConfig], data: Mapping[str, Any]) -> str
     if trained:
         raise SpecError(
             f"the model would play {len(trained)} seats ({', '.join(trained)}), but a sample trains one: give the "
-            f"others a model in env_options.config, as {trained[-1]} = "
+            f"others a model in env_options.config, such as {trained[-1]} = "
             f"{{ model = ..., client = {{ base_url = ... }} }}"
         )
     raise SpecError("every seat has a separate client, so there is nothing to train")

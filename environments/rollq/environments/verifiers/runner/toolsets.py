@@ -1,7 +1,6 @@
-"""Starts toolsets: a few at a time per processor. A failure to start is noticed at once.
-
-verifiers starts a program for each toolset of each episode, which imports verifiers: 3 to 10 s of a processor. It gives
-up after 180 s, which many concurrent starts all exceed, and does not check whether the program still runs.
+"""Starts toolsets, a few at a time per processor, and notices failed starts at once. verifiers starts a program for
+each toolset of each episode. The program imports verifiers, which takes 3 to 10 s of processor time. verifiers gives up
+after 180 s, which many concurrent starts all exceed, and does not check whether the program is still running.
 """
 
 import ast
@@ -51,7 +50,7 @@ async def started(server: ServerBase[Any, Any], runtime: Runtime, **how: Any) ->
 
 
 def _processes(runtime: Runtime) -> list[asyncio.subprocess.Process]:
-    """The processes in the background of a local runtime."""
+    """The background processes of a local runtime."""
     return list(getattr(runtime, "_background", ()))
 
 

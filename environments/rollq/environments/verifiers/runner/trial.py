@@ -61,7 +61,7 @@ async def _serve(stack: AsyncExitStack) -> str:
 
 
 def _children() -> list[str]:
-    """The processes that this one has started, if the system lists them."""
+    """The processes that this process has started, if the system lists them."""
     texts = []
     for path in glob(f"/proc/{os.getpid()}/task/*/children"):
         with open(path) as file:

@@ -6,7 +6,7 @@
 <arg_value>6*7</arg_value>
 </tool_call>
 
-From GLM-4.7 on without the line breaks.
+From GLM-4.7 on, turns have no line breaks.
 """
 
 import re

@@ -38,7 +38,7 @@ def typed_call(
     """Call number `index` of the turn `text`, with the arguments as `written`, each a name and a text.
 
     An argument of type string in the schema stays unchanged. Other values are read as JSON; a value that is not JSON
-    stays a text, and the tool refuses it. Without a schema, a value is read as JSON if possible.
+    stays a string, and the tool refuses it. Without a schema, a value is read as JSON if possible.
     """
     if problem := name_problem(name):
         return problem

@@ -48,7 +48,7 @@ MOST_PAGES: Final = 100
 LOST_CODES: Final = (CONNECTION_CLOSED, INVALID_REQUEST)
 """Codes of errors after which a session is gone. INVALID_REQUEST: the server does not know the session."""
 MISTAKE_CODES: Final = (INVALID_PARAMS, METHOD_NOT_FOUND)
-"""Codes of errors by the model: an unknown tool, or arguments that the server refuses."""
+"""Codes of errors that the model makes: an unknown tool, or arguments that the server refuses."""
 
 for _name in ("mcp", "httpx2"):  # they log addresses, which may be secret, and errors that rollq reports anyway
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -167,7 +167,7 @@ class Connection:
             raise
 
     def _lost(self, reason: str) -> ConnectionLost:
-        """Give the connection up. `reason` is used if the holder reports none."""
+        """Give up the connection. `reason` is used if the holder reports none."""
         failure = self._failure() or ConnectionLost(reason)
         self._closing.set()
         return failure

@@ -7,7 +7,7 @@ from rollq.buffer.common import exact_json
 
 
 def result_text(result: Mapping[str, Any]) -> str:
-    """The text of a `tools/call` result, as JSON has it: its blocks, one per line, or its structured content if it has
+    """The text of a `tools/call` result, which is JSON: its blocks, one per line, or its structured content if it has
     no blocks.
 
     Images, sounds and files are named, not shown.

@@ -91,7 +91,7 @@ class McpServer:
             await connection.close()
 
     async def look_after(self, connection: "Connection") -> None:
-        """After a call timed out, give the shared connection up if its server hangs."""
+        """After a call timed out, give up the shared connection if its server hangs."""
         if self.settings.is_shared and not await connection.answers(ALIVE_S):
             await connection.close()
 
@@ -186,7 +186,7 @@ class McpServer:
 
     @asynccontextmanager
     async def trial(self, errors: TextIO) -> "AsyncIterator[Connection]":
-        """A connection that shares nothing with others. Raises `ConnectionLost`."""
+        """A connection that no other session shares. Raises `ConnectionLost`."""
         from rollq.workers.agents.mcp.connection import http_client
 
         client = None if self.settings.mcp_url is None else http_client(self._headers, SETUPS)

@@ -38,7 +38,7 @@ class McpOptions(Settings):
         "interrupted; false: all samples of a worker share one. Default: true for a URL, false for a command",
     )
     start_timeout_s: float = Field(
-        default=60.0, gt=0, description="longest start of the MCP server or of a session, in seconds"
+        default=60.0, gt=0, description="longest time for the MCP server or a session to start, in seconds"
     )
 
     @model_validator(mode="after")

@@ -99,8 +99,8 @@ def score_body(prompt: Int32Array) -> dict[str, Any]:
 
 
 def read_scores(answer: Any, prompt: Int32Array) -> Float32Array:
-    """The logprobs float32 [T - 1] in nats of all tokens of a prompt but the first. Raises `ValueError` if the answer
-    has none."""
+    """The logprobs float32 [T - 1] in nats of all tokens of a prompt except the first. Raises `ValueError` if the
+    answer has none."""
     return read_prompt_logprobs(answer, prompt, 1)
 
 
@@ -149,11 +149,11 @@ def check_logprobs(probed: Completion) -> None:
     keep ties.
     """
     if len(probed.ids) == 0:
-        raise ValueError("the server gave no token where some were asked for")
+        raise ValueError("the server returned no tokens, although some were requested")
     equals = np.exp(-probed.logprobs)
     if (np.abs(equals - equals.round()) > 0.01).any():
         logprobs = ", ".join(f"{logprob:.3f}" for logprob in probed.logprobs)
         raise ValueError(
-            f"the server gives tokens that had to be sampled logprobs of {logprobs}: these are "
-            "of the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
+            f"the server returns logprobs of {logprobs} for tokens that were certain: these are of the model's "
+            f"distribution, not of the sampled one; start vLLM with --logprobs-mode processed_logprobs"
         )

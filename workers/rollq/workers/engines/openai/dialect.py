@@ -69,7 +69,8 @@ class Api(Protocol):
         """A request for the logprobs of a prompt's tokens, int32 [T]."""
 
     def read_scores(self, answer: Any, prompt: Int32Array, /) -> Float32Array:
-        """The logprobs float32 [T - 1] in nats of all tokens of a prompt but the first, NaN where the server has none.
+        """The logprobs float32 [T - 1] in nats of all tokens of a prompt except the first, NaN where the server has
+        none.
 
         Raises `ValueError` if the answer has none."""
 

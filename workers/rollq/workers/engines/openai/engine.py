@@ -63,20 +63,25 @@ class ServerSettings(RetrySettings):
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
     )
-    server_follows: bool = Field(default=False, description="the server loads each published version without rollq")
+    server_follows: bool = Field(
+        default=False, description="another program loads each published version into the servers"
+    )
     push_model: Path | None = Field(
         default=None, description="folder of the model served: each version is loaded into the servers"
     )
     request_timeout_s: float = Field(default=600, gt=0, description="longest wait for one answer")
-    start_timeout_s: float = Field(default=600, gt=0, description="longest wait for a server that still starts")
-    retries: int = Field(default=8, ge=0, description="tries of a request after its first")
+    start_timeout_s: float = Field(default=600, gt=0, description="longest wait for a server that is still starting")
+    retries: int = Field(default=8, ge=0, description="retries of a request")
 
     LONGEST_PAUSE_S: ClassVar[float] = 30.0
 
     @model_validator(mode="after")
     def _one_loads(self) -> Self:
         if self.push_model is not None and self.server_follows:
-            raise ValueError("push_model loads weights into the servers, server_follows says that others do: set one")
+            raise ValueError(
+                "push_model loads weights into the servers, server_follows says that another program does: set one of "
+                "them"
+            )
         return self
 
     @property

@@ -38,11 +38,11 @@ SESSIONS = 10_000
 
 
 class RequestFailed(RollqError, RuntimeError):
-    """A request failed at every try, while the servers answer others."""
+    """A request failed at every try, while the servers answer other requests."""
 
 
 class _Sessions:
-    """The server of each conversation; the oldest ones are forgotten."""
+    """The server of each conversation; the oldest conversations are forgotten."""
 
     def __init__(self) -> None:
         self._servers: OrderedDict[str, Server] = OrderedDict()

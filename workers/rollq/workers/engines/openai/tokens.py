@@ -54,9 +54,11 @@ class Tokens:
         try:
             ids, logprobs = np.array(self.ids, dtype=np.int32), float32_array(self.logprobs)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{self.url} gave token ids or logprobs that are not numbers: {error}") from error
+            raise ValueError(f"{self.url} returned token ids or logprobs that are not numbers: {error}") from error
         if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
-            raise ValueError(f"{self.url} gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
+            raise ValueError(
+                f"{self.url} returned {ids.shape} token ids and {logprobs.shape} logprobs, or invalid ones"
+            )
         spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
         return Completion(ids, logprobs, spans, parse_reason(self.reason) if reason is None else reason)
 

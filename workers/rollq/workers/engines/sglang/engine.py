@@ -11,7 +11,7 @@ from rollq.workers.http.client import exchange
 
 
 class SglangSettings(ServerSettings):
-    """SGLang servers; their URLs may end with `/v1` or not."""
+    """SGLang servers. Their URLs may end with `/v1`."""
 
 
 async def describe(http: aiohttp.ClientSession, url: str, _: str | None, *, pushes: bool) -> Description:

@@ -116,7 +116,7 @@ def check_probe(answer: Any) -> None:
             f"{error}): {NEEDED}; it said {answer!r:.200}"
         ) from error
     if sampled.ndim != 1 or sampled.size == 0 or scaled.shape != sampled.shape:
-        raise ValueError(f"the server gave {scaled.size} and {sampled.size} logprobs where some were asked for")
+        raise ValueError(f"the server returned {scaled.size} and {sampled.size} logprobs, although some were requested")
     if not (np.abs(scaled - sampled) < SAME_NATS).all():
         raise ValueError(
             f"the server's logprobs are {scaled.tolist()}, but the sampled distribution's are {sampled.tolist()}: "
@@ -130,7 +130,7 @@ def score_body(prompt: Int32Array) -> dict[str, Any]:
 
 
 def read_scores(answer: Any, prompt: Int32Array) -> Float32Array:
-    """The logprobs float32 [T - 1] in nats of a prompt's tokens but the first, NaN where SGLang has null.
+    """The logprobs float32 [T - 1] in nats of a prompt's tokens except the first, NaN where SGLang has null.
 
     Raises `ValueError` if the answer has none.
     """

@@ -1,6 +1,6 @@
 """A Hugging Face causal LM in this process, on the CPU or one GPU, with continuous batching.
 
-The batching is rollq's own because behaviour logprobs must survive weight swaps in the middle of a sequence; see
+rollq batches requests itself, because behaviour logprobs must survive weight swaps in the middle of a sequence; see
 `driver` for the batch's turns and `decode_batch` for its cache.
 """
 
@@ -38,7 +38,7 @@ class TransformersSettings(Settings):
     model: Path = Field(description="folder written by save_pretrained")
     device: str = Field(default="auto", description="auto (cuda if there is one), cpu, cuda, cuda:1, ...")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="dtype of the weights")
-    max_batch: int = Field(default=512, gt=0, description="sequences decoded together")
+    max_batch: int = Field(default=512, gt=0, description="how many sequences are decoded together")
     return_routed_experts: bool = Field(
         default=False, description="return the experts of every token, for [trainer] replay_experts"
     )
@@ -140,7 +140,7 @@ class TransformersEngine:
 
     @cached_property
     def _tokenizer(self) -> HfTokenizer:
-        """Only stop strings need it."""
+        """The tokenizer, which only stop strings need."""
         return HfTokenizer(self._settings.model)
 
 
@@ -172,7 +172,7 @@ def make_sequence(request: Request, config: Any) -> ActiveSequence:
 
 @torch.no_grad()
 def score(model: Any, prompts: Sequence[Int32Array]) -> list[Float32Array]:
-    """The logprobs float32 [T - 1] of the tokens of each prompt int32 [T] but the first."""
+    """The logprobs float32 [T - 1] of the tokens of each prompt int32 [T] except the first."""
     scores = []
     for prompt in prompts:
         ids = torch.from_numpy(prompt).long().to(model.device)

@@ -61,7 +61,7 @@ class Adapters:
     def spared(self, adapter: bool) -> int:
         """How many adapters may stay in use during a swap, to an `adapter` or to other weights.
 
-        0 if the base weights change, because tokens carry only the adapter's version. Otherwise as many as vLLM has
+        0 if the base weights change, because tokens carry only the adapter's version. Otherwise, as many as vLLM has
         room for beside the new adapter.
         """
         return self._process.max_adapters - 1 if adapter and self._process.max_adapters else 0

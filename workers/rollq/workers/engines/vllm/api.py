@@ -43,8 +43,8 @@ def check_prompt(ids: list[int], answer: Any) -> None:
     """Raise `ImageError` unless vLLM read these ids, images included: the trainer must read the same ids."""
     if answer.prompt_token_ids != ids:
         raise ImageError(
-            f"vLLM placed the images otherwise: its prompt has {len(answer.prompt_token_ids or ())} tokens, and "
-            f"{len(ids)} by the processor in the model's folder"
+            f"vLLM placed the images differently: its prompt has {len(answer.prompt_token_ids or ())} tokens, and "
+            f"{len(ids)} with the processor in the model's folder"
         )
 
 
@@ -106,7 +106,7 @@ def token_parameters(token: int) -> SamplingParams:
 
 
 def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
-    """The logprobs float32 [T - 1] of all tokens of a prompt but the first, from vLLM's `RequestOutput`."""
+    """The logprobs float32 [T - 1] of all tokens of a prompt except the first, from vLLM's `RequestOutput`."""
     logprobs = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
     return np.array([at[token].logprob for token, at in logprobs], dtype=np.float32)
 
@@ -126,7 +126,7 @@ class OutputReader:
         ids = np.array(output.token_ids, dtype=np.int32)
         logprobs = np.array(output.logprobs.logprobs if len(ids) else (), dtype=np.float32)
         if logprobs.shape != ids.shape:
-            raise ValueError(f"vLLM gave {len(ids)} tokens with {len(logprobs)} logprobs")
+            raise ValueError(f"vLLM returned {len(ids)} tokens with {len(logprobs)} logprobs")
         self.tokens += len(ids)
         self._ids.append(ids)
         self._logprobs.append(logprobs)
