@@ -18,10 +18,10 @@ MARK: Final = "<image>"
 PART: Final[Mapping[str, Any]] = {"type": "image"}
 """The place of an image in a message whose content is a list of parts, as chat templates read it."""
 INLINE_BYTES: Final = 16_384
-"""Files of images up to this size travel in Redis, larger ones by their path."""
+"""Image files up to this size travel in Redis; larger files are named by their path."""
 MOST_INLINE_BYTES: Final = 1 << 20
 """The largest image that a row may contain, since it travels in Redis."""
-_NAMES = ("bytes", "image", "url", "path")  # in rows of `datasets`, `path` is a mere name beside `bytes`
+_NAMES = ("bytes", "image", "url", "path")  # in rows of `datasets` with `bytes`, `path` is only a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class ImageFiles:
         """The file at a path, with all links resolved. Raises `ImageError` if it is in none of the folders."""
         try:
             resolved = path.resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a null byte
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or a null byte
             raise ImageError(f"image {str(path)[:80]!r} cannot be read: {error}") from error
         folders = [folder.resolve() for folder in (self.folder, *self.more_folders)]
         if not any(resolved.is_relative_to(folder) for folder in folders):

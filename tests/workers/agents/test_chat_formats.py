@@ -142,7 +142,7 @@ def test_an_unknown_tool_is_answered(family: Family, tokenizer: HfTokenizer) -> 
     )
     check_exact(tokenizer, sample, model)
     (answer,) = (one for one in sample.extra["messages"] if one["role"] == "tool")
-    assert answer["content"] == "error: there is no tool 'abacus', use one of calculator"
+    assert answer["content"] == "error: there is no tool 'abacus'; use one of calculator"
 
 
 def test_gpt_oss_with_a_remark_between_thoughts_and_call_is_rendered(tmp_path: Path) -> None:

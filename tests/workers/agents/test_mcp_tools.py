@@ -137,7 +137,7 @@ def test_a_loop_answers_for_a_tool_that_the_server_does_not_have(tokenizer: HfTo
             await close_loop(loop)
 
     answers = [each["content"] for each in asyncio.run(run()).extra["messages"] if each["role"] == "tool"]
-    assert answers[0].startswith("error: there is no tool 'weather', use one of calculator, count")
+    assert answers[0].startswith("error: there is no tool 'weather'; use one of calculator, count")
     assert answers[1] == "error: the table has no entry 'x'"
     assert sorted(answers[2:]) == ["1", "2"]
 
@@ -370,7 +370,7 @@ def test_a_session_over_http_has_state_unless_the_settings_say_otherwise() -> No
         ({"desk": {"mcp": "http://desk", "env": {"A": "B"}}}, "env is for the command"),
         ({"desk": {"mcp": "http://desk", "headers": {"A": "NO_SUCH"}}}, "the environment variable NO_SUCH is not set"),
         ({"calculator": {"stateful": True}}, "stateful is for an MCP server: set mcp as well"),
-        ({"desk": {"mcp": command(), "only": ["weather"]}}, "only: the server has no tool 'weather', it has"),
+        ({"desk": {"mcp": command(), "only": ["weather"]}}, "only: the server has no tool 'weather'; it has"),
         ({"desk": {"mcp": command()}, "calculator": {}}, "tools.calculator: there are two tools 'calculator'"),
     ],
 )

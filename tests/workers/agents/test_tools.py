@@ -234,7 +234,7 @@ def test_every_turn_draws_with_a_seed_of_its_own(tokenizer: HfTokenizer) -> None
         ("<tool_call>[1]</tool_call>", 'error: a tool call is a JSON object with "name"'),
         ('<tool_call>{"name": "calculator", "arguments": "6*7"}</tool_call>', "error: \"arguments\" of 'calculator'"),
         ('<tool_call>{"name": "calculator"', "error: a tool call without </tool_call>"),
-        (call("weather", city="Rome"), "error: there is no tool 'weather', use one of calculator"),
+        (call("weather", city="Rome"), "error: there is no tool 'weather'; use one of calculator"),
         (
             call("calculator", sum="6*7"),
             "error: wrong arguments for 'calculator': expression: is required, but missing",

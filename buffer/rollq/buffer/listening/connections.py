@@ -169,7 +169,7 @@ _current: ContextVar[tuple[Connections, Connection] | None] = ContextVar("curren
 
 
 def enter_connection(connections: Connections, connection: Connection) -> None:
-    """Make a connection the current one of this context."""
+    """Make a connection the current connection of this context."""
     _current.set((connections, connection))
 
 

@@ -105,7 +105,7 @@ class Listener:
 
 
 class _Limited(asyncio.Protocol):
-    """Passes everything to a protocol, with its connection as the current one of the context."""
+    """Passes everything to a protocol, with its connection as the context's current connection."""
 
     def __init__(self, inner: asyncio.Protocol, connections: Connections, connection: Connection) -> None:
         self._inner, self._connections, self._connection = inner, connections, connection

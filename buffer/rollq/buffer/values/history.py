@@ -61,10 +61,10 @@ class SeenProducer:
 class Overview:
     """Facts of a task that monitors show beside its counts.
 
-    `silent_s`: seconds since a producer looked at the task; None when none ever has. `rows`: the newest ones of its
-    history. `by_staleness`: ready groups by the staleness that they would be trained with. The ages are in seconds, of
-    the pending group that is leased next, of the lease that is the oldest among those with the oldest weights, and of
-    the result of the ready group that is trained next; None without one. `producers`: the latest one first.
+    `silent_s`: seconds since a producer looked at the task; None if no producer ever has. `rows`: the newest ones of
+    its history. `by_staleness`: ready groups by the staleness that they would be trained with. The ages are in seconds,
+    of the pending group that is leased next, of the lease that is the oldest among those with the oldest weights, and
+    of the result of the ready group that is trained next; None without one. `producers`: the latest one first.
     """
 
     task: str

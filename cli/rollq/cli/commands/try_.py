@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ROWS = 4
 MOST_TEXT = 2000
-"""Characters of a prompt that are shown."""
+"""How many characters of a prompt are shown."""
 MOST_ANSWER = 200
-"""Characters of an answer or a sample that are shown."""
+"""How many characters of an answer or a sample are shown."""
 
 
 @click.command("try")
@@ -37,7 +37,7 @@ MOST_ANSWER = 200
 @click.option(
     "--answers",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Judge the lines of this file, one for each row: texts, or JSON strings in a .jsonl file.",
+    help="Judge the lines of this file, one for each row: plain text, or JSON strings in a .jsonl file.",
 )
 @click.option("--sample", is_flag=True, help="Also sample a group of each row with the engine of [worker].")
 @click.option(
@@ -50,7 +50,7 @@ def try_rows(
 
     TASK may be left out if there is only one.
 
-    The judge gets each row's reference answer, in the forms that judges often expect, or the texts of --answers. With
+    The judge gets each row's reference answer, in the forms that judges often expect, or the lines of --answers. With
     --sample or --model, it also gets samples. No server is needed. The exit status is 1 if something is wrong.
 
     \b
@@ -183,7 +183,7 @@ def _with_model(worker: "WorkerSettings", model: Path) -> "WorkerSettings":
 
 
 def read_answers(path: Path) -> list[str]:
-    """The texts in a file, one on each line: as they are, or JSON strings in a `.jsonl` file.
+    """The lines of a file: plain text, or JSON strings in a `.jsonl` file.
 
     Raises `ConfigError` for a file that is not text, and a line that is not a JSON string.
     """

@@ -44,8 +44,8 @@ def policy_terms(
     """Compute the terms of n loss tokens, without aggregation.
 
     All are [n]: `new`, `behaviour`, `old` and `reference` logprobs in nats, of the policy that is trained, of the
-    engine, of the weights before the first update on the batch (default: the current ones), and of the reference model;
-    `advantages`; `samples` int64, equal for tokens of one sample, whose tokens must all be there if
+    engine, of the weights before the first update on the batch (default: the current weights), and of the reference
+    model; `advantages`; `samples` int64, equal for tokens of one sample, whose tokens must all be there if
     `settings.needs_whole_samples`; `keep` bool, tokens that a mask of the caller keeps (default: all). `old` is used
     with `settings.old_logprobs = "recomputed"`.
 

@@ -1,9 +1,9 @@
 """A user-written loss: a function that returns the term of each token, named by `loss = "module.function"`.
 
 It is called with tensors of the n loss tokens of a micro-batch, float32 [n] on the trainer's device: `new`, the
-logprobs that are trained, with a gradient; `old` and `behaviour`, without, see `rollq.consumer.losses.surrogates`;
-`advantages`; and `samples` int64 [n], equal for tokens of one sample. It returns the terms to minimise, floating point
-[n]; corrections, masks, KL and aggregation apply to them as to any surrogate.
+logprobs that are trained, with a gradient; `old` and `behaviour`, without a gradient, see
+`rollq.consumer.losses.surrogates`; `advantages`; and `samples` int64 [n], equal for tokens of one sample. It returns
+the terms to minimise, floating point [n]; corrections, masks, KL and aggregation apply to them as to any surrogate.
 """
 
 from collections.abc import Callable

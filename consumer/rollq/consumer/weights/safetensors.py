@@ -22,7 +22,7 @@ def write_model(folder: Path, stream: TensorStream, *, max_file_bytes: int, conf
     """Write model.safetensors into an existing folder, or shards and their index.
 
     A shard has a header and at most `max_file_bytes` of tensors; a larger tensor has a shard to itself. The
-    configuration and tokenizer files of `config_from` come beside them.
+    configuration and tokenizer files of `config_from` are copied too.
     """
     if config_from is not None:
         copy_config(config_from, folder)
@@ -81,7 +81,7 @@ def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> Non
 
 
 def bytes_of(tensor: Any) -> memoryview:
-    """The bytes of a tensor, as files have them."""
+    """The bytes of a tensor, as in files."""
     import torch
 
     raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)

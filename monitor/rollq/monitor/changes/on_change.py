@@ -1,4 +1,4 @@
-"""`[monitor] on_change` around a command of rollq that watches a run."""
+"""Runs `[monitor] on_change` while a command of rollq watches a run."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -23,6 +23,6 @@ class MonitorSettings(Settings):
         if isinstance(value, str):
             raise ValueError(
                 'give a list: the program, and then each of its arguments, as in ["curl", "--data", "@-", '
-                '"https://example.org/hook"]; no shell reads it'
+                '"https://example.org/hook"]; no shell is used'
             )
         return value

@@ -146,7 +146,8 @@ def _depth_table(tasks: Sequence[TaskStatus]) -> list[str]:
 
 
 def evaluation_table(tasks: Sequence[TaskStatus]) -> list[str]:
-    """A row for each evaluation: the weights and the reward of the last result, and the progress of the present one."""
+    """A row for each evaluation: the weights and the reward of the last result, and the progress of the present
+    evaluation."""
     rows = [[task.task, *_evaluation_cells(task.evaluation)] for task in tasks if task.is_evaluation]
     return aligned([["evaluation", "last step", "reward", "done", "failed", "state"], *rows]) if rows else []
 

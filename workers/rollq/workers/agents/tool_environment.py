@@ -92,7 +92,7 @@ class ToolEnvironment:
             return CallError(call.problem)
         tool = self._tools.get(call.name)
         if tool is None:
-            return CallError(f"there is no tool {call.name!r}, use one of {', '.join(self._offer.definitions)}")
+            return CallError(f"there is no tool {call.name!r}; use one of {', '.join(self._offer.definitions)}")
         self._calls[call.name] += 1
         if self._calls[call.name] > tool.settings.max_calls:
             return CallError(f"{call.name!r} may be called {tool.settings.max_calls} times in one sample")

@@ -1,4 +1,4 @@
-"""Lends samples of this worker's groups to workers of the fleet with less work."""
+"""Lends samples of this worker's groups to other workers that have less work."""
 
 from collections.abc import Mapping, Sequence
 

@@ -122,7 +122,7 @@ class OwnAnswers:
     def __init__(
         self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
     ) -> None:
-        """`answer_text`: the form that the judge must accept, with `{answer}` in it; None: the usual forms.
+        """`answer_text`: the form that the judge must accept, with `{answer}` in it; None means the usual forms.
         `may_raise`: an exception means a wrong answer, so the judge may raise on other forms. `of_text`: samples
         consist of only a text, so a custom judge cannot depend on other fields."""
         self._judge = judge

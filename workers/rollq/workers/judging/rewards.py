@@ -7,7 +7,7 @@ a mapping with the name `score`        `score`                         numbers a
                                                                        they do not count, and the rest in `extra`
 `Credit`                               its reward, else the sum        rewards of tokens
 
-Only real numbers are rewards. A text or a boolean never is, even `"1.0"` or `True`.
+Only real numbers are rewards, never strings or booleans, even `"1.0"` or `True`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,9 +36,9 @@ JUDGE_ERROR: Final = "judge_error"
 class Credit:
     """A judge's answer with rewards of single tokens or turns of the sample.
 
-    `tokens`: one number for each response token of all segments, one segment after the other; or `turns`: one number
-    for each turn of the model, for the turn's last token. `reward`: a number, or named parts, for functions of whole
-    samples, such as filters and metrics; None: the sum of `tokens` or `turns`.
+    `tokens`: one number for each response token of all segments, segment by segment; or `turns`: one number for each
+    turn of the model, for the turn's last token. `reward`: a number, or named parts, for functions of whole samples,
+    such as filters and metrics; None means the sum of `tokens` or `turns`.
     """
 
     reward: Reward | None = None

@@ -19,7 +19,7 @@ from rollq.environments.verifiers.runner.rows import TASK, Tasks
 from rollq.environments.verifiers.runner.spec import Opened, SpecError, opened
 
 NO_KEY = "ROLLQ_NO_KEY"
-"""A variable that does not exist: a session is named in its URL."""
+"""A variable that does not exist, since the URL identifies a session."""
 SHARE = 0.9
 """The part of a session's time that its agent may use; the rest is for its rewards."""
 
@@ -67,7 +67,7 @@ class Serving:
 
 
 def limited(task: Task, most_s: float) -> Task:
-    """The task with a time limit, unless it has a shorter one."""
+    """The task with this time limit, or with its own limit if that is shorter."""
     given: float | None = task.data.timeout.agent
     limit_s = most_s if given is None else min(given, most_s)
     return task.with_data(timeout=task.data.timeout.model_copy(update={"agent": limit_s}))

@@ -86,7 +86,7 @@ class ToolList:
             tools[tool.name] = ToolSchema({"type": "function", "function": described})
         for name in only:
             if name not in tools:
-                raise ConfigError(f"only: the server has no tool {name!r}, it has {', '.join(tools) or 'none'}")
+                raise ConfigError(f"only: the server has no tool {name!r}; it has {', '.join(tools) or 'none'}")
         kept = {name: tool for name, tool in tools.items() if not only or name in only}
         if not kept:
             raise ConfigError("the server has no tools")

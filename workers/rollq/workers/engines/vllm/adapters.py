@@ -21,7 +21,7 @@ from rollq.workers.engines.vllm.process import VllmProcess
 
 @dataclass(slots=True, eq=False)
 class VllmCall(Call):
-    """A request in vLLM under a unique `name`. `adapter` makes its tokens; None: the model alone."""
+    """A request in vLLM under a unique `name`. `adapter` makes its tokens; None means the model alone."""
 
     name: str = field(kw_only=True)
     adapter: LoRARequest | None = None
@@ -50,7 +50,7 @@ def outlives(calls: Collection[VllmCall], *, adapter: bool, spared: int) -> Call
 
 
 class Adapters:
-    """The adapters that vLLM has loaded. `current` serves new requests; None: the model alone."""
+    """The adapters that vLLM has loaded. `current` serves new requests; None means the model alone."""
 
     def __init__(self, process: VllmProcess) -> None:
         self.current: LoRARequest | None = None

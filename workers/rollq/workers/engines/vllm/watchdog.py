@@ -1,9 +1,9 @@
 """The small process that ends vLLM's processes when the worker has died; run as a script, imports only stdlib.
 
-vLLM starts processes that outlive it when it is killed, with gigabytes of memory and the GPU's. The watchdog recognises
-them by a mark. A spawned process has it in its environment, as `MARK=...`. A forked process shows its parent's
-environment, but inherits the open file of that name. Child processes inherit both. Needs Linux: elsewhere no process is
-found.
+vLLM starts processes that outlive it when it is killed. They keep gigabytes of memory, and the GPU's memory. The
+watchdog recognises them by a mark. A spawned process has the mark in its environment, as `MARK=...`. A forked process
+shows its parent's environment, but inherits the open file of that name. Child processes inherit both. Needs Linux:
+elsewhere no process is found.
 
 usage: watchdog.py WORKER_PID MARK
 """
