@@ -48,6 +48,8 @@ AVOID = {
     r"\b(another|others) than\b": "a different one, other than",
     r"\b(must be|expected) (a text|texts)\b": "a string",
     r"\blists? of texts\b": "list of strings",
+    r"\bof (yours|ours)\b": "custom, your, rollq's",
+    r"\b(initial|present|current) ones?\b": "the noun again",
 }
 """Pattern, matched in any case with any white space for a space -> what to write instead."""
 

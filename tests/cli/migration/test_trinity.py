@@ -394,9 +394,9 @@ def test_grpo_of_verl_is_grpo(tmp_path: Path) -> None:
     ("changes", "setting", "reason"),
     [
         ({"algorithm": {"algorithm_type": "opmd", "policy_loss_fn_args": {"tau": 0.0}}},
-         "algorithm.policy_loss_fn_args.tau = 0.0", "it is an argument of opmd, and rollq gives a function of yours"),
+         "algorithm.policy_loss_fn_args.tau = 0.0", "it is an argument of opmd, and rollq gives a custom function"),
         ({"algorithm": {"algorithm_type": "rec", "policy_loss_fn_args": {"weight": "advantage", "temp": 0.5}}},
-         "algorithm.policy_loss_fn_args.temp = 0.5", "it is an argument of rec, and rollq gives a function of yours"),
+         "algorithm.policy_loss_fn_args.temp = 0.5", "it is an argument of rec, and rollq gives a custom function"),
         ({"algorithm": {"advantage_fn": "clipb", "advantage_fn_args": {"mu": 2.5}}},
          "algorithm.advantage_fn_args.mu = 2.5", "it is an argument of clipb"),
         ({"algorithm": {"algorithm_type": "mix", "sample_strategy_args": {"expert_data_ratio": 0.2}}},

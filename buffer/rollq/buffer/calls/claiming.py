@@ -289,7 +289,7 @@ class Claiming(Sweeping):
         return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
     def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> int:
-        """Forget the plan of a step. Returns its new round, or its current one if it was delivered and not released."""
+        """Forget the plan of a step. Returns its new round, or the old round if it was delivered and not released."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
         return int(self.call("replan", *fence, step, claim_round, int(released)))
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 EVALUATIONS_PER_STEP = 6.0
-"""The time of a train step of the roles, in evaluations of the same number of samples by one process. Measured on two
-cores."""
+"""How many times as long as one process's evaluation of the same number of samples a train step of the roles takes.
+Measured on two cores."""
 LEAST_GAIN = 0.03
 """Least gain in mean reward for held-out prompts. Resampling the same prompts changes it by 0.012 (one standard
 deviation; 16 seeds, the tiny model before training)."""

@@ -134,7 +134,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def password_from(environment: Mapping[str, str]) -> str | None:
-    """The servers' password, from the environment or the file it names; None without either."""
+    """The servers' password, from the environment or the file it names; None if there is neither."""
     if environment.get("ROLLQ_REDIS_PASSWORD"):
         return environment["ROLLQ_REDIS_PASSWORD"]
     path = environment.get(PASSWORD_FILE)

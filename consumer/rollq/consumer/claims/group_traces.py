@@ -30,7 +30,8 @@ class GroupTraces:
 
     @contextmanager
     def committing(self, step: int, groups: Sequence[tuple[str, int]]) -> Iterator[None]:
-        """Around the commit of a step with these groups: read their lives before, and end their traces after it."""
+        """A context for the commit of a step with these groups: reads their lives before it, and ends their traces
+        after it."""
         if self._tracer is None:
             yield
             return

@@ -220,8 +220,8 @@ class LossSettings(Settings):
         """Raise `ValueError` if settings that were `given` contradict each other, or have no effect."""
         if (self.surrogate == "custom") is not ("." in self.preset):
             raise ValueError(
-                f'surrogate = "{self.surrogate}": loss {self.preset!r} has another; leave surrogate out. A function of '
-                'yours is named by preset = "module.function"'
+                f'surrogate = "{self.surrogate}": loss {self.preset!r} has another; leave surrogate out. Name a '
+                'custom function with preset = "module.function"'
             )
         if PRESETS.get(self.preset, {}).get("old_logprobs") == "recomputed" and self.old_logprobs == "behaviour":
             raise ValueError(

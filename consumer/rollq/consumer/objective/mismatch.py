@@ -25,7 +25,7 @@ class Mismatch:
 
     `mean`, `p99` and `max` are of |d|. `kl` is the k3 estimator of KL(engine || trainer), the mean of w - d - 1
     (Schulman 2020, "Approximating KL divergence"). `effective_sample_size` is (sum w)^2 / (n sum w^2), in (0, 1] (Kong
-    1992); NaN when the w are too large or small for a float64.
+    1992); NaN if a w is too large or small for a float64.
     """
 
     tokens: int
@@ -73,7 +73,7 @@ class MismatchGauge:
         differences = np.concatenate([*self._differences, np.zeros(0, np.float32)])
         sequences = np.concatenate([*self._sequences, np.zeros(0, np.int64)])
         versions = np.concatenate([*self._versions, np.zeros(0, np.int64)])
-        gauged, index = np.unique(sequences, return_inverse=True)  # of this rank alone
+        gauged, index = np.unique(sequences, return_inverse=True)  # only this rank's
         rows = [batch.sequences[int(index)] for index in gauged]
         workers = [str(batch.samples[row.sample].extra.get("worker", "?")) for row in rows]
         labels = {

@@ -14,7 +14,7 @@ _READ_DIR: Final = 1 << 3
 _MAKE_DEVICES: Final = 1 << 6 | 1 << 11
 """Character and block devices. Handling any right to files denies mounts."""
 _MOVE: Final = 1 << 13
-"""Moves between folders. Denied whenever any right to files is handled and this one is not allowed."""
+"""Moves between folders. Landlock denies them if it handles any right to files, unless this right is allowed."""
 _FILE_RIGHTS: Final = ((1, 13), (2, 14), (3, 15), (5, 16))
 """(version of the interface, number of rights to files that it knows)."""
 _MOVES_SINCE: Final = 2
@@ -31,10 +31,10 @@ def version() -> int:
 
 
 def allow_only_reading(folders: Iterable[str]) -> None:
-    """Deny this thread, and everything it starts, all files outside `folders`, all changes to files, TCP, and signals
-    to and abstract sockets of others, as far as the kernel knows these rights. Raises `OSError`.
+    """Deny this thread, and everything it starts, all files outside `folders`, all changes to files, TCP, signals to
+    other processes and their abstract sockets, as far as the kernel knows these rights. Raises `OSError`.
 
-    `folders`: folders and files; missing or forbidden ones are skipped. The process must have given up gaining rights.
+    `folders`: folders and files; missing or forbidden paths are skipped. The process must have given up gaining rights.
     """
     known = version()
     rights = (1 << max(count for since, count in _FILE_RIGHTS if since <= known)) - 1

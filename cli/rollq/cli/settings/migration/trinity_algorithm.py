@@ -134,7 +134,7 @@ def _loss(run: Conversion, given: Given, algorithm: Algorithm) -> None:
                 dotted(other, "losses"),
                 note=f"{other} in Trinity: write this function, or a loop: docs/guide/losses.md",
             )
-            algorithm.arguments.rest(f"it is an argument of {other}, and rollq gives a function of yours none")
+            algorithm.arguments.rest(f"it is an argument of {other}, and rollq gives a custom function none")
 
 
 def _preset(run: Conversion, given: Given, preset: str, note: str = "") -> None:
@@ -205,7 +205,7 @@ def _rec(run: Conversion, given: Given, algorithm: Algorithm) -> None:
             "losses.rec",
             f"rec with clip_mode {clip} and weight {weight}: write this function: docs/guide/losses.md",
         )
-        algorithm.arguments.rest("it is an argument of rec, and rollq gives a function of yours none")
+        algorithm.arguments.rest("it is an argument of rec, and rollq gives a custom function none")
         return
     _preset(run, given, preset, "the same gradient as rec's" if preset == "ppo" else "")
     if preset != "reinforce":
