@@ -113,11 +113,12 @@ class Answering:
         self.forced += call.tool_choice == "required"
         self.guided += call.schema is not None
         self._count_ignored(call.ignored)
+        answer = answer_of(node, completion, len(placement.context), self.rollout, created_s)
         if record is None:
             await self._record(RecordedCall(number, located.digest, placement.delta, completion, created_s))
         else:
             self.replayed += 1
-        return answer_of(node, completion, len(placement.context), self.rollout, created_s)
+        return answer
 
     def _count_ignored(self, names: Iterable[str]) -> None:
         """Count the names of a call. Beyond `MOST_IGNORED` names, new names count as others."""

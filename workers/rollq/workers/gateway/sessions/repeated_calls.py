@@ -11,11 +11,14 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from rollq.workers.gateway.calls import Answer, CallRefused
+from rollq.workers.gateway.sessions.call_nodes import Located
 
 RETURN_S: Final = 60.0
 """A client that was turned away is expected back within this time."""
@@ -72,12 +75,31 @@ class RepeatedCalls:
         self._repeat_s = repeat_s
         self._is_answered = is_answered
         self._asked: dict[bytes, list[Asked]] = {}
+        self._times: Counter[bytes] = Counter()  # how often each request was asked
         self._turned_away: dict[bytes, list[float]] = {}  # until when clients are expected back, by request
 
     def __iter__(self) -> Iterator[Asked]:
         return (asked for calls in self._asked.values() for asked in calls)
 
-    def repeated(self, digest: bytes, repeats: int) -> Asked | None:
+    def ask(
+        self, located: Located, caller: Caller, begin: "Callable[[Located, int], asyncio.Task[Answer]]"
+    ) -> "asyncio.Task[Answer]":
+        """The answer that a caller waits for: of the earlier call that its call repeats, or of a new one.
+
+        `begin` starts a new call, with the number of equal ones before it; its exceptions are raised. A call that ends
+        without an answer is forgotten, and its waiting callers may be expected back.
+        """
+        digest = located.digest
+        asked = self._repeated(digest, located.call.repeats)
+        if asked is None:
+            asked = Asked(begin(located, self._times[digest]), located.begun)
+            self._times[digest] += 1
+            self._asked.setdefault(digest, []).append(asked)
+            asked.task.add_done_callback(partial(self._ended, digest, asked))
+        asked.wait(caller)
+        return asked.task
+
+    def _repeated(self, digest: bytes, repeats: int) -> Asked | None:
         """The earlier call that a request repeats. `repeats`: how often the client says it has sent this before."""
         calls = [asked for asked in self._asked.get(digest, ()) if not asked.task.cancelling()]
         for asked in reversed(calls):
@@ -87,12 +109,6 @@ class RepeatedCalls:
             return None
         candidates = [asked for asked in calls if not asked.is_seen] or calls
         return candidates[-1] if candidates else None
-
-    def add(self, digest: bytes, asked: Asked) -> None:
-        """Add a new call. If it ends without an answer, it is forgotten, and its waiting callers may be expected
-        back."""
-        self._asked.setdefault(digest, []).append(asked)
-        asked.task.add_done_callback(lambda _: self._ended(digest, asked))
 
     def note_lost(self) -> None:
         """Stop, after a while, calls that nobody waits for."""
@@ -104,11 +120,11 @@ class RepeatedCalls:
         if not self._is_answered(asked.begun):  # a call that is being recorded has an answer for the next caller
             asked.task.cancel()
 
-    def _ended(self, digest: bytes, asked: Asked) -> None:
-        if not asked.task.cancelled() and asked.task.exception() is None:
+    def _ended(self, digest: bytes, asked: Asked, task: "asyncio.Task[Answer]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
             return
         self._asked[digest].remove(asked)
-        error = None if asked.task.cancelled() else asked.task.exception()
         if isinstance(error, CallRefused) and error.retry_after_s:
             until_s = time.monotonic() + RETURN_S
             waiting = sum(not caller.is_lost for caller in asked.callers)

@@ -6,7 +6,6 @@ sampling.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,7 +18,7 @@ from rollq.workers.gateway.sessions.answering import Answering
 from rollq.workers.gateway.sessions.call_nodes import Located
 from rollq.workers.gateway.sessions.finished_sample import Chooser, finished_sample, leave_out
 from rollq.workers.gateway.sessions.outcomes import Outcome, rewards_of_calls
-from rollq.workers.gateway.sessions.repeated_calls import Asked, Caller, RepeatedCalls
+from rollq.workers.gateway.sessions.repeated_calls import Caller, RepeatedCalls
 from rollq.workers.judging.token_rewards import with_token_rewards
 
 SETTLE_S: Final = 5.0
@@ -63,7 +62,6 @@ class Session:
         self._limits = limits
         self._chosen = chosen
         self._calls = RepeatedCalls(limits.repeat_s, self.answering.tree.is_answered)
-        self._times: Counter[bytes] = Counter()  # how often each request was asked
         self._places = asyncio.Semaphore(limits.parallel_calls)
         self._running = self._unfinished = 0
         self._turns: Mapping[int, float] | None = None  # the rewards of calls, by their numbers
@@ -77,12 +75,7 @@ class Session:
         self.used_s = time.monotonic()
         if self.is_over:
             raise session_over()
-        located = self.answering.tree.locate(call)
-        asked = self._calls.repeated(located.digest, call.repeats)
-        if asked is None:
-            asked = self._begin(located)
-        asked.wait(caller)
-        return asked.task
+        return self._calls.ask(self.answering.tree.locate(call), caller, self._begin)
 
     def lose(self) -> None:
         """Note that a caller may have lost its connection."""
@@ -116,15 +109,13 @@ class Session:
         """Whether a call is under way or waits for its turn."""
         return self._running > 0
 
-    def _begin(self, located: Located) -> Asked:
+    def _begin(self, located: Located, times: int) -> "asyncio.Task[Answer]":
         if len(self.answering.tree.nodes) + self._running >= self._limits.max_calls:
             raise CallRefused(f"this session has made its {self._limits.max_calls} calls", code="too_many_calls")
-        asked = Asked(asyncio.create_task(self._answer(located, self._times[located.digest])), located.begun)
-        self._times[located.digest] += 1
-        self._calls.add(located.digest, asked)
-        asked.task.add_done_callback(self._ended)
+        answering = asyncio.create_task(self._answer(located, times))
+        answering.add_done_callback(self._ended)
         self._running += 1
-        return asked
+        return answering
 
     async def _answer(self, located: Located, times: int) -> Answer:
         """The answer to a call, once fewer than `parallel_calls` others run. Raises `CallRefused`."""
