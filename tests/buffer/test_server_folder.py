@@ -185,3 +185,22 @@ def test_a_snapshot_goes_to_a_server_with_a_folder_and_to_one_without(
         buffer.restore(tmp_path / "saved")
         assert place_of(buffer) == SERVER_FOLDER
         assert len(files_of(fresh_server, "copy")) == 1
+
+
+@pytest.mark.parametrize("kind", ["url", "unix", "ipv6"])
+def test_the_folder_is_found_however_the_server_is_reached(kind: str, tmp_path: Path, run_name: str) -> None:
+    options = {"unix": {"unix_socket": True}, "ipv6": {"bind": "::1"}, "url": {}}[kind]
+    with (
+        EmbeddedServer(tmp_path / "a b ü", **options) as server,  # type: ignore[arg-type]
+        Buffer.connect(server.url.replace("127.0.0.1", "localhost"), run_name) as buffer,
+    ):
+        assert buffer.payloads.place == SERVER_FOLDER
+
+
+def test_a_user_of_an_acl_is_not_asked_for_rights_that_it_lacks(fresh_server: EmbeddedServer, run_name: str) -> None:
+    with connect(fresh_server.url) as client:
+        client.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-config")
+        with Buffer.connect(fresh_server.url.replace("://", "://limited:secret@"), run_name) as buffer:
+            put(World(buffer).start())
+            assert place_of(buffer) == ""
+        assert client.acl_log() == []

@@ -6,7 +6,9 @@ server's folder here.
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,13 @@ def find(servers: Servers, patience: Patience) -> Path | None:
     if servers.spread:
         return None
     (client,) = servers.primaries()
+    if not _may_have_one(client.connection_pool.connection_kwargs):
+        return None
 
     def ask() -> tuple[Any, Any]:
         try:
             reply = client.config_get("dir", IDENTITY)
-        except driver.ResponseError:  # a user or a provider without CONFIG
+        except driver.ResponseError:  # a server without CONFIG
             return None, None
         return reply.get("dir"), reply.get(IDENTITY)
 
@@ -54,3 +58,13 @@ def find(servers: Servers, patience: Patience) -> Path | None:
         if (folder / MARK).read_bytes() == os.fsencode(identity) and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             return folder
     return None
+
+
+def _may_have_one(connection: Mapping[str, Any]) -> bool:
+    """Whether the server may be an embedded one with a folder: those listen on loopback, and have no other users."""
+    host = connection.get("host")
+    try:
+        is_here = "path" in connection or host == "localhost" or ip_address(str(host)).is_loopback
+    except ValueError:  # the name of another machine
+        return False
+    return is_here and not connection.get("username")
