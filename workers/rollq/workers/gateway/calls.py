@@ -1,4 +1,4 @@
-"""Calls by a harness and their answers, independent of the protocol. Pure.
+"""A harness's calls and their answers, independent of the protocol. Pure.
 
 A protocol parses a request's body into a `Call`, and writes an `Answer` or a `CallRefused` in its format.
 """
@@ -18,7 +18,7 @@ class CallRefused(Exception):
     """A call that gets no answer. Each protocol has a format for the error.
 
     `status` is the HTTP status; only 400 keeps every client from retrying. `code` is one of the constants below, or a
-    word of rollq, such as `session_over`. `retry_after_s`: when to ask again, for 429 and 503.
+    word of rollq, such as `session_over`. `retry_after_s` says when to ask again, for 429 and 503.
     """
 
     def __init__(
@@ -68,11 +68,12 @@ class Call:
     """One request to the model.
 
     `messages` are chat messages as chat templates read them: `role` (system, user, assistant, tool) and `content` (a
-    text); of an assistant also `reasoning_content` (a text) and `tool_calls` (`{"id", "type": "function", "function":
-    {"name", "arguments": JSON}}`), of a tool `tool_call_id` and `name`. A completion has a `text` or `ids` instead, and
-    no messages. `tools` are definitions as in chat completions. `max_tokens`, `stop` and `schema`, the JSON schema of
-    the answer, are as requested. `repeats`: how often the client says that it has sent this request before.
-    `template_options` must be the task's. `ignored`: names of parts of the request that have no effect.
+    string); an assistant's message also has `reasoning_content` (a string) and `tool_calls` (`{"id", "type":
+    "function", "function": {"name", "arguments": JSON}}`), and a tool's message has `tool_call_id` and `name`. A
+    completion has a `text` or `ids` instead, and no messages. `tools` are definitions as in chat completions.
+    `max_tokens`, `stop` and `schema`, the JSON schema of the answer, are as requested. `repeats` is how often the
+    client says it has sent this request before. `template_options` must be the task's. `ignored` names the parts of the
+    request that have no effect.
     """
 
     model: str
@@ -95,8 +96,8 @@ class Answer:
     """The model's turn, as sent to the caller.
 
     `number` counts the calls of a session, from 0. It determines the ids of the answer and its items; `call_id` makes
-    the ids of tool calls. `content` and `reasoning` are texts without the `stop_text` that ended them. `calls` are the
-    tool calls that could be parsed. Token counts are the engine's.
+    the ids of tool calls. `content` and `reasoning` are strings without the `stop_text` that ended them. `calls` are
+    the tool calls that could be parsed. Token counts are the engine's.
     """
 
     number: int

@@ -93,7 +93,7 @@ class Server:
             note(State.WAITING)
 
     def _models(self, path: str, session: Session) -> web.Response:
-        """The list of models, or the one that `path` names."""
+        """The list of models, or the model that `path` names."""
         most_tokens = session.answering.most_prompt_tokens
         if path == "/models":
             return _json(model_list(MODEL, self._started_s, most_tokens))

@@ -34,7 +34,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A call that waits for a session of `tasks`, or of any task if None. It gets None when waiting ends."""
+    """A call that waits for a session of `tasks`, or of any task if None. The call gets None when waiting ends."""
 
     tasks: Collection[str] | None
     is_lost: Callable[[], bool]
@@ -53,8 +53,9 @@ class Wanted(NamedTuple):
 
 
 def wanted(body: Mapping[str, Any], known: Set[str]) -> Wanted:
-    """The request for a session in this JSON body. `known`: the tasks whose sessions are offered here, empty if
-    unknown. Raises `CallRefused`, including for tasks that are all unknown."""
+    """The request for a session in this JSON body. `known` are the tasks whose sessions are offered here, empty if
+    unknown. Raises `CallRefused`, including for tasks that are all unknown.
+    """
     tasks, wait_s = body.get("tasks"), body.get("wait_s", 0)
     if tasks is not None and not (isinstance(tasks, list) and tasks and all(isinstance(task, str) for task in tasks)):
         raise CallRefused("tasks is a list of names of tasks")

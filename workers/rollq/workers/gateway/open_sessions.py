@@ -1,6 +1,6 @@
 """The gateway of a worker: the sessions that are open, each behind a token.
 
-Invariant: only its token leads to a session. The token is only in this process's memory, and never logged. Its outcome
+Invariant: only its token leads to a session. The token stays in this process's memory and is never logged. The outcome
 is set with a second token, which the program's tools do not have.
 """
 
@@ -53,7 +53,7 @@ class Gateway:
 
     @contextmanager
     def serving(self, session: Session, *, token: str | None = None, reward_token: str = "") -> Iterator[str]:
-        """Serve a session; yields its token, a new one by default. `reward_token` sets its outcome, if not empty."""
+        """Serve a session and yield its token, new by default. `reward_token`, if not empty, sets its outcome."""
         token = token or new_token()
         key, reward_key = _digest(token), _digest(reward_token)
         self._sessions[key] = session

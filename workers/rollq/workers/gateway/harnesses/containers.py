@@ -53,11 +53,11 @@ class Container:
 
     @property
     def name(self) -> str:
-        """Its name, the same in later processes."""
+        """The container's name, the same in later processes."""
         return f"rollq-{self.root.name}-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
 
     def start(self, image: str, most_processes: int, lifetime_s: float, shown: Sequence[Path] = ()) -> None:
-        """Start it, and show it folders of this machine, read-only. Raises `ContainerError`."""
+        """Start the container with read-only access to folders of this machine. Raises `ContainerError`."""
         turn_s = math.ceil((lifetime_s + LIFETIME_S) / len(TURNS.split()))
         wait = f"for turn in {TURNS}; do sleep {turn_s}; done"  # the shell stays and reaps orphans
         command = [
@@ -86,7 +86,7 @@ class Container:
         call(self.program, "cp", str(source), f"{self.name}:{to}")
 
     def content(self, path: str, most: int) -> bytes | None:
-        """The content of a file, None if it does not exist. Raises `ValueError` for anything but a file of at most
+        """The content of a file, or None if it does not exist. Raises `ValueError` for anything but a file of at most
         `most` bytes."""
         command = [self.program, "cp", f"{self.name}:{path}", "-"]
         environment = client_environment()
@@ -113,15 +113,15 @@ class Container:
         call(self.program, "exec", "--user=0", self.name, *command)
 
     def stop(self) -> None:
-        """End all processes; files stay. Raises `ContainerError`."""
+        """End all processes and keep the files. Raises `ContainerError`."""
         call(self.program, "stop", "-t", "0", self.name)
 
     def start_again(self) -> None:
-        """Start it again; its files are kept. Raises `ContainerError`."""
+        """Start the container again with its files. Raises `ContainerError`."""
         call(self.program, "start", self.name)
 
     def remove(self) -> None:
-        """Remove it, if there is one."""
+        """Remove the container, if there is one."""
         with suppress(ContainerError):
             call(self.program, "rm", "--force", self.name)
 

@@ -120,7 +120,7 @@ def check_place(path: str) -> None:
 
 
 def problem(enclosure: Enclosure) -> str:
-    """Why this enclosure cannot be made; empty if it can."""
+    """Why this enclosure cannot be made; empty if it can be."""
     if sys.platform != "linux":
         return "needs Linux"
     command = bare_python(__name__, enclosure.as_text())
@@ -271,7 +271,7 @@ def _cover_temporary(free: str, options: str) -> None:
 
 
 def _set_read_only(path: str, value: bool) -> None:
-    """With `value`, make a mount and all mounts below it read-only; without, make the mount writable. Needs Linux
+    """Make a mount and all mounts below it read-only, or without `value` make the mount writable. Needs Linux
     5.12."""
     attributes = (ctypes.c_uint64 * 4)(*((1, 0) if value else (0, 1)), 0, 0)
     flags = _ALL_BELOW if value else 0

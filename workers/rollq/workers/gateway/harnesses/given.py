@@ -10,7 +10,7 @@ from rollq.workers.gateway.open_sessions import Gateway
 
 
 def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
-    """The prompt for an agent: a text or messages, without the answer. Raises `ValueError` for token ids."""
+    """The prompt for an agent: a string or messages, without the answer. Raises `ValueError` for token ids."""
     if prompt.ids is not None:
         raise ValueError(
             "the prompt has token ids, which agents over the gateway cannot read: name the column of a text or of "
@@ -32,7 +32,7 @@ def about(rollout: Rollout) -> dict[str, Any]:
 
 
 def prompt_bytes(prompt: Prompt) -> bytes:
-    """The prompt for the command: a text unchanged, messages as JSON. Raises `ValueError` for token ids."""
+    """The prompt for the command: a string unchanged, messages as JSON. Raises `ValueError` for token ids."""
     given = given_prompt(prompt)
     return given.encode() if isinstance(given, str) else exact_json.dumps(given)
 

@@ -1,6 +1,6 @@
 """Removes unsafe links that a command left in its workspace, before its work is read.
 
-Each link is judged by its text; no link is followed. Since every link in a workspace is checked, the remaining links
+Links are judged by their text and never followed. Since every link in a workspace is checked, the remaining links
 lead only through remaining links. The time does not depend on the length of a chain.
 """
 
@@ -17,7 +17,7 @@ LONGEST: Final = 2_000
 
 
 def remove_links(workspace: Path, stays: Callable[[str | None], bool]) -> int:
-    """Remove links for whose `target` the function `stays` returns False, and folders whose path is too long. Returns
+    """Remove links whose `target` fails the test `stays`, and folders whose path is too long. Returns
     how many."""
     root, removed = str(workspace), 0
     if workspace.is_symlink() or not workspace.is_dir():
@@ -52,7 +52,7 @@ def target(root: str, folder: str, text: str) -> str | None:
 
 
 def is_below(path: str, *folders: str) -> bool:
-    """Whether a path is one of the folders or below one."""
+    """Whether a path is one of the folders or inside a folder."""
     return f"{path}/".startswith(tuple(f"{folder}/" for folder in folders))
 
 

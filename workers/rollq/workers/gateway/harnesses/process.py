@@ -231,7 +231,7 @@ class HarnessProcess:
         return code if code >= 0 else 128 - code
 
     async def end(self) -> None:
-        """End the command and its descendants, if they run."""
+        """End the command and its descendants if they are running."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.terminate()

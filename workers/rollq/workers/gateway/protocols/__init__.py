@@ -1,1 +1,1 @@
-"""The protocols that the gateway speaks, a module each: requests are parsed into calls, answers written out. Pure."""
+"""The protocols that the gateway speaks, one per module. They parse requests into calls and write answers. Pure."""

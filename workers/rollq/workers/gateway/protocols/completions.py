@@ -79,7 +79,7 @@ def _finish(answer: Answer) -> str:
 
 
 def _prompt(prompt: Any) -> tuple[str | None, tuple[int, ...] | None]:
-    """A text, or token ids. A list of one prompt is that prompt."""
+    """A string or token ids. A list of one prompt counts as the prompt."""
     if isinstance(prompt, str):
         return fields.text(prompt, "prompt"), None
     entries = fields.items(prompt, "prompt")

@@ -31,7 +31,7 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def items(value: Any, name: str) -> Sequence[Any]:
-    """A list; None is an empty one."""
+    """A list; None is an empty list."""
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
@@ -40,7 +40,7 @@ def items(value: Any, name: str) -> Sequence[Any]:
 
 
 def text(value: Any, name: str) -> str:
-    """A text that UTF-8 can hold."""
+    """A string that UTF-8 can hold."""
     if not isinstance(value, str):
         raise _wrong(name, "a string", value)
     if not value.isascii():
@@ -52,7 +52,7 @@ def text(value: Any, name: str) -> str:
 
 
 def nonempty(value: Any, name: str) -> str:
-    """A text that is not empty."""
+    """A string that is not empty."""
     checked = text(value, name)
     if not checked:
         raise CallRefused(f"{name} must not be empty")
@@ -69,7 +69,7 @@ def flag(value: Any, name: str) -> bool:
 
 
 def count(value: Any, name: str) -> int | None:
-    """A positive integer, of int32 at most, or None."""
+    """A positive integer that fits in int32, or None."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -78,7 +78,7 @@ def count(value: Any, name: str) -> int | None:
 
 
 def texts(value: Any, name: str) -> tuple[str, ...]:
-    """Texts that are not empty: a list of them, a single one, or None."""
+    """Strings that are not empty: a list, a single string, or None."""
     if isinstance(value, str):
         value = [value]
     checked = tuple(text(each, f"{name}[{place}]") for place, each in enumerate(items(value, name)))
@@ -90,7 +90,7 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
 def content(
     value: Any, name: str, kinds: Collection[str], between: str = "\n", left_out: dict[str, None] | None = None
 ) -> str:
-    """The text of a message: a text, None, or a list of blocks of a type in `kinds`, with `between` between them.
+    """The text of a message: a string, None, or a list of blocks of a type in `kinds`, joined by `between`.
 
     Other blocks are refused, unless `left_out` collects their names; then `UNREADABLE` takes their place.
     """
@@ -164,7 +164,7 @@ def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:
 def answer_schema(
     form: Any, name: str, *, has_tools: bool, holder: str | None = None
 ) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
-    """The JSON schema that an answer in this form follows, None for any text; and names of fields without an effect.
+    """The JSON schema that an answer in this form follows (None for any text), and names of fields without an effect.
 
     `holder` is the field of the form with the schema, if it is not the form itself. An answer that follows a schema
     cannot hold a call: beside tools, a schema is refused, and `json_object` has no effect.

@@ -67,7 +67,7 @@ def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
 
 
 def _without_format(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body without the format of the answer; other parts of `output_config` have no effect."""
+    """The body without the answer's format. Other parts of `output_config` have no effect."""
     others = {field: value for field, value in (body.get("output_config") or {}).items() if field != "format"}
     return {**body, "output_config": others, "output_format": None}
 
@@ -166,7 +166,7 @@ def _whole(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stream(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The start of a block, and what fills it."""
+    """The start of a block, and the events that fill it."""
     if block["type"] == "thinking":
         thought = {"type": "thinking_delta", "thinking": block["thinking"]}
         signature = {"type": "signature_delta", "signature": block["signature"]}
@@ -277,7 +277,7 @@ def _assistant(said: Any, where: str, names: dict[str, str], left_out: dict[str,
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[tuple[Message, ...], list[str]]:
-    """The definitions of tools, and the names of the server's, which are left out."""
+    """The definitions of tools, and the names of the server's tools, which are left out."""
     tools, ignored = [], []
     for place, raw in enumerate(fields.items(body.get("tools"), "tools")):
         where = f"tools[{place}]"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def model(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
-    """The model. `most_tokens`: how many tokens a prompt may have, None if it is not known."""
+    """The model. `most_tokens` is how many tokens a prompt may have, None if unknown."""
     return {
         "id": name,
         "object": "model",
@@ -25,6 +25,6 @@ def model(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
 
 
 def model_list(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
-    """The list of all models, which has only the served one."""
+    """The list of all models, which has only the served model."""
     only = model(name, created_s, most_tokens)
     return {"object": "list", "data": [only], "has_more": False, "first_id": name, "last_id": name}

@@ -95,7 +95,7 @@ class History:
 
 
 def _thought(item: Mapping[str, Any], where: str) -> str | None:
-    """The text of a reasoning item, None if it has no readable text."""
+    """The text of a reasoning item, or None if it has no readable text."""
     encrypted = item.get("encrypted_content")
     if encrypted is not None:
         try:

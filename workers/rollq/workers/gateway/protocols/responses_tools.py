@@ -1,7 +1,7 @@
 """Tools of OpenAI's responses, as the model and as the caller name them. Pure.
 
-A tool of a namespace has one name for the model, and two fields for the caller. A custom tool takes a text, which the
-model writes as the one argument of a function.
+A tool of a namespace has one name for the model, and two fields for the caller. A custom tool takes a string, which the
+model writes as the only argument of a function.
 """
 
 from collections.abc import Iterator, Mapping

@@ -19,7 +19,7 @@ _KINDS: Final = {
 
 
 def event(data: Any, kind: str | None = None) -> bytes:
-    """A server-sent event of a type, or of none."""
+    """A server-sent event with or without a type."""
     head = b"" if kind is None else b"event: %b\n" % kind.encode()
     return b"%bdata: %b\n\n" % (head, exact_json.dumps(data))
 

@@ -36,8 +36,8 @@ class CallTree:
     verbatim: bool
     nodes: list[Node] = field(default_factory=list)
     _asked: dict[bytes, list[Node]] = field(default_factory=dict)  # by the history of the request
-    _tips: dict[int, Node | None] = field(default_factory=dict)  # the last node of each thread; None: none yet
-    _continuing: dict[int, Placement] = field(default_factory=dict)  # calls that run, by their thread
+    _tips: dict[int, Node | None] = field(default_factory=dict)  # the last node of each thread, or None
+    _continuing: dict[int, Placement] = field(default_factory=dict)  # running calls, by thread
     _threads: int = 0
     _events: int = 0
 
@@ -162,8 +162,7 @@ class CallTree:
         return history, parent, messages, messages[after:]
 
     def _known_before(self, messages: tuple[Message, ...]) -> Node | None:
-        """The call with the longest history whose messages begin these ones, followed by its answer; of several, the
-        last one."""
+        """The latest call with the longest history that, followed by the call's answer, begins these messages."""
         # hashing would read all messages; comparing is cheap, and the longest usually matches
         for node in sorted(self.nodes, key=lambda node: (len(node.messages), node.ended), reverse=True):
             place = len(node.messages)
@@ -247,8 +246,9 @@ class CallTree:
         return numbers
 
     def token_rewards(self, rewards: Mapping[int, float]) -> Float32Array:
-        """The rewards of the response tokens of `segments`, float32 [R]: the last token of each trained answer gets the
-        reward of its call, by the call's number."""
+        """The rewards of the response tokens of `segments`, float32 [R]. The last token of each trained answer gets its
+        call's reward.
+        """
         parts = [np.zeros(0, np.float32)]
         for nodes in self._trained_threads():
             segments = nodes[-1].conversation.segments
@@ -285,7 +285,7 @@ def _begins(before: Conversation, call: Call) -> bool:
 
 
 def _trained_segments(nodes: Sequence[Node]) -> list[int]:
-    """Which segments of a thread have a trained token."""
+    """For each segment of a thread, whether it has a trained token."""
     return sorted({node.end.closed for node in nodes if node.left_out is None and node.tokens})
 
 
@@ -311,7 +311,7 @@ def _masked(segment: Segment, place: int, nodes: Iterable[Node]) -> Segment:
 
 
 def as_facts(nodes: Iterable[Node], segments: dict[int, int]) -> list[dict[str, Any]]:
-    """The facts of each call: its number, its parent's number, its segment, and why it is left out."""
+    """The facts about each call: its number, its parent's number, its segment, and why it is left out."""
     return [
         {
             "number": node.number,

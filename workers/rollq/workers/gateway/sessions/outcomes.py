@@ -22,8 +22,10 @@ KINDS: Final = tuple(kind.value for kind in FailureKind)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a session. `reward` None: the task's judge decides. `turns`: a reward for each call. `extra`: facts
-    about the episode. `truncated`: a limit ended the episode. `failure`: why the sample fails."""
+    """The end of a session. If `reward` is None, the task's judge decides. `turns` has a reward for each call, and
+    `extra` has facts about the episode. `truncated` says whether a limit ended the episode, and `failure` why the
+    sample fails.
+    """
 
     reward: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)

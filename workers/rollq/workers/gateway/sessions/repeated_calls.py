@@ -75,8 +75,8 @@ class RepeatedCalls:
         self._repeat_s = repeat_s
         self._is_answered = is_answered
         self._asked: dict[bytes, list[Asked]] = {}
-        self._times: Counter[bytes] = Counter()  # how often each request was asked
-        self._turned_away: dict[bytes, list[float]] = {}  # until when clients are expected back, by request
+        self._times: Counter[bytes] = Counter()  # how often each request was sent
+        self._turned_away: dict[bytes, list[float]] = {}  # the deadline for clients to come back, by request
 
     def __iter__(self) -> Iterator[Asked]:
         return (asked for calls in self._asked.values() for asked in calls)
@@ -100,7 +100,9 @@ class RepeatedCalls:
         return asked.task
 
     def _repeated(self, digest: bytes, repeats: int) -> Asked | None:
-        """The earlier call that a request repeats. `repeats`: how often the client says it has sent this before."""
+        """The earlier call that a request repeats. `repeats` is how often the client says it has sent the request
+        before.
+        """
         calls = [asked for asked in self._asked.get(digest, ()) if not asked.task.cancelling()]
         for asked in reversed(calls):
             if asked.is_abandoned:  # even without the header, which some clients do not send

@@ -29,8 +29,9 @@ PLACE_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Limits of a session. `max_made_tokens` 0: no limit. `repeat_s`: how long a call may run after its caller is
-    lost."""
+    """Limits of a session. `max_made_tokens` 0 means no limit. `repeat_s` is how long a call may run after its caller
+    is lost.
+    """
 
     max_calls: int = 256
     max_made_tokens: int = 0
@@ -147,7 +148,7 @@ class Session:
             self.closed.set()
 
     async def settle(self) -> None:
-        """Wait a while for calls that still run, then stop them."""
+        """Wait a while for running calls, then stop them."""
         self.closed.set()
         running = [asked.task for asked in self._calls if not asked.task.done()]
         if running:
@@ -156,7 +157,7 @@ class Session:
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop all calls that still run."""
+        """Stop all running calls."""
         self.closed.set()
         running = [asked.task for asked in self._calls if not asked.task.done()]
         for answering in running:
