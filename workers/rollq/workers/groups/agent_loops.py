@@ -25,8 +25,9 @@ from rollq.workers.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class BuiltInLoop:
-    """A built-in agent loop, made with its options. `gives_rewards`: its samples earn rewards on the way, for the judge
-    `environment`."""
+    """A built-in agent loop, made with its options. If it `gives_rewards`, its samples earn rewards along the way for
+    the judge `environment`.
+    """
 
     make: Callable[..., AgentLoop]
     options: type[Settings] | None = None
@@ -43,7 +44,7 @@ BUILT_IN: Final[Mapping[str, BuiltInLoop]] = {
 
 
 def gives_rewards(name: str) -> bool:
-    """Whether samples of the agent loop called `name` may earn rewards on the way. True for custom loops."""
+    """Whether samples of the agent loop called `name` may earn rewards along the way. True for custom loops."""
     return name not in BUILT_IN or BUILT_IN[name].gives_rewards
 
 
@@ -72,7 +73,7 @@ def make_loop(name: str, options: Mapping[str, Any], gateway: Gateway | None = N
 def _takes_gateway(make: Callable[..., AgentLoop]) -> bool:
     try:
         return next(iter(signature(make).parameters), "") == "gateway"
-    except (TypeError, ValueError):  # some callables show none
+    except (TypeError, ValueError):  # some callables have no signature
         return False
 
 

@@ -1,7 +1,7 @@
 """Spans of a worker's attempts at groups: queued, the attempt, its turns and judgements, and the put of its result.
 
-Times are the server's: a lease holds the server's time, and the worker's monotonic clock counts from there. They are
-late by at most the duration of the lease call.
+Times follow the server's clock: a lease holds the server's time, and the worker's monotonic clock counts from there.
+They are late by at most the duration of the lease call.
 """
 
 from collections import Counter
@@ -83,7 +83,9 @@ class AttemptTrace:
             self._end_life()
 
     def handed_back(self, error: str) -> None:
-        """Note that the group has been handed back without a result. `error`: why the try counts as spent, or ''."""
+        """Note that the group has been handed back without a result. `error` says why the try counts as spent, or is
+        ''.
+        """
         self._facts, self._error = {"rollq.outcome": "handed back"}, error
 
     def dropped(self, error: str) -> None:

@@ -51,7 +51,7 @@ def share_of(fleet: Fleet, places: int, tokens_per_s: float) -> float:
 def allowance(under_way: UnderWay, held: int, share: float, waited_s: float, gain: float = 1.0) -> int:
     """How many pending groups a worker that holds `held` may take now. A worker without groups may take one.
 
-    `waited_s`: how long it has been denied pending groups. `gain`: see `EngineSpeed.gain`.
+    `waited_s` is how long it has been denied pending groups. For `gain`, see `EngineSpeed.gain`.
     """
     owed = (under_way.pending + under_way.running) * share
     sure = floor(owed + NOISE)

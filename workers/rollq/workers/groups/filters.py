@@ -1,7 +1,7 @@
 """Filters decide whether a finished group is worth training.
 
 A filter is a function of (prompt, samples), sync or async, that returns True to keep the group. Filters see only groups
-whose samples have all ended, and enough have completed. They see the judge's rewards before a length penalty.
+in which all samples have ended and enough have completed. They see the judge's rewards before a length penalty.
 Invariant: a filter that raises, takes too long, or returns anything but a bool fails the group, which keeps the reason;
 it never drops or keeps a group by accident.
 """
@@ -77,7 +77,7 @@ def as_judged(sample: Sample) -> Sample:
 
 
 async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Sample]) -> bool:
-    """Whether every filter keeps the group. Asks in order, and stops at the first that drops it. Raises
+    """Whether every filter keeps the group. Asks the filters in order, and stops when a filter drops the group. Raises
     `FilterError`."""
     for one_filter in filters:
         if not await one_filter.keeps(prompt, samples):
@@ -86,7 +86,7 @@ async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Samp
 
 
 def is_finished(samples: Sequence[Sample], min_valid: int) -> bool:
-    """Whether all samples have ended and at least `min_valid` of them completed: then the group counts as completed."""
+    """Whether the group counts as completed: all samples have ended, and at least `min_valid` have completed."""
     return have_ended(samples) and is_enough(samples, min_valid)
 
 

@@ -43,7 +43,7 @@ class FleetShare:
 
     @property
     def gain(self) -> float:
-        """How much faster more samples make this worker now; see `EngineSpeed.gain`."""
+        """How much speed this worker gains from more samples now; see `EngineSpeed.gain`."""
         return self._maker.speed.gain(self._places.open)
 
     async def leave(self) -> None:

@@ -1,7 +1,7 @@
 """The rewards of groups that are judged as a whole, when all samples have ended.
 
 Invariant: only a group that is put as finished has rewards from its group judge. Until then the buffer keeps its
-complete samples as unfinished samples that wait for their group. The next attempt neither makes nor judges them again.
+complete samples as unfinished samples that wait for their group. The next attempt does not make or judge them again.
 If siblings are made again, samples that come back with a group's rewards lose them, and get their earlier rewards back.
 """
 
@@ -99,7 +99,7 @@ def after(sample: Sample, verdict: Verdict, judge: GroupJudge, seconds: float) -
 
 
 def before(sample: Sample) -> Sample:
-    """A sample as it was before its group was judged, if it was."""
+    """A sample without its group's verdict, if any."""
     record: Mapping[str, Any] | None = sample.extra.get(JUDGED_ALONE)
     if record is None:
         return sample

@@ -1,9 +1,9 @@
 """Runs one group through a worker: makes its samples, filters the group, and puts it as one result.
 
 Invariant: every lease ends in exactly one of three ways: its result is put, it is handed back, or it is dropped because
-the worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of the
-others; without either, it is handed back. Engine failures and timeouts count as a try; deliberate stops do not. A loan
-ends when its samples are returned, finished or not.
+the worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of
+unfinished samples. A group without either is handed back. Engine failures and timeouts count as a try; deliberate stops
+do not. A loan ends when its samples are returned, finished or not.
 """
 
 import asyncio
@@ -46,8 +46,9 @@ FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start of the worker. `restarted`: results that their batch rejected and that are generated
-    again."""
+    """Counts since the start of the worker. `restarted` counts results that their batch rejected and that are generated
+    again.
+    """
 
     groups: int = 0
     samples: int = 0
@@ -260,7 +261,7 @@ class GroupRunner:
             held.trace.dropped(str(error))
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
-        """Put partial results if there are any, else hand the group back; with `error`, the try counts."""
+        """Put partial results if there are any, otherwise hand the group back. With `error`, the try counts."""
         lease, samples = held.lease, await self._with_away(held, samples)
         has_enough = is_enough(samples, self._recipes[lease.task].min_valid_samples)
         ends = held.cut is StopReason.BATCH_OVER and has_enough

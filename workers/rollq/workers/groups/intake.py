@@ -119,7 +119,7 @@ class Intake:
                 if groups:
                     return groups
             else:
-                self._denied_since_s = None  # it waits for its places, not for its share
+                self._denied_since_s = None  # the group waits for its places, not for its share
             await self._signals.room.wait(wait_s)
         return 0
 

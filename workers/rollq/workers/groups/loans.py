@@ -27,7 +27,8 @@ LEAST_REST_S, MOST_REST_S = 10.0, 600.0
 @dataclass(slots=True, eq=False)
 class Away:
     """A sample that other workers may make since `since_s` (monotonic). `back` receives it when it returns. `parts` is
-    the number of its group's parts in the buffer at the offer, None before."""
+    the number of its group's parts in the buffer when it was offered, or None before.
+    """
 
     sample: Sample
     since_s: float
@@ -56,8 +57,9 @@ class Loans:
         return sum(not away.is_lent for samples in self._away.values() for away in samples.values())
 
     async def lend(self, held: HeldLease, index: int, sample: Sample) -> Sample:
-        """Let another worker make the rest of a sample. Returns the sample once it is back. It is unchanged if no
-        worker took it or its group is stopped; if stopped, `held.away` still has its index."""
+        """Let another worker make the rest of a sample. Returns the sample once it is back. The sample is unchanged if
+        no worker took it or its group is stopped. After a stop, `held.away` still has its index.
+        """
         if held.finished:
             return sample
         away = Away(sample, monotonic(), asyncio.get_running_loop().create_future())

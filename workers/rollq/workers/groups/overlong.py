@@ -15,7 +15,7 @@ OVERLONG = "overlong"
 
 
 def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:
-    """0 up to `max_tokens - buffer_tokens`, from there linear to -1 at `max_tokens`, and -1 beyond.
+    """0 up to `max_tokens - buffer_tokens`, then linear down to -1 at `max_tokens`, and -1 beyond.
 
     The soft overlong punishment of DAPO (arXiv:2503.14476, equation 13), L_max = max_tokens, L_cache = buffer_tokens.
 

@@ -1,4 +1,4 @@
-"""Places for samples in a worker: how many are generated at the same time, and which is next.
+"""Places for samples in a worker: how many samples are generated at the same time, and which sample is next.
 
 Invariant: a sample is generated only while it has a place. A freed place goes at once to the next sample. Groups are
 leased only while a place is free, so a worker can start every group that it holds; waiting groups stay in the buffer
@@ -21,8 +21,8 @@ JUDGED_SHARE = 4
 class Places:
     """Places of one kind, the samples that have a place, and the samples that wait for one.
 
-    A sample is open from the lease of its group until it has been generated. Then it is behind: until it has been
-    judged if siblings are still open, otherwise until the lease of its group ends.
+    A sample is open from the lease of its group until it has been generated. Then it is behind until it has been
+    judged, or until its group's lease ends if no siblings are open.
     """
 
     def __init__(self, capacity: Callable[[], int], signals: Signals) -> None:
@@ -58,7 +58,7 @@ class Places:
 
     @asynccontextmanager
     async def place(self, held: HeldLease, *, stays: bool = False) -> AsyncIterator[bool]:
-        """Hold a place for one sample of a lease. Waits for the sample's turn. Yields False if the sample was given up
+        """Hold a place for one sample of a lease, after waiting for its turn. Yields False if the sample was given up
         first.
 
         A sample that `stays` is never given up.

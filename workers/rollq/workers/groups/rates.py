@@ -25,7 +25,7 @@ class LastMinute:
         return self._growth(name) / seconds if seconds > 0 else 0.0
 
     def ratio(self, name: str, of: str) -> float | None:
-        """The growth of one total divided by the growth of another; None if that did not grow."""
+        """The growth of one total divided by the growth of another; None if the second total did not grow."""
         grown = self._growth(of)
         return self._growth(name) / grown if grown else None
 

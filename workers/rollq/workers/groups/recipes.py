@@ -63,7 +63,7 @@ class Recipe:
 
     @property
     def hanging_calls(self) -> int:
-        """How many calls of its judges should have ended long ago."""
+        """How many of its judges' calls are long overdue."""
         together = self.group_judge.call.slots.hanging if self.group_judge else 0
         return self.judge.hanging + together
 
@@ -89,8 +89,8 @@ class Recipe:
     def sampling(self, lease: Lease, index: int, made_tokens: int = 0) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included.
 
-        `made_tokens`: how many of its tokens this attempt has already made. After them, an engine would restart the
-        sequence of random numbers, so a sample with such tokens gets another seed.
+        `made_tokens` is how many of its tokens this attempt has already made. An engine would restart the sequence of
+        random numbers after these tokens, so the sample gets another seed.
         """
         seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
         return self.settings.sampling(turn_seed(seed, made_tokens) if made_tokens else seed)

@@ -277,7 +277,7 @@ class SampleMaker:
         return made
 
     async def _keep_made(self, recipe: Recipe, held: HeldLease, salvage: SampleSalvage | None, made: Sample) -> None:
-        """Keep a finished sample in the buffer for the worker that holds its lease, or until its group is finished."""
+        """Keep a finished sample in the buffer for the worker with its lease, or until its group is finished."""
         if salvage is None:
             return
         kept = waiting(made) if made.reward is None else made
@@ -340,7 +340,7 @@ class SampleMaker:
 
 
 def storable(made: Sample) -> Sample:
-    """The sample, or a failed sample with the reason if the buffer would refuse it and thus its whole group."""
+    """The sample. If the buffer would refuse it, and with it the whole group, a failed sample with the reason."""
     made = made if made.error is None else replace(made, error=shown(made.error))
     problem = sample_problem(waiting(made) if made.reward is None else made)
     return made if problem is None else failed(f"the sample cannot be stored: {shown(problem)}")

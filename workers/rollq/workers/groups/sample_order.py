@@ -7,7 +7,7 @@ from rollq.buffer.values.rollouts import Lease, Sample, SampleStatus
 
 
 class Turn(NamedTuple):
-    """The place of a sample in the order; the smallest is next.
+    """The sample's place in the order; the sample with the smallest place is next.
 
     Siblings of a started sample come first: their group ends sooner, and they share the engine's cache of the prompt.
     Then the earliest step comes, training before evaluation. Then the longest answer comes, which would otherwise run
@@ -22,12 +22,13 @@ class Turn(NamedTuple):
 
 
 def turn_of(lease: Lease, *, placed: bool, expected_tokens: float) -> Turn:
-    """The turn of the samples of a lease. `placed`: a sample has had a place."""
+    """The turn of a lease's samples. `placed` says whether a sample has had a place."""
     return Turn(not placed, lease.step, lease.evaluation, -expected_tokens, lease.group_id)
 
 
 def expected_tokens(lease: Lease, finished: Sequence[Sample]) -> float:
-    """The expected length of an answer to a lease's prompt: the mean of its `finished` samples, otherwise an estimate
-    from earlier groups of the prompt; 0 if unknown."""
+    """The expected length of an answer to a lease's prompt; 0 if unknown. It is the mean of the `finished` samples, or
+    an estimate from the prompt's earlier groups.
+    """
     lengths = [sample.response_tokens for sample in finished if sample.status is SampleStatus.COMPLETED]
     return sum(lengths) / len(lengths) if lengths else lease.expected_tokens

@@ -1,7 +1,7 @@
 """Chooses the samples that a worker gives to workers of its fleet with less work. Pure.
 
 Groups are shared as a whole. With fewer groups than workers, a fully used worker gives up the samples beyond its part
-before it starts them. Later, if no group waits for a worker, it gives up samples without a place, which always run
+before it starts them. Later, if no group waits for a worker, it gives up samples without a place: they always run
 sooner elsewhere. Moving a running sample costs its prompt and its tokens a second time, so it moves only if each token
 would be much faster elsewhere: at the end of a batch, on a slow machine.
 """
@@ -58,8 +58,9 @@ def beforehand(open_samples: int, part: int) -> int:
 
 
 def surplus(fleet: Fleet, share: float, open_samples: int, places: int) -> int:
-    """How many of its `open_samples` a worker with these places has beyond its `share` of all samples to generate; at
-    most as many as the other workers have places for."""
+    """How many of its `open_samples` a worker with these places has beyond its `share` of all samples to generate, up
+    to the number of places that the other workers have.
+    """
     if fleet.workers < 2 or not share:
         return 0
     others = max(0, fleet.open - open_samples)

@@ -81,7 +81,7 @@ class TaskControl:
 
     @property
     def asleep_for(self) -> str:
-        """The trainer's reason for the engine's sleep; '' unless it sleeps and should."""
+        """The trainer's reason for the engine's sleep; '' unless the engine sleeps and should sleep."""
         return self._sleep_wanted if self._host.asleep else ""
 
     @property

@@ -12,7 +12,7 @@ MEANS = 3.0
 def attempt_timeout_s(longest_s: float, finished: int, mean_s: float) -> float:
     """The timeout after `finished` groups took `mean_s` on average: three times the mean, at most `longest_s`.
 
-    Before `WARM_UP_GROUPS` have finished it is `longest_s` (the dynamic timeout of Trinity-RFT's explorer).
+    Before `WARM_UP_GROUPS` have finished, it is `longest_s` (the dynamic timeout of Trinity-RFT's explorer).
     """
     return longest_s if finished < WARM_UP_GROUPS else min(longest_s, MEANS * mean_s)
 

@@ -1,4 +1,4 @@
-"""How judges read the answer of a row. Pure.
+"""How judges read a row's answer. Pure.
 
 answer       means
 a list       several accepted answers
@@ -50,13 +50,13 @@ def is_number(value: Any) -> bool:
 
 
 def equals(text: str, answer: Any) -> bool:
-    """Whether a text is one of the accepted answers. Texts are compared without surrounding whitespace, numbers by
+    """Whether a string is one of the accepted answers. Texts are compared without surrounding whitespace, numbers by
     value, and the rest as JSON."""
     return any(_is_written(text, right) for right in accepted(answer))
 
 
 def equals_as_number(text: str, answer: Any) -> bool:
-    """As `equals`, but answers that are numbers as text are compared by value too."""
+    """Like `equals`, but also compares by value answers that are numbers as text."""
     number = only_number(text)
     for right in accepted(answer):
         expected = only_number(right) if isinstance(right, str) else None
@@ -90,7 +90,7 @@ def _is_written(text: str, answer: Any) -> bool:
 
 
 def _are_same(first: Any, second: Any) -> bool:
-    """Whether two values are the same JSON: the order of an object's names does not matter, and 1 is 1.0."""
+    """Whether two values are the same JSON, where the order of an object's names does not matter and 1 is 1.0."""
     if is_number(first) and is_number(second):
         return number_of(first) == number_of(second)
     if isinstance(first, list) and isinstance(second, list | tuple):

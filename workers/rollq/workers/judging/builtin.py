@@ -22,7 +22,7 @@ from rollq.workers.user_code.real_numbers import finite
 class BuiltInJudge:
     """A built-in judge: `options` is the settings class of its options, and `make` makes it. `reader` returns the
     function that reads answers, or None for options that need no answer. An environment's judge, named by its dotted
-    path, is one too."""
+    path, counts as built-in."""
 
     options: Any
     make: Callable[[Any, JudgeContext], Judge]
@@ -34,7 +34,7 @@ class BuiltInJudge:
 
 
 def exact_match(prompt: Prompt, sample: Sample) -> float:
-    """1 if the text equals an accepted answer; else 0. Raises `ValueError` without one."""
+    """1 if the text equals an accepted answer, otherwise 0. Raises `ValueError` without an accepted answer."""
     return float(equals(sample.text, prompt.answer))
 
 

@@ -106,7 +106,7 @@ def call_group_judge(path: str, prompt: str, samples: bytes) -> Mapping[str, Any
 
 
 def _plain(answer: Any) -> Mapping[str, Any] | None:
-    """An entry as JSON. Raises `ValueError` for one that is not a reward."""
+    """An entry as JSON. Raises `ValueError` for an entry that is not a reward."""
     if answer is None:
         return None
     return plain_credit(answer) if isinstance(answer, Credit) else {"reward": plain_verdict(check_reward(answer))}
@@ -130,14 +130,14 @@ async def _awaited(answers: Awaitable[Any]) -> list[Any]:
 
 
 def _entries(answers: Any) -> list[Any]:
-    """The entries of an answer. Raises `ValueError` for one that is not a list."""
+    """The entries of an answer. Raises `ValueError` for an answer that is not a list."""
     if not isinstance(answers, Iterable) or isinstance(answers, str | bytes | Mapping | set | frozenset):
         raise ValueError(f"returned {answers!r:.200}; expected a list with an entry for each sample")
     return list(answers)
 
 
 def _paired(entries: Sequence[Any], samples: Sequence[Sample]) -> list[tuple[Any, Sample]]:
-    """Each entry with its sample. Raises `ValueError` unless there is one for each sample."""
+    """Each entry with its sample. Raises `ValueError` unless each sample has an entry."""
     if len(entries) != len(samples):
         raise ValueError(f"returned {len(entries)} entries for {len(samples)} samples; expected one for each")
     return list(zip(entries, samples, strict=True))

@@ -59,7 +59,7 @@ class Judge:
 
     @property
     def hanging(self) -> int:
-        """How many calls should have ended long ago."""
+        """How many calls are long overdue."""
         return self.call.slots.hanging + sum(judge.hanging for judge in self.others)
 
     def of(self, prompt: Prompt) -> "Judge":
@@ -125,8 +125,9 @@ def takes_pools(function: Callable[..., Any]) -> bool:
 def with_pools(
     function: Callable[..., Any], contract: Contract, path: str, pools: Mapping[str, ModelPool]
 ) -> Callable[..., Any]:
-    """Bind the pools to a custom judge that takes them. Raises `ConfigError` if there are no pools, or if it cannot be
-    called."""
+    """Bind the pools to a custom judge that takes them. Raises `ConfigError` without pools, or if the judge cannot be
+    called.
+    """
     check_function(function, contract, path)
     if not pools:
         raise ConfigError(f'{contract.setting} = "{path}" takes pools, but none is set: add [worker.pools.<name>]')

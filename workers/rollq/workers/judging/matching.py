@@ -15,7 +15,7 @@ def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
     """1 if `pattern` occurs in the text and, with `compare`, its last match equals the answer; else 0.
 
     Only the first group of a match counts, or the whole match if the pattern has no groups. Numbers are compared as
-    numbers, other texts without surrounding whitespace.
+    numbers, other strings without surrounding whitespace.
     """
     matches = [(match[1] or "") if match.re.groups else match[0] for match in re.finditer(pattern, text)]
     if not compare or not matches:
@@ -27,8 +27,8 @@ def match_math(text: str, answer: Any) -> float:
     """1 if the text's final expression equals the expression of an accepted answer as mathematics; else 0.
 
     The final expression is in the last `\\boxed{}`, or the library math-verify finds it. Two numbers are compared
-    exactly, everything else by the library. Raises `ValueError` for an answer that is not an expression, because the
-    prompt cannot be judged.
+    exactly; the library compares everything else. Raises `ValueError` for an answer that is not an expression, because
+    the prompt cannot be judged.
     """
     from math_verify import parse, verify
 
@@ -52,7 +52,7 @@ def match_math(text: str, answer: Any) -> float:
 
 
 def last_box(text: str) -> str:
-    """The last complete `\\boxed{}` of a text; the text if it has none."""
+    """The last complete `\\boxed{}` of a text, or the text itself without it."""
     for match in reversed(list(_BOX.finditer(text))):
         if not match[0].endswith("{"):
             return f"\\boxed{{{text[match.end()]}}}"

@@ -77,7 +77,7 @@ class Found:
 
 
 def last_number(text: str) -> Number | None:
-    """The last number of a text; None without one."""
+    """The last number of a text, or None."""
     _, number = _last_in_lines(text)
     return number.value if number else None
 
@@ -168,7 +168,7 @@ def _numbers(text: str) -> Iterator[Found]:
 
 
 def _is_sign(previous: str, gap: str, sign: str, space: str) -> bool:
-    """Whether a plus or minus before a number is its sign, by the text before it."""
+    """Whether a plus or minus before a number is its sign, judging by the text before it."""
     if space:  # "x = - 5", and neither "7 - 5" nor "- 5", which is an item of a list
         return previous != "" and previous in "=<>≤≥≈≠:([{,|$×*/"
     if gap:

@@ -1,6 +1,6 @@
 """Checks on the first rows, before any generation, that a judge accepts their reference answers.
 
-A row's answer is tried as a text in each form that judges expect until a form is accepted. A judge that raises on all
+A row's answer is tried as a string in each form that judges expect until a form is accepted. A judge that raises on all
 forms would also raise on a correct sample. If a built-in judge rejects all forms, the row is unusable. Other judges may
 expect a different form. If `answer_text` gives the form, they must accept it.
 """
@@ -74,7 +74,7 @@ def _was_interrupted(verdict: Verdict) -> bool:
 
 
 def text_of(answer: Any) -> str | None:
-    """A row's answer as a text, the first of several answers; None for an answer that cannot be a string."""
+    """A row's answer, or the first of several answers, as a string; None for an answer that cannot be a string."""
     if isinstance(answer, list | tuple):
         return text_of(answer[0]) if answer and not isinstance(answer[0], list | tuple) else None
     if answer is None or isinstance(answer, dict):
@@ -122,9 +122,9 @@ class OwnAnswers:
     def __init__(
         self, judge: Judge, answer_text: str | None = None, *, of_text: bool = True, may_raise: bool = False
     ) -> None:
-        """`answer_text`: the form that the judge must accept, with `{answer}` in it; None means the usual forms.
-        `may_raise`: an exception means a wrong answer, so the judge may raise on other forms. `of_text`: samples
-        consist of only a text, so a custom judge cannot depend on other fields."""
+        """`answer_text` is the form that the judge must accept, with `{answer}` in it; None means the usual forms.
+        `may_raise`: an exception means a wrong answer, so the judge may raise on other forms. `of_text`: samples are
+        only text, so a custom judge cannot depend on other fields."""
         self._judge = judge
         judges = judge.others if judge.choose else (judge,)
         self._checks = {
@@ -133,7 +133,7 @@ class OwnAnswers:
 
     @property
     def doubt(self) -> str:
-        """Why a judge may not recognise a correct answer; empty without doubt."""
+        """Why a judge may not recognise a correct answer; empty if there is no doubt."""
         return next((check.doubt for check in self._checks.values() if check.doubt), "")
 
     async def problem(self, prompt: Prompt, as_sample: AsSample) -> str:

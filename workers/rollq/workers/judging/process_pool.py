@@ -1,5 +1,5 @@
 """Processes for judges that need the CPU: they do not block the event loop, and a call that hangs or dies affects no
-other.
+other call.
 
 Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
 `rollq.buffer.wire.frame_format`; nothing is pickled, and only this process's configuration names functions. Invariant:

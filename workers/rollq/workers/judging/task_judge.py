@@ -18,7 +18,7 @@ from rollq.workers.user_code.calls import UserFunction
 @dataclass(frozen=True, slots=True)
 class RowReader:
     """Reads the answer of a prompt for its judge. `readers`: a reader for each value of the column that selects the
-    judge, or for "" without such a column. `identity`: the judges and the column, as a text."""
+    judge, or for "" without such a column. `identity` is the judges and the column, as a string."""
 
     readers: Mapping[str, AnswerReader | None]
     identity: str
@@ -32,7 +32,7 @@ class RowReader:
 
     @property
     def comparing(self) -> str:
-        """The key of a judge that compares with the answer; empty if there is none."""
+        """The key of the judge that compares with the answer; empty without such a judge."""
         names = (f"judge.{value}" if value else "judge" for value, read in self.readers.items() if read)
         return next(names, "")
 

@@ -12,8 +12,7 @@ from rollq.buffer.values.rollouts import ArrayRef, Float32Array, Sample
 
 
 def on_last_token(sample: Sample, reward: float) -> Float32Array:
-    """A reward of the whole sample as rewards of its response tokens, float32 [R]: the model's last token gets all of
-    it."""
+    """The whole sample's reward as token rewards, float32 [R]: the model's last token gets all of it."""
     rewards = np.zeros(sample.response_tokens, np.float32)
     rewards[last_tokens(sample.segments, "tokens")[-1:]] = reward
     return rewards
@@ -32,7 +31,7 @@ def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
 
 
 def token_rewards_of(sample: Sample) -> Float32Array | None:
-    """The rewards of the response tokens of all segments, float32 [R]; None if there are none in memory."""
+    """The rewards of all segments' response tokens, float32 [R]; None if there are none in memory."""
     rewards = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
     arrays = [array for array in rewards if isinstance(array, np.ndarray)]
     if not arrays or len(arrays) < len(rewards):
@@ -48,7 +47,7 @@ def add_on_last_token(sample: Sample, reward: float) -> Sample:
 
 
 def without_token_rewards(sample: Sample) -> Sample:
-    """The sample with no rewards of tokens."""
+    """The sample without token rewards."""
     segments = [
         replace(segment, arrays={name: array for name, array in segment.arrays.items() if name != TOKEN_REWARDS})
         for segment in sample.segments
