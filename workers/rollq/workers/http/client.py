@@ -101,7 +101,7 @@ def refusal(url: str, status: int, body: bytes, retry_after_s: float | None = No
 
 
 def _code(error: Any) -> int:
-    """The status of an error in the middle of an answer; 500, a server error, if it has none."""
+    """The status of an error in the middle of an answer; 500, a server error, for an error without a status."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 500
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolSettings(HttpClientSettings):
-    """Servers of one model with OpenAI's API and, for scorers, `prompt_logprobs`, such as vLLM's."""
+    """Servers of one model with OpenAI's API, and with `prompt_logprobs` for scorers, such as vLLM servers."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
@@ -98,7 +98,7 @@ class ModelPool:
 
 
 def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
-    """Logprobs of `ids[start:]` in a server's answer. Raises `ValueError` unless it has one for each."""
+    """The logprobs of `ids[start:]` in a server's answer. Raises `ValueError` unless each id has a logprob."""
     logprobs = read_prompt_logprobs(answer, ids, start)
     if not np.isfinite(logprobs).all():
         raise ValueError("some prompt_logprobs are not finite")
@@ -106,7 +106,7 @@ def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
 
 
 def read_prompt_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
-    """As `read_logprobs`, but keeps logprobs that are not finite."""
+    """Like `read_logprobs`, but keeps logprobs that are not finite."""
     try:
         entries = answer["choices"][0]["prompt_logprobs"]
         if len(entries) != len(ids):
@@ -137,7 +137,7 @@ def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[
 
 
 async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[str]) -> Sample:
-    """The sample with the arrays of these pools in every segment. Raises `ValueError` that names the pool."""
+    """The sample with the arrays of these pools in every segment. Raises `ValueError` with the pool's name."""
 
     async def scored(segment: Segment) -> Segment:
         requests = (pools[name].score(segment.prompt_ids, segment.response_ids) for name in names)

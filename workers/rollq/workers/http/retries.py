@@ -1,4 +1,4 @@
-"""Decides whether and after which pause a failed request is retried. Pure: no clock, no network, no random numbers."""
+"""Decides whether a failed request is retried, and after which pause. Pure: no clock, no network, no random numbers."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,7 +26,7 @@ def is_transient(status: int) -> bool:
 
 
 def backoff_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float | None:
-    """Seconds to wait after `failures` failures of a request, see `growing_pause_s`; None: give up."""
+    """Seconds to wait after `failures` failures of a request (see `growing_pause_s`); None means give up."""
     return None if failures > policy.retries else growing_pause_s(policy, failures, retry_after_s, jitter)
 
 

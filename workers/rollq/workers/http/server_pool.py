@@ -1,4 +1,4 @@
-"""Several equivalent servers: each request goes to the least loaded server, and is retried if that may help.
+"""Equivalent servers. Each request goes to the least loaded server, and is retried if that may help.
 
 Two pools differ in how a failed server comes back. A `JsonCaller` leaves it out for a while; the engine's servers
 (`rollq.workers.engines.openai.servers`) leave it out until it answers a probe.

@@ -32,7 +32,7 @@ class TicketGroups(Protocol):
 
 
 class Taken(NamedTuple):
-    """The groups for each ticket. `unused`: groups without room."""
+    """The groups for each ticket, and in `unused` the groups without room."""
 
     groups: Sequence[TicketGroups]
     unused: int = 0

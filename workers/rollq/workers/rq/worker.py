@@ -80,7 +80,7 @@ class RqWorker(BaseWorker):
     def __init__(
         self, queue: Queue, run: str, work: TicketHandler, *, name: str, grace_s: float, listens: bool = True
     ) -> None:
-        """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may take to finish after a stop.
+        """`name`: see `incarnation_name`. `grace_s` is how long tickets in flight may take to finish after a stop.
 
         `listens`: whether to subscribe to RQ's commands; otherwise the caller does it with `command_channels`.
         """
@@ -116,7 +116,7 @@ class RqWorker(BaseWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """How long a pop may block, s; RQ derives its socket timeout from it."""
+        """How long a pop may block, in seconds. RQ derives its socket timeout from it."""
         return BLOCK_S
 
     async def run(self) -> None:

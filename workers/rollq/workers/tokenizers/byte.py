@@ -25,7 +25,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """Text of `ids`; unprintable bytes are left out unless `special`."""
+        """The text of `ids`, without unprintable bytes unless `special`."""
         return bytes(token for token in ids if (0 if special else 32) <= token < 256).decode(errors="ignore")
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:

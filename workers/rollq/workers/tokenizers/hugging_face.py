@@ -96,7 +96,7 @@ class HfTokenizer:
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` alone: no beginning or end token is added."""
+        """The ids of `text` alone, without a beginning or end token."""
         ids: list[int]
         if self._fast is None:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -105,8 +105,9 @@ class HfTokenizer:
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS. Adds none
-        to a text that already starts with them."""
+        """The ids of `text` with the special tokens that transformers and vLLM put around a prompt, such as BOS. Adds
+        none to a text that already starts with them.
+        """
         ids, whole = self.encode(text), self._encode_whole(text)
         return ids if ids[:1] == whole[:1] else whole
 
@@ -119,7 +120,7 @@ class HfTokenizer:
         return ids
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """Text of `ids`, without special tokens unless `special`."""
+        """The text of `ids`, without special tokens unless `special`."""
         text: str
         if self._fast is None:
             text = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
@@ -154,13 +155,13 @@ class HfTokenizer:
         return text
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Ids of `render`."""
+        """The ids of `render`."""
         return self.encode(self.render(messages, tools))
 
     def chat_continued(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """Ids of a conversation without the end of the assistant's last message, which the model continues."""
+        """The ids of a conversation without the end of the assistant's last message, which the model continues."""
         return self.encode(self._rendered(messages, tools, continue_final_message=True))
 
     @property
@@ -174,7 +175,7 @@ class HfTokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Ids that end a response, from the tokenizer and the model's generation config."""
+        """The ids that end a response, from the tokenizer and the model's generation config."""
         return self._eos_ids
 
     @property

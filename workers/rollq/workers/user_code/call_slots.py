@@ -45,7 +45,7 @@ class CallSlots:
         return CallSlot(self, limit_s)
 
     def give_back(self) -> None:
-        """Give the slot of an ended call to another one."""
+        """Give the slot of an ended call to another call."""
         self._taken -= 1
         self._wake(1)
 

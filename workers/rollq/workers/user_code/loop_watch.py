@@ -1,4 +1,4 @@
-"""Watches the event loop from a thread: finds the function that blocks it, and keeps the worker's leases.
+"""Watches the event loop from a thread, finds the function that blocks it, and keeps the worker's leases.
 
 An `async` function that computes, or sleeps without `await`, blocks everything else that its worker does. Invariant:
 the worker keeps its groups, monitors show the blocking function, and a signal can interrupt it.

@@ -30,8 +30,8 @@ Names = re.Pattern[str] | frozenset[str]
 class AdapterConfig:
     """The modules that an adapter's configuration names.
 
-    `targets` is None if the choice is not by name ("all-linear"). `layers` are the numbers of the adapted layers, None
-    for all layers. `layers_patterns` are expressions for the text before such a number.
+    `targets` is None if the choice is not by name ("all-linear"). `layers` are the numbers of the adapted layers, or
+    None for all layers. `layers_patterns` are expressions for the text before such a number.
     """
 
     targets: Names | None

@@ -1,7 +1,7 @@
 """LoRA adapters in vLLM: the adapter for new requests, and the adapters that running requests still use.
 
 Invariant: vLLM never needs more adapters than it has room for. It drops the least recently used adapter, and reloads it
-from its folder when a request needs it. It dies if the folder is gone.
+from its folder when a request needs it. vLLM dies if the folder is gone.
 """
 
 from collections.abc import Callable, Collection
@@ -61,8 +61,8 @@ class Adapters:
     def spared(self, adapter: bool) -> int:
         """How many adapters may stay in use during a swap, to an `adapter` or to other weights.
 
-        0 if the base weights change, because tokens carry only the adapter's version. Otherwise, as many as vLLM has
-        room for beside the new adapter.
+        0 if the base weights change, because tokens carry only the adapter's version. Otherwise, the room that vLLM has
+        beside the new adapter.
         """
         return self._process.max_adapters - 1 if adapter and self._process.max_adapters else 0
 

@@ -68,7 +68,7 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
-        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known after the start, as is the next
+        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known after the start, like the next
         self.max_sequences = 1
         self._settings = settings
         self._process: VllmProcess | None = None
@@ -243,7 +243,7 @@ class VllmEngine:
 
     @property
     def transfer_ranks(self) -> int:
-        """One per GPU, if vLLM was started to take weights from a trainer; see `Receiver`."""
+        """One rank per GPU, if vLLM was started to take weights from a trainer; see `Receiver`."""
         return 0 if self._process is None else self._process.transfer_ranks
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessGuard:
-    """The processes of one engine. Needs Linux; elsewhere it does nothing."""
+    """The processes of one engine. Needs Linux, and does nothing elsewhere."""
 
     def __init__(self) -> None:
         """Starts the watchdog, which needs 10 MB of memory. Signals to the worker's group do not reach it."""

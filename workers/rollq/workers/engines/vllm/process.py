@@ -76,7 +76,7 @@ class VllmProcess:
         self.llm = llm
         self._guard = guard
         self._died = died
-        llm._run_output_handler()  # it detects the end of vLLM's process; vLLM would start it with the first request
+        llm._run_output_handler()  # detects the end of vLLM's process; vLLM would start it with the first request
 
     @classmethod
     async def start(cls, settings: VllmSettings, died: Callable[[str], None]) -> "VllmProcess":
@@ -88,7 +88,7 @@ class VllmProcess:
         starting = asyncio.create_task(asyncio.to_thread(start_vllm, settings, guard))
         try:
             process = cls(await asyncio.shield(starting), guard, died)
-            # vLLM would ask this with its first request, which would never end if vLLM died before it
+            # vLLM would ask this with its first request, which would never end if vLLM had died
             await process.change(process.llm.get_supported_tasks())
             return process
         except BaseException:

@@ -44,7 +44,7 @@ class Served(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """For each prompt, the logprobs float32 [T - 1] of all tokens but the first, in nats; and the cache's error. See
+    """For each prompt, the logprobs float32 [T - 1] of all tokens but the first, in nats, and the cache's error. See
     `Scorer` and `CachingEngine`."""
 
     logprobs: Sequence[Float32Array]

@@ -102,7 +102,7 @@ def environment(pid: int) -> bytes:
 
 
 def target(link: str) -> str:
-    """The target of a link; empty if the link is gone."""
+    """The target of a link, empty if the link is gone."""
     try:
         return os.readlink(link)
     except OSError:
