@@ -20,7 +20,7 @@ MB = 1_000_000
 
 
 def measure(quick: bool) -> list[Result]:
-    """Two results: memory and time of writing tensor by tensor, as shares of the cost of the whole model at once."""
+    """Two results: the memory and time of writing tensor by tensor, relative to writing the whole model at once."""
     layers, repetitions = (QUICK_LAYERS, 1) if quick else (LAYERS, 5)
     found: dict[str, list[list[float]]] = {"whole": [], "streamed": []}
 
@@ -65,7 +65,7 @@ def _run(way: str, layers: int) -> list[float]:
 
 
 def main() -> None:
-    """Print by how many MB the peak memory of this rank grew, the seconds, and the MB of the model and a tensor."""
+    """Print the growth of this rank's peak memory in MB, the seconds, and the MB of the model and of a tensor."""
     import torch
     import torch.distributed as dist
     from safetensors.torch import save
@@ -100,7 +100,7 @@ def main() -> None:
     dist.barrier()
     if rank == 0:
         print((peak - before) / MB, seconds, size / MB, largest / MB, flush=True)
-    os._exit(0)  # to take the group down may abort a rank whose peer has ended
+    os._exit(0)  # closing the group may abort a rank whose peer has ended
 
 
 def _reset_peak() -> int:

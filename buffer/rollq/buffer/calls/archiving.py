@@ -44,8 +44,9 @@ class Archiving(BufferCore):
     ) -> Portion | None:
         """The groups of the next file; None if there are none, or while another archiver holds the task.
 
-        Groups that left at the current step wait `wait_s` for others, unless there are `most`. The portion stays the
-        same for all archivers until `forget_archived`. `trouble`: why the last one is not written, for display.
+        Groups that left at the current step wait `wait_s` for others, unless `most` groups are there. The portion stays
+        the same for all archivers until `forget_archived`. `trouble` says why the last portion is not written, for
+        display.
         """
         most = min(most, MAX_PORTION_GROUPS)
         wait_ms = round(wait_s * 1000)
@@ -54,7 +55,7 @@ class Archiving(BufferCore):
         return None if number in (0, _AT_WORK) else Portion(task, number, step, tuple(map(int, ids)))
 
     def is_waiting(self, portion: Portion) -> bool:
-        """Whether a portion was not archived yet: none of its groups is missing."""
+        """Whether a portion is still to be archived: none of its groups is missing."""
         number, ids = self.send("HMGET", task_keys(self.run, portion.task).archive, "number", "ids")
         return ids is not None and int(number) == portion.number
 

@@ -58,7 +58,7 @@ def _counted(task: str, reply: Any, known: Claimed | None) -> "list[_Counted]":
 
 
 def _lack(step: int, replies: Mapping[str, Any], plan: Plan) -> Shortfall | None:
-    """The groups that the batch lacks, if a task lacks some."""
+    """The groups that the batch lacks, if any."""
     is_short = any(reply[0] != b"batch" for reply in replies.values())
     return shortfall_of(step, replies, plan.sizes) if is_short else None
 

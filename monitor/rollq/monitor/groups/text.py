@@ -21,7 +21,7 @@ def as_json(view: GroupView) -> str:
 
 
 def as_text(view: GroupView, *, width: int = 100, full: bool = False) -> str:
-    """A group's life, and its samples. Texts are cut to some lines unless `full`; `width` in columns."""
+    """A group's life, and its samples. Texts are cut to a few lines unless `full`; `width` is in columns."""
     most = None if full else TEXT_LINES
     lines = [_title(view), "", *_life(view, width), "", "prompt", *_prompt(view, width, most)]
     lines += _tools(view.tools, width)

@@ -56,5 +56,5 @@ class Source:
 
 
 def text_of(value: Any, default: str = "") -> str:
-    """A text, with the names of environment variables in it."""
+    """A string, with the names of environment variables in it."""
     return value if isinstance(value, str) else value.text if isinstance(value, Placeholder) else default

@@ -132,7 +132,7 @@ class OutputReader:
         self._logprobs.append(logprobs)
 
     def final(self, last: Any, *, spans: bool) -> Completion:
-        """The completion that `last`, which has been added, ends. Without `spans` all tokens are of one version.
+        """The completion that ends with `last`, which has been added. Without `spans` all tokens are of one version.
 
         Raises `ValueError` when the version of a token cannot be read.
         """
@@ -141,8 +141,9 @@ class OutputReader:
         return self._completion(versions, parse_reason(last.finish_reason))
 
     def so_far(self, starts: Sequence[tuple[str, int]] | None) -> Completion:
-        """The tokens so far. `starts`: the names of their weights, each with the index of its first token; None if all
-        are of one version."""
+        """The tokens so far. `starts` are the names of their weights, each with the index of its first token, or None
+        if all are of one version.
+        """
         if starts is None:
             return self._completion(None, FinishReason.ABORT)
         versions = [(_version_of(name), start) for name, start in starts]
