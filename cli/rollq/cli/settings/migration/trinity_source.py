@@ -42,7 +42,7 @@ class Source:
         ]  # fmt: skip
 
     def _optimizer(self) -> Given:
-        """The optimizer: `algorithm.optimizer`, with what verl's own settings give instead."""
+        """The settings of the optimizer: verl's own where there are any, and `algorithm.optimizer` elsewhere."""
         given = self._below(self.algorithm, "optimizer", "OptimizerConfig")
         self.replaced = {name: given.fields[name] for name in self.verl.optimizer if name in given.fields}
         where = given.where if given.fields else self.verl.where_of_optimizer

@@ -27,7 +27,7 @@ def parse_hermes(text: str, tools: Sequence[Message] = (), prompt: str = "") -> 
 
 
 def hermes_calls(visible: str, text: str) -> tuple[str, tuple[ToolCall | Malformed, ...]]:
-    """The text around the calls in the visible part of the turn `text`, and the calls."""
+    """The calls in a turn, and the text around them. `visible` is the part of the turn's `text` after its thoughts."""
     content, matches = cut(CALL, visible)
     return content, tuple(
         json_call(match[1], "arguments", text, index) if match[2] else NOT_CLOSED for index, match in enumerate(matches)
