@@ -151,7 +151,7 @@ def test_a_function_that_gives_too_few_priorities_ends_training_and_is_named(
     with Consumer.connect(server_url, run=run_name, weights=model_folder):
         worker.produce(2)
     chosen = trainer_settings(model_folder, tmp_path, steps=1, takeover=True, priorities=f"{__name__}.too_few")
-    with pytest.raises(ConfigError, match=r"too_few\": it gave 1 priorities for 2 groups"):
+    with pytest.raises(ConfigError, match=r"too_few\": it returned 1 priorities for 2 groups"):
         train(Connection(server_url, run_name), chosen)
 
 

@@ -163,7 +163,7 @@ def test_code_that_answers_for_its_grader_gets_no_reward_beyond_one(desk: Desk, 
 
     answers = desk.run(score_all())
     assert all(answer["score"] < 1 for answer in answers), answers
-    assert any("it gave" in str(answer) or "its process" in str(answer) for answer in answers)
+    assert any("it returned" in str(answer) or "its process" in str(answer) for answer in answers)
 
 
 @pytest.mark.parametrize("form", ["chat", "after a solved row"])

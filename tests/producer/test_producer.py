@@ -441,7 +441,7 @@ def test_production_ends_after_the_last_pass(server_url: str, run_name: str, tmp
         put(buffer, lease(buffer, 99))
         made.tick()
         assert buffer.clock(TASK).control is Control.DONE
-        assert buffer.clock(TASK).control_reason == "passes = 2 are over"
+        assert buffer.clock(TASK).control_reason == "passes = 2 are complete"
         assert buffer.counts(TASK).ready == 10, "all of it can be trained"
 
 

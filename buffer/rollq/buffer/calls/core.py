@@ -94,10 +94,11 @@ class BufferCore(RunStore):
     def _find_server_folder(self) -> None:
         self.payloads.find_server_folder(self._created_with)
 
-    def _created_with(self) -> str | None:
-        """Where the run keeps payloads outside its servers, "" for nowhere; None before it is created."""
+    def _created_with(self) -> tuple[str, str] | None:
+        """The run's incarnation as it is, and where the run keeps payloads outside its servers, "" for nowhere; None
+        before it is created."""
         incarnation, place = self.send("HMGET", self.keys.info, "incarnation", "payloads")
-        return (place or b"").decode() if incarnation else None
+        return (incarnation.decode(errors="replace"), (place or b"").decode()) if incarnation else None
 
     def close(self) -> None:
         """Close the connections and end every wait for a server."""

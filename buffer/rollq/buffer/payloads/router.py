@@ -59,20 +59,23 @@ class Payloads:
             url, lambda: self.folder(self._run.incarnation), self._patience, of_server=of_server
         )
 
-    def find_server_folder(self, created_with: Callable[[], str | None]) -> None:
+    def find_server_folder(self, created_with: Callable[[], tuple[str, str] | None]) -> None:
         """Use the folder of an embedded server if the run was created with it; or will be, because no `url` is set.
 
-        `created_with()`: the `place` that the run was created with; None before it is created.
+        `created_with()`: the incarnation and the `place` of the run; None before it is created.
         """
         path = server_folder.find(self._run.servers, self._patience())
         if path and not self._in_server_folder:
-            place = created_with()
-            # after a failover to another embedded server, the run's payloads are still in the first one's folder
-            has_run = place == SERVER_FOLDER and (path / self._marker).exists()
-            if has_run or (place is None and not self._settings.url):
+            if not (created := created_with()):
+                use = not self._settings.url
+            else:  # after a failover to another embedded server, the run's payloads are still in the first one's folder
+                incarnation, place = created
+                marker = path / self.folder(incarnation) / object_payloads.MARKER
+                use = place == SERVER_FOLDER and marker.exists()
+            if use:
                 self._keep_in(str(path), of_server=True)
-        elif self._in_server_folder and created_with() not in (None, SERVER_FOLDER):  # by a role that cannot use it
-            self.close()
+        elif self._in_server_folder and (created := created_with()) and created[1] != SERVER_FOLDER:
+            self.close()  # the run was created by a role that cannot use the folder
             self.outside = None
             self._stores.pop(object_payloads.PLACE)
             self._in_server_folder = False
@@ -101,10 +104,6 @@ class Payloads:
     def folder(self, incarnation: str) -> str:
         """The folder of an incarnation of the run in `objects`."""
         return f"{self._run.run}/{incarnation}"
-
-    @property
-    def _marker(self) -> str:
-        return f"{self.folder(self._run.incarnation)}/{object_payloads.MARKER}"
 
     @property
     def pieces_from(self) -> int | None:
