@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.calls.replies.leases import Leased
+from rollq.buffer.calls.replies.leases import Leased, Renewed
 from rollq.buffer.errors import StoreLost, WeightsError
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.keys import task_keys
@@ -398,7 +398,7 @@ def test_a_worker_that_cannot_renew_stops_at_its_local_deadline(
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
-        monkeypatch.setattr(Buffer, "renew", lambda self, leases: ended.wait() and [])
+        monkeypatch.setattr(Buffer, "renew", lambda self, leases: ended.wait() and Renewed([], []))
         age_leases(world.task.lease_s, monkeypatch)
         await world.until(lambda: script.running == 0)
         await world.until_count(Status.PENDING, 1)
