@@ -140,6 +140,7 @@ def test_ranks_with_other_settings_or_another_checkpoint_are_refused(
 ALL = [(when, name) for name in MOMENTS for when in ("before", "after")]
 
 
+@pytest.mark.long
 def test_whoever_is_killed_the_weights_are_those_of_an_undisturbed_run(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], model_folder: Path, tmp_path: Path
 ) -> None:

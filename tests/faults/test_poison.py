@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from faults.poison import run_poison
 from faults.processes import Load
 from rollq.buffer.rules.settings import TaskRules
@@ -11,6 +13,7 @@ LOAD = Load(lengths=(20, 40), lease_s=2.0)
 MAX_DEATHS = TaskRules(batch_groups=1).max_deaths
 
 
+@pytest.mark.long
 def test_a_poisonous_prompt_is_quarantined_and_takes_no_other_with_it(
     fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:
