@@ -69,17 +69,25 @@ def test_large_groups_are_in_the_folder_and_outlive_a_killed_server(world: World
 
 def test_a_payload_is_on_disk_before_its_group_is_completed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.start()
-    synced: list[tuple[bool, int]] = []
+    synced: list[tuple[str, int]] = []
     real = os.fsync
 
     def fsync(number: int) -> None:
         real(number)
-        synced.append((Path(f"/proc/self/fd/{number}").resolve().is_dir(), world.statuses().get("completed", 0)))
+        path = Path(f"/proc/self/fd/{number}").resolve()
+        synced.append((path.name if path.is_dir() else "file", world.statuses().get("completed", 0)))
 
     monkeypatch.setattr(os, "fsync", fsync)
     put(world)
-    assert synced == [(False, 0), (True, 0)]  # the file, then the folder that names it
-    assert world.statuses() == {"completed": 1}
+    put(world)
+    run = world.buffer.run
+    above = [world.buffer.incarnation, run, server_folder.NAME]
+    assert synced == [
+        *[(name, 0) for name in above],  # which name the folder of the task: once
+        *[("file", 0), ("math", 0)],
+        *[("file", 1), ("math", 1)],
+    ]
+    assert world.statuses() == {"completed": 2}
 
 
 def test_by_default_only_frames_that_are_slower_in_the_append_only_file_go_there(

@@ -82,13 +82,14 @@ class Folder:
             raise ConfigError(f"{setting} = {path!r}: there is no such folder on this machine; mount it, or create it")
         self._path = Path(path)
         self._durable = durable
+        self._on_disk = set[Path]()  # folders below it whose names are
 
     def put(self, name: str, value: bytes | Pieces) -> None:
         """Write a file beside its place, and then rename it."""
         path = self._at(name)
         unfinished = path.with_name(f"{UNFINISHED}{path.name}.{secrets.token_hex(4)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make(path.parent)
             _write(unfinished, value)
             if self._durable:
                 with unfinished.open("rb") as file:
@@ -100,6 +101,14 @@ class Folder:
             with suppress(OSError):
                 unfinished.unlink()
             raise
+
+    def _make(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._durable and folder not in self._on_disk:
+            inside = folder.relative_to(self._path).parts
+            for parent in list(folder.parents)[: len(inside)]:
+                fsync_folder(parent)
+            self._on_disk.add(folder)
 
     def get(self, name: str) -> bytes:
         """Read a file."""
