@@ -134,6 +134,13 @@ def test_a_role_that_cannot_use_the_folder_is_refused(world: World, fresh_server
         buffer.create_run()
 
 
+def test_the_default_user_may_be_named_in_the_url(tmp_path: Path, run_name: str) -> None:
+    with EmbeddedServer(tmp_path / "server", password="secret") as server:
+        url = server.url.replace("://", "://default:secret@")
+        with Buffer.connect(url, run_name) as buffer:
+            assert buffer.payloads.place == SERVER_FOLDER
+
+
 def test_after_a_failover_the_folder_of_the_first_server_can_be_named(
     world: World, fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:

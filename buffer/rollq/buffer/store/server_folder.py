@@ -61,10 +61,11 @@ def find(servers: Servers, patience: Patience) -> Path | None:
 
 
 def _may_have_one(connection: Mapping[str, Any]) -> bool:
-    """Whether the server may be an embedded one with a folder: those listen on loopback, and have no other users."""
+    """Whether the server may be an embedded one with a folder: those listen on loopback, and have only the default
+    user."""
     host = connection.get("host")
     try:
         is_here = "path" in connection or host == "localhost" or ip_address(str(host)).is_loopback
     except ValueError:  # the name of another machine
         return False
-    return is_here and not connection.get("username")
+    return is_here and connection.get("username") in (None, "", "default")
