@@ -1,6 +1,7 @@
 """Large payloads in the folder of an embedded server, which roles on its machine use without a setting."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,23 @@ def test_a_role_that_cannot_use_the_folder_is_refused(world: World, fresh_server
     mounted = PayloadSettings(url=str(fresh_server.directory / server_folder.NAME))
     with Buffer.connect(fresh_server.url, world.buffer.run, payloads=mounted) as buffer:
         buffer.create_run()
+
+
+def test_payloads_leave_the_room_that_the_server_needs_for_its_own_files(
+    world: World, fresh_server: EmbeddedServer
+) -> None:
+    free = shutil.disk_usage(fresh_server.directory).free
+    with connect(fresh_server.url) as client:
+        client.config_set("maxmemory", free // server_folder.FILES_FACTOR + (1 << 30))
+    world.start()
+    with Buffer.connect(fresh_server.url, world.buffer.run, payloads=FROM_2000_BYTES) as buffer:
+        later = World(buffer)
+        later.held = world.held
+        put(later, "x" * MOST_INLINE_BYTES)
+        assert files_of(fresh_server, world.buffer.run) == []
+        assert place_of(buffer) == SERVER_FOLDER
+        assert len(buffer.fetch(later.claim(1, math=1).groups)[0].samples[0].text) == MOST_INLINE_BYTES
+    world.check()
 
 
 def test_the_default_user_may_be_named_in_the_url(tmp_path: Path, run_name: str) -> None:

@@ -10,6 +10,7 @@ from rollq.buffer.rules.settings import PayloadSettings
 from rollq.buffer.store import server_folder
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.run_store import RunStore
+from rollq.buffer.store.server_folder import ServerFolder
 from rollq.buffer.wire.group_fields import is_large
 
 SERVER_FOLDER = "server"
@@ -45,15 +46,15 @@ class Payloads:
         self.max_buffer_bytes = settings.max_buffer_bytes
         self._stores: dict[str, PayloadStore] = {}
         self.outside: object_payloads.ObjectPayloads | None = None
-        self._in_server_folder = False
+        self._server_folder: ServerFolder | None = None
         if run.servers.spread:
             self._stores[cluster.PLACE] = cluster.ClusterPayloads(run)
         if settings.url:
             self._keep_in(settings.url)
 
-    def _keep_in(self, url: str, *, of_server: bool = False) -> None:
+    def _keep_in(self, url: str, of: ServerFolder | None = None) -> None:
         self.close()
-        self._in_server_folder = of_server
+        of_server, self._server_folder = of is not None, of
         self._min_bytes = self._settings.min_bytes or (SERVER_FOLDER_MIN_BYTES if of_server else MIN_BYTES)
         self.outside = self._stores[object_payloads.PLACE] = object_payloads.ObjectPayloads(
             url, lambda: self.folder(self._run.incarnation), self._patience, of_server=of_server
@@ -64,33 +65,33 @@ class Payloads:
 
         `created_with()`: the incarnation and the `place` of the run; None before it is created.
         """
-        path = server_folder.find(self._run.servers, self._patience())
-        if path and not self._in_server_folder:
+        found = server_folder.find(self._run.servers, self._patience())
+        if found and not self._server_folder:
             if not (created := created_with()):
                 use = not self._settings.url
             else:  # after a failover to another embedded server, the run's payloads are still in the first one's folder
                 incarnation, place = created
-                marker = path / self.folder(incarnation) / object_payloads.MARKER
+                marker = found.path / self.folder(incarnation) / object_payloads.MARKER
                 use = place == SERVER_FOLDER and marker.exists()
             if use:
-                self._keep_in(str(path), of_server=True)
-        elif self._in_server_folder and (created := created_with()) and created[1] != SERVER_FOLDER:
+                self._keep_in(str(found.path), found)
+        elif self._server_folder and (created := created_with()) and created[1] != SERVER_FOLDER:
             self.close()  # the run was created by a role that cannot use the folder
             self.outside = None
             self._stores.pop(object_payloads.PLACE)
-            self._in_server_folder = False
+            self._server_folder = None
 
     @property
     def place(self) -> str:
         """Where a run that this role creates keeps payloads outside its servers; "" for nowhere."""
         if not self.outside:
             return ""
-        return SERVER_FOLDER if self._in_server_folder else object_payloads.PLACE
+        return SERVER_FOLDER if self._server_folder else object_payloads.PLACE
 
     @property
     def ignores_url(self) -> bool:
         """Whether `payloads.url` is set, although the run was created with the folder of its server."""
-        return bool(self._settings.url) and self._in_server_folder
+        return bool(self._settings.url) and self._server_folder is not None
 
     def __bool__(self) -> bool:
         """Whether external payloads may exist."""
@@ -112,11 +113,16 @@ class Payloads:
 
     def place_for(self, size_bytes: int) -> str | None:
         """The place of a new payload of this size; None if it stays in its task's slot."""
-        if self.outside and size_bytes >= self._min_bytes:
+        if self.outside and size_bytes >= self._min_bytes and self._has_room(size_bytes):
             return object_payloads.PLACE
         if cluster.PLACE in self._stores and is_large(size_bytes):
             return cluster.PLACE
         return None
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Whether the outside store may take a payload; other stores than the folder of a server wait for room."""
+        folder = self._server_folder
+        return not folder or server_folder.has_room(folder.path, size_bytes, reserved_bytes=folder.reserved_bytes)
 
     @contextmanager
     def writing(self) -> Iterator[Write]:

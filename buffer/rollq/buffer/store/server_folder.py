@@ -6,11 +6,12 @@ server's folder here.
 """
 
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import exceptions as driver
 
@@ -23,6 +24,15 @@ MARK = "this+server"
 """A name that no run can have."""
 IDENTITY = "syslog-ident"
 """A directive without an effect, since embedded servers do not write to syslog."""
+FILES_FACTOR = 3
+"""Disk that a server needs, as a multiple of its memory: an append-only file of twice the data, and the new one."""
+
+
+class ServerFolder(NamedTuple):
+    """A folder that this process can use, and the bytes of its disk that are for the server's own files."""
+
+    path: Path
+    reserved_bytes: int
 
 
 def mark(directory: Path, identity: str) -> None:
@@ -32,7 +42,16 @@ def mark(directory: Path, identity: str) -> None:
     atomic_file(folder / MARK, identity.encode())
 
 
-def find(servers: Servers, patience: Patience) -> Path | None:
+def has_room(path: Path, size_bytes: int, *, reserved_bytes: int) -> bool:
+    """Whether a file of this size leaves the reserved part of the disk free. On a full disk, the server would take no
+    more writes, not even those that delete groups."""
+    try:
+        return shutil.disk_usage(path).free - size_bytes >= reserved_bytes
+    except OSError:  # a write says what is wrong
+        return True
+
+
+def find(servers: Servers, patience: Patience) -> ServerFolder | None:
     """The folder of the server, if it is an embedded one with such a folder, and this process can use it.
 
     Raises `ServerUnavailable`, `ServerRefused`.
@@ -43,20 +62,20 @@ def find(servers: Servers, patience: Patience) -> Path | None:
     if not _may_have_one(client.connection_pool.connection_kwargs):
         return None
 
-    def ask() -> tuple[Any, Any]:
+    def ask() -> Mapping[Any, Any]:
         try:
-            reply = client.config_get("dir", IDENTITY)
+            return client.config_get("dir", IDENTITY, "maxmemory")
         except driver.ResponseError:  # a server without CONFIG
-            return None, None
-        return reply.get("dir"), reply.get(IDENTITY)
+            return {}
 
-    directory, identity = servers.patiently(ask, patience)
+    config = servers.patiently(ask, patience)
+    directory, identity = config.get("dir"), config.get(IDENTITY)
     if not (directory and identity):
         return None
     folder = Path(os.fsdecode(directory)) / NAME
     with suppress(OSError):
         if (folder / MARK).read_bytes() == os.fsencode(identity) and os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            return folder
+            return ServerFolder(folder, FILES_FACTOR * int(config.get("maxmemory", 0)))
     return None
 
 

@@ -11,6 +11,7 @@ from statistics import median
 
 from rollq.buffer.store.connection import unfit
 from rollq.buffer.store.library import digest, library_name
+from rollq.buffer.store.server_folder import FILES_FACTOR
 from rollq.buffer.values.memory_use import FULL
 from rollq.monitor.doctor.facts import ServerFacts, Space, is_loopback
 from rollq.monitor.doctor.findings import Finding, Level
@@ -24,8 +25,6 @@ OTHER_SERVERS = {"dragonfly_version": "Dragonfly", "garnet_version": "Garnet"}
 functions."""
 FORK_FACTOR = 1.5
 """Memory that the machine needs, as a multiple of maxmemory: a rewrite copies the pages that change during it."""
-FILES_FACTOR = 3
-"""Disk that the server needs, as a multiple of its memory: an append-only file of twice the data, and the new one."""
 LONGEST_FORK_S = 1.0
 LONGEST_MEDIAN_S = 0.010
 LONGEST_PING_S = 1.0
