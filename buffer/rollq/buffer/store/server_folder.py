@@ -43,8 +43,8 @@ def mark(directory: Path, identity: str) -> None:
 
 
 def has_room(path: Path, size_bytes: int, *, reserved_bytes: int) -> bool:
-    """Whether a file of this size leaves the reserved part of the disk free. On a full disk, the server would take no
-    more writes, not even those that delete groups."""
+    """Whether a file of this size leaves the reserved part of the disk free. On a full disk, the server would refuse
+    all writes, even those that delete groups."""
     try:
         return shutil.disk_usage(path).free - size_bytes >= reserved_bytes
     except OSError:  # a write says what is wrong
