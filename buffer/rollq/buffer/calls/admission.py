@@ -6,6 +6,7 @@ from itertools import chain
 from rollq.buffer.calls.replies.prompts import Admitted, PromptRecord, PromptStats, UnusableRow
 from rollq.buffer.calls.replies.tasks import Control
 from rollq.buffer.calls.sweeping import MAX_IDS_PER_CALL, MOVED_IDS_PER_CALL, Sweeping
+from rollq.buffer.common.portions import slices
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.rollouts import Prompt, Status
@@ -59,8 +60,7 @@ class Admission(Sweeping):
         on Valkey 9, and 83 on Redis 7.0.
         """
         key = task_keys(self.run, task).prompts
-        chunks = [rows[at : at + MAX_IDS_PER_CALL] for at in range(0, len(rows), MAX_IDS_PER_CALL)]
-        replies = self.send_all([("HMGET", key, *chunk) for chunk in chunks])
+        replies = self.send_all([("HMGET", key, *some) for some in slices(rows, MAX_IDS_PER_CALL)])
         values = zip(rows, chain.from_iterable(replies), strict=True)
         return {row: _decode_stats(value) for row, value in values if value is not None}
 

@@ -10,6 +10,7 @@ import orjson
 
 from rollq.buffer.calls.batches import Batches
 from rollq.buffer.calls.replies.batches import BatchState
+from rollq.buffer.common.portions import slices
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.curves import as_number
 from rollq.buffer.values.rollouts import SampleStatus
@@ -79,10 +80,10 @@ class Evaluations(Batches):
         first = self.send("HGET", keys.group(int(ids[0])), "prompt") if ids else None
         sourced = ("prompt",) if first and _source(first) is not None else ()  # prompts may be large
         groups: list[EvaluatedGroup] = []
-        for start in range(0, len(ids), GROUPS_PER_TRIP):
+        for trip in slices(ids, GROUPS_PER_TRIP):
             commands = [
                 ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters", "rows", *sourced)
-                for group_id in ids[start : start + GROUPS_PER_TRIP]
+                for group_id in trip
             ]
             groups += [_evaluated(*fields) for fields in self.send_all(commands)]
         return groups

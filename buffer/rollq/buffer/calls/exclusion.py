@@ -4,10 +4,12 @@ A row is kept with the digest of its prompts, so that it never means a row of an
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 from rollq.buffer.calls.inspection import Inspection
 from rollq.buffer.calls.orders import GroupOrder, Steering
 from rollq.buffer.calls.tasks import Registry, encode_record
+from rollq.buffer.common.portions import slices
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.shards import shard_of
 from rollq.buffer.store.keys import task_keys
@@ -59,10 +61,9 @@ class Excluding(Registry, Steering, Inspection):
         keys = task_keys(self.run, task)
         for status in WAITING:
             ids = [int(member) for member in self.send("ZRANGE", keys.status(status), 0, -1) if int(member) >= first]
-            for start in range(0, len(ids), MOST_EXCLUDED_ROWS):
-                some = ids[start : start + MOST_EXCLUDED_ROWS]
+            for some in slices(ids, MOST_EXCLUDED_ROWS):
                 found = self.send_all([("HGET", keys.group(group_id), "row") for group_id in some])
-                for group_id in [each for each, row in zip(some, found, strict=True) if row in wanted]:
+                for group_id in compress(some, map(wanted.__contains__, found)):
                     dropped += self.order_group(task, group_id, GroupOrder.DROP, expected=status).refusal is None
         return dropped
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rollq.buffer.calls.core import BufferCore
+from rollq.buffer.common.portions import slices
 from rollq.buffer.payloads.interface import PayloadName
 
 NAMES_PER_CALL = 200
@@ -31,9 +32,8 @@ class Collecting(BufferCore):
         tasks, orphans = self.tasks(), set[PayloadName]()
         for task in dict.fromkeys(name.task for name in names if name.task in tasks):
             of_task = {name.encoded: name for name in names if name.task == task}
-            texts = list(of_task)
-            for start in range(0, len(texts), NAMES_PER_CALL):
-                unnamed = self.call_task("find_orphans", task, *texts[start : start + NAMES_PER_CALL])
+            for some in slices(list(of_task), NAMES_PER_CALL):
+                unnamed = self.call_task("find_orphans", task, *some)
                 orphans |= {of_task[text.decode()] for text in unnamed}
         return orphans
 

@@ -1,6 +1,6 @@
-"""Items in portions of limited size."""
+"""Items in portions of limited size, or in slices of equal length."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -23,3 +23,8 @@ def portions(
         taken += item_size
     if portion:
         yield portion
+
+
+def slices(items: Sequence[T], most_items: int) -> Iterator[Sequence[T]]:
+    """The items in slices of `most_items`, in order; the last slice may be shorter."""
+    return (items[start : start + most_items] for start in range(0, len(items), most_items))
