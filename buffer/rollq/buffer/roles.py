@@ -35,7 +35,7 @@ class TrainerBuffer(Evaluations, Training, Living, Inspection):
     """Claims, commits and publishes, and evaluates."""
 
 
-class ArchiverBuffer(Archiving, Inspection):
+class ArchiverBuffer(Inspection, Archiving):
     """Reads groups that leave, and releases them once they are in the archive."""
 
 

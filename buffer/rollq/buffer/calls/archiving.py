@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.calls.stored_groups import ReadingStored, texts, whole
+from rollq.buffer.common.portions import slices
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.values.rollouts import WHOLE
 
 MAX_PORTION_GROUPS = 1000
 GROUPS_PER_TRIP = 32
@@ -36,7 +36,7 @@ class StoredGroup:
     frames: Mapping[str, bytes]
 
 
-class Archiving(BufferCore):
+class Archiving(ReadingStored):
     """Calls of archivers. All are harmless to repeat, even by several archivers."""
 
     def take_to_archive(
@@ -73,29 +73,17 @@ class Archiving(BufferCore):
 
     def read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
         """Groups with their frames, in order, without deleted groups."""
-        for start in range(0, len(ids), GROUPS_PER_TRIP):
-            yield from self._read_stored(task, ids[start : start + GROUPS_PER_TRIP])
+        for trip in slices(ids, GROUPS_PER_TRIP):
+            yield from self._read_stored(task, trip)
 
     def _read_stored(self, task: str, ids: Sequence[int]) -> Iterator[StoredGroup]:
-        clock_key = task_keys(self.run, task).clock
-        replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for group_id in ids])
-        groups = [(group_id, dict(pairs(stored)), frames, payload) for group_id, (stored, frames, payload) in
-                 zip(ids, replies, strict=True)]  # fmt: skip
-        named = {group_id: stored.get(b"payload", b"").decode() for group_id, stored, _, _ in groups}
+        groups = [group for group in self.stored_groups(task, ids) if group.fields]
+        named = {group.group_id: group.fields.get(b"payload", b"").decode() for group in groups}
         away = {group_id: name for group_id, name in named.items() if PayloadName.parse(task, name)}
         payloads = self.read_payloads(task, away)
-        for group_id, stored, frames, beside in groups:
-            if not stored:
-                continue
-            payload = payloads.get(group_id) or beside
-            by_field = {field.decode(): frame for field, frame in pairs(frames)}
-            yield StoredGroup(
-                task,
-                group_id,
-                {name.decode(): value.decode(errors="replace") for name, value in stored.items() if name not in _BYTES},
-                stored.get(b"prompt", b""),
-                {**by_field, WHOLE: payload} if payload else by_field,
-            )
+        for group_id, fields, frames in groups:
+            frames |= whole(payloads.get(group_id))
+            yield StoredGroup(task, group_id, texts(fields, leave_out=_BYTES), fields.get(b"prompt", b""), frames)
 
 
 _BYTES: frozenset[Any] = frozenset({b"prompt", b"rows"})

@@ -1,10 +1,11 @@
 """One whole group, in any status, for display: its life so far and its samples."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollq.buffer.calls.core import BufferCore, pairs
+from rollq.buffer.calls.stored_groups import ReadingStored, texts
+from rollq.buffer.common.portions import slices
 from rollq.buffer.errors import ConfigError, CorruptFrame, ServerError
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.store.keys import task_keys
@@ -106,7 +107,7 @@ class FoundGroup:
         return _number(self.fields.get("tries"))
 
 
-class Looking(BufferCore):
+class Looking(ReadingStored):
     """Calls that read groups with their samples."""
 
     def look(self, task: str, group_ids: Iterable[int]) -> list[FoundGroup]:
@@ -114,12 +115,7 @@ class Looking(BufferCore):
 
         Samples that cannot be read become a `problem` of their group. Raises `StoreLost`.
         """
-        ids = list(group_ids)
-        return [
-            group
-            for start in range(0, len(ids), GROUPS_PER_TRIP)
-            for group in self._look_at(task, ids[start : start + GROUPS_PER_TRIP])
-        ]
+        return [group for trip in slices([*group_ids], GROUPS_PER_TRIP) for group in self._look_at(task, trip)]
 
     def newest(self, task: str, status: Status) -> int | None:
         """The most recently admitted group with this status; None without any."""
@@ -138,26 +134,19 @@ class Looking(BufferCore):
             for one in self.send("ZRANGE", task_keys(self.run, task).status(Status.LEAVING), step, step, "BYSCORE")
         ]
 
-    def _look_at(self, task: str, ids: Sequence[int]) -> list[FoundGroup]:
-        keys = task_keys(self.run, task)
-        calls = [("save_group", keys.clock, self.incarnation, group_id) for group_id in ids]
-        groups: list[FoundGroup] = []
-        for group_id, (flat, frames, payload) in zip(ids, self.call_all(calls), strict=True):
-            fields = {name.decode(): value.decode(errors="replace") for name, value in pairs(flat)}
+    def _look_at(self, task: str, ids: Sequence[int]) -> Iterator[FoundGroup]:
+        for group_id, stored, frames in self.stored_groups(task, ids):
+            fields = texts(stored)
             if "status" not in fields:
                 continue
-            stored = {field.decode(): frame for field, frame in pairs(frames)} | ({WHOLE: payload} if payload else {})
-            problem = self._read_away(task, group_id, fields.get("payload", ""), stored)
-            samples, unreadable = _decode_samples(stored, fields["letters"])
+            problem = self._read_away(task, group_id, fields.get("payload", ""), frames)
+            samples, unreadable = _decode_samples(frames, fields["letters"])
             status = Status(fields["status"])
-            groups.append(
-                FoundGroup(
-                    task, group_id, status, fields, decode_prompt(fields["prompt"].encode()), samples,
-                    problem or unreadable, past_leases(fields), self._batch_of(task, group_id, status),
-                    self._deadline_of(task, group_id, status), self.server_ms(),
-                )
+            yield FoundGroup(
+                task, group_id, status, fields, decode_prompt(fields["prompt"].encode()), samples,
+                problem or unreadable, past_leases(fields), self._batch_of(task, group_id, status),
+                self._deadline_of(task, group_id, status), self.server_ms(),
             )  # fmt: skip
-        return groups
 
     def _read_away(self, task: str, group_id: int, name: str, stored: dict[str, bytes]) -> str:
         """Add the external payload of a group to its frames. Returns why that failed, or ""."""
@@ -174,13 +163,19 @@ class Looking(BufferCore):
         stored[WHOLE] = payload
         return ""
 
-    def _batch_of(self, task: str, group_id: int, status: Status) -> TrainStep | None:
+    def steps_of(self, task: str, statuses: Mapping[int, Status]) -> dict[int, int]:
+        """The train steps of groups with these statuses; groups without one are left out."""
         keys = task_keys(self.run, task)
-        step = self.send("ZSCORE", keys.status(status), group_id) if status in STEPPED else None
+        stepped = [group_id for group_id, status in statuses.items() if status in STEPPED]
+        scores = self.send_all([("ZSCORE", keys.status(statuses[group_id]), group_id) for group_id in stepped])
+        return {group_id: int(score) for group_id, score in zip(stepped, scores, strict=True) if score is not None}
+
+    def _batch_of(self, task: str, group_id: int, status: Status) -> TrainStep | None:
+        step = self.steps_of(task, {group_id: status}).get(group_id)
         if step is None:
             return None
-        times = self.send("HMGET", keys.manifest(int(step)), "claimed_ms", "committed_ms")
-        return TrainStep(int(step), *(None if time is None else int(time) for time in times))
+        times = self.send("HMGET", task_keys(self.run, task).manifest(step), "claimed_ms", "committed_ms")
+        return TrainStep(step, *(None if time is None else int(time) for time in times))
 
     def _deadline_of(self, task: str, group_id: int, status: Status) -> int | None:
         if status is not Status.RUNNING:
@@ -217,20 +212,17 @@ def _lease(attempt: str, leased: str, until_ms: int | None, end: str, parts: str
 def _decode_samples(stored: Mapping[str, bytes], letters: str) -> tuple[tuple[Sample, ...], str]:
     """The samples by their `letters`, and what is wrong with those that cannot be read."""
     single, problems = frames_by_index(stored), list[str]()
-    whole: Sequence[Sample] = ()
-    if WHOLE in stored:
-        try:
-            whole = decode_samples(stored[WHOLE])
-        except CorruptFrame as error:
-            problems.append(str(error))
     samples = [EMPTY_SAMPLE] * len(letters)
-    for index, letter in enumerate(letters):
-        if letter == SampleStatus.PENDING:
-            continue
+    whole: dict[int, Sample] = {}
+    try:
+        whole |= enumerate(decode_samples(stored[WHOLE]) if WHOLE in stored else ())
+    except CorruptFrame as error:
+        problems.append(str(error))
+    for index in (index for index, letter in enumerate(letters) if letter != SampleStatus.PENDING):
         try:
             sample = decode_parts(index, single, group_size=len(letters))
         except CorruptFrame as error:
             problems.append(f"sample {index}: {error}")
-            continue
-        samples[index] = sample or (whole[index] if index < len(whole) else EMPTY_SAMPLE)
+        else:
+            samples[index] = sample or whole.get(index, EMPTY_SAMPLE)
     return tuple(samples), "; ".join(problems)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, Looking
+from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, STEPPED, Looking
 from rollq.buffer.calls.replies.tasks import Clock
+from rollq.buffer.common.portions import slices
 from rollq.buffer.errors import QueryError
 from rollq.buffer.query.conditions import Condition
 from rollq.buffer.query.language import parse_query
@@ -113,9 +114,8 @@ class Querying(Looking):
         rules = clock.rules
         token_shift = rules.token_threshold - rules.stale_threshold
         what = plan_reads(reach, step=clock.step, order=rules.order, most_ids=IDS_PER_TRIP, token_shift=token_shift)
-        ids = self._ids(task, what)
-        for start in range(0, len(ids), IDS_PER_TRIP):
-            yield from self._records(task, ids[start : start + IDS_PER_TRIP], clock)
+        for trip in slices(self._ids(task, what), IDS_PER_TRIP):
+            yield from self._records(task, trip, clock)
 
     def _ids(self, task: str, what: ReadPlan) -> Sequence[int]:
         """Group ids in order of arrival: they count up with it."""
@@ -130,22 +130,23 @@ class Querying(Looking):
     def _records(self, task: str, ids: Sequence[int], clock: Clock) -> list[GroupRecord]:
         keys = task_keys(self.run, task)
         replies = self.send_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
-        records = []
-        for group_id, reply in zip(ids, replies, strict=True):
-            fields = {name: (value or b"").decode() for name, value in zip(_NUMBERS, reply, strict=True)}
-            if fields["status"]:  # otherwise it has left, or was never there
-                records.append(_record(task, group_id, clock, fields))
-        claimed = [record for record in records if record.status in _CLAIMED]
-        scores = self.send_all([("ZSCORE", keys.status(Status(member.status)), member.uid) for member in claimed])
-        steps = {record.uid: int(score) for record, score in zip(claimed, scores, strict=True) if score is not None}
+        records = [
+            _record(task, group_id, clock, dict(zip(_NUMBERS, map(_text, reply), strict=True)))
+            for group_id, reply in zip(ids, replies, strict=True)
+            if reply[0]  # its status: otherwise it has left, or was never there
+        ]
+        steps = self.steps_of(task, {record.uid: Status(record.status) for record in records})
         return [
             replace(record, step=steps[record.uid], listed_step=steps[record.uid]) if record.uid in steps else record
             for record in records
         ]
 
 
-_CLAIMED = (Status.CLAIMED, Status.ARCHIVED)
 _ON_THE_WAY = (Status.PENDING, Status.RUNNING)
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode()
 
 
 def _record(task: str, group_id: int, clock: Clock, fields: Mapping[str, str]) -> GroupRecord:
@@ -178,7 +179,7 @@ def _staleness(clock: Clock, fields: Mapping[str, str]) -> int:
     versions = (fields["token_versions"] or fields["versions"]).split(",")
     held = [version for letter, version in zip(fields["letters"], versions, strict=False) if letter != "p"]
     # a batch stays as old as it was when it was claimed
-    floors = Floors() if status in _CLAIMED or not counted_in else clock.floors
+    floors = Floors() if status in STEPPED or not counted_in else clock.floors
     counted_as = [floors.counted(int(counted_in or 0), int(version)) for version in held if version != "-"]
     return staleness(clock.step, counted_as)
 

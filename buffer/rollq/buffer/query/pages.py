@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rollq.buffer.calls.core import pairs
-from rollq.buffer.calls.group_details import STEPPED, FoundGroup, TrainStep, past_leases
+from rollq.buffer.calls.group_details import FoundGroup, TrainStep, past_leases
+from rollq.buffer.calls.stored_groups import texts
 from rollq.buffer.query.calls import IDS_PER_TRIP, Querying
 from rollq.buffer.query.ranking import MOST_SORTED
 from rollq.buffer.query.selection import (
@@ -94,16 +94,9 @@ class Paging(Querying):
         """The groups in the buffer, without their samples; missing ones are left out. Raises `StoreLost`."""
         keys, now_ms = task_keys(self.run, task), self.server_ms()
         calls = [("inspect", keys.clock, self.incarnation, group_id) for group_id in group_ids]
-        hashes = [
-            {name.decode(): value.decode(errors="replace") for name, value in pairs(flat)}
-            for flat in self.call_all(calls)
-        ]
-        there = [(group_id, fields) for group_id, fields in zip(group_ids, hashes, strict=True) if "status" in fields]
-        stepped = [(group_id, Status(fields["status"])) for group_id, fields in there if fields["status"] in STEPPED]
-        scores = self.send_all([("ZSCORE", keys.status(status), group_id) for group_id, status in stepped])
-        steps = {
-            group_id: int(score) for (group_id, _), score in zip(stepped, scores, strict=True) if score is not None
-        }
+        hashes = zip(group_ids, map(texts, self.call_all(calls)), strict=True)
+        there = [(group_id, fields) for group_id, fields in hashes if "status" in fields]
+        steps = self.steps_of(task, {group_id: Status(fields["status"]) for group_id, fields in there})
         return [
             FoundGroup(
                 task, group_id, Status(fields["status"]), fields, decode_prompt(fields["prompt"].encode()), (), "",

@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 
 from rollq.buffer.calls.core import BufferCore
-from rollq.buffer.common.portions import portions
+from rollq.buffer.common.mappings import without
+from rollq.buffer.common.portions import portions, slices
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.rules.codec import decode_rules, encode_rules
@@ -39,7 +40,11 @@ class Restoring(BufferCore):
     """Calls that restore the buffer."""
 
     def restore(
-        self, directory: Path, *, rules: Mapping[str, TaskRules] | None = None, report: Report | None = None
+        self,
+        directory: Path,
+        *,
+        rules: Mapping[str, TaskRules] | None = None,
+        report: Report = lambda groups, of_all: None,
     ) -> Snapshot:
         """Restore the snapshot in `directory` as this run, which must not exist.
 
@@ -68,8 +73,7 @@ class Restoring(BufferCore):
             for call in portions(groups, lambda group: group.size_bytes, BYTES_PER_CALL, most_items=GROUPS_PER_CALL):
                 total_bytes += self._restore_groups(incarnation, snapshot, task, call)
                 done += len(call)
-                if report:
-                    report(done, snapshot.groups)
+                report(done, snapshot.groups)
             self._restore_task(incarnation, snapshot, task, total_bytes)
         self._finish_restore(incarnation, snapshot, digest)
         return snapshot
@@ -82,8 +86,7 @@ class Restoring(BufferCore):
         away: dict[PayloadName, bytes] = {}
         total_bytes = 0
         for group in groups:
-            fields = {name: value for name, value in group.fields.items() if name not in _OF_FRAMES}
-            frames = dict(group.frames)
+            fields, frames = without(group.fields, _OF_FRAMES), dict(group.frames)
             if size_bytes := frame_bytes(frames, group_size=len(fields["letters"])):
                 fields["bytes"] = str(size_bytes)
                 total_bytes += size_bytes
@@ -176,8 +179,7 @@ def _row_writes(curves: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[Any, 
     """Rows by step as arguments of `write_parts`, in writes small enough for Lua."""
     for name, rows in curves.items():
         items = [item for row, step in rows.items() for item in (step, row)]
-        for start in range(0, len(items), ITEMS_PER_WRITE):
-            write = items[start : start + ITEMS_PER_WRITE]
+        for write in slices(items, ITEMS_PER_WRITE):
             yield (name, "ZADD", len(write), *write)
 
 

@@ -6,22 +6,26 @@ saw. Groups without a result may get one before that; they are saved as pending,
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from rollq.buffer.calls.core import BufferCore, pairs
-from rollq.buffer.common.portions import portions
+from rollq.buffer.calls.core import pairs
+from rollq.buffer.calls.stored_groups import ReadingStored, text, texts, whole
+from rollq.buffer.common.mappings import without
+from rollq.buffer.common.portions import portions, slices
 from rollq.buffer.errors import SnapshotError
 from rollq.buffer.payloads.interface import PayloadName
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
-from rollq.buffer.values.rollouts import WHOLE, Status
+from rollq.buffer.values.rollouts import Status
 
 HOLD_MS = 30_000
 """How long the buffer waits for a saver after its last call. A saver calls after every trip."""
@@ -77,16 +81,20 @@ class _Index:
         }
         return {group_id: handle for handle, ids in handles.items() for group_id in ids}
 
+    def can_lose(self, status: Status, group_id: int) -> bool:
+        """Whether the snapshot may lack a group: no batch has it."""
+        return status in AUDITED or (status not in IN_MANIFESTS and str(group_id) not in self.batch_of)
+
     def members(self) -> list[_Member]:
         """Status, group and score. First those that may change soonest."""
         order = sorted(self.scores, key=lambda status: status not in UNFINISHED)
         return [(status, group_id, score) for status in order for group_id, score in self.scores[status]]
 
 
-class Saving(BufferCore):
+class Saving(ReadingStored):
     """Calls that save the buffer."""
 
-    def save(self, directory: Path, *, replace: bool = False, report: Report | None = None) -> Snapshot:
+    def save(self, directory: Path, *, replace: bool = False, report: Report = lambda groups, of_all: None) -> Snapshot:
         """Save the whole run to the folder `directory`, which appears complete or not at all. No role has to wait.
 
         `replace`: a snapshot in `directory` is replaced once the new one is complete. Raises `ConfigError` for a folder
@@ -102,7 +110,7 @@ class Saving(BufferCore):
                 continue
         return self._save(directory, replace, report)
 
-    def _save(self, directory: Path, replace: bool, report: Report | None) -> Snapshot:
+    def _save(self, directory: Path, replace: bool, report: Report) -> Snapshot:
         with writing(directory, replace=replace) as writer:
             tasks = self.tasks()
             hold = partial(self._hold, tasks, secrets.token_hex(8))
@@ -126,9 +134,9 @@ class Saving(BufferCore):
     def _index(self, task: str) -> _Index:
         clock, parts, *scores = self.call_task("save_index", task, *(status.value for status in Status))
         return _Index(
-            clock=_texts(clock),
+            clock=texts(clock),
             parts={
-                name.decode(): _texts(content) if kind == b"hash" else [_text(item) for item in content]
+                name.decode(): texts(content) if kind == b"hash" else [text(item) for item in content]
                 for name, kind, content in parts
             },
             scores={
@@ -139,99 +147,91 @@ class Saving(BufferCore):
 
     def _save_run(self, indexes: Mapping[str, _Index]) -> dict[str, Any]:
         """The fields of the run. Read after the tasks, since a batch has its plan before its manifest."""
-        info, versions, (epoch, undone) = self.send_all(
+        info, versions, (epoch, undone), steps, evaluations = self.send_all(
             [("HMGET", self.keys.info, "ancestors", "model", "tokenizer"), ("HGETALL", self.keys.versions),
-             ("HMGET", self.keys.trainer, "epoch", "undone")]
+             ("HMGET", self.keys.trainer, "epoch", "undone"), ("ZRANGE", self.keys.curves, 0, -1, "WITHSCORES"),
+             ("ZRANGE", self.keys.evaluations, 0, -1, "WITHSCORES")]
         )  # fmt: skip
         clocks = [index.clock for index in indexes.values()]
-        first = min((int(clock["first_manifest"]) for clock in clocks), default=0)
-        last = max((int(clock["claimed_step"]) for clock in clocks), default=0)
         committed = min((int(clock["committed"]) for clock in clocks if clock["kind"] == "train"), default=0)
-        steps = range(first + 1, last + 1)
-        plans = self.send_all([("HGET", self.keys.plan(step), "sizes") for step in steps])
-        steps_kept, evaluations = self.send_all(
-            [("ZRANGE", key, 0, -1, "WITHSCORES") for key in (self.keys.curves, self.keys.evaluations)]
-        )
+        epoch = int(epoch or 0)
         return {
             "functions": SCHEMA_VERSION,
             "run": self.run,
             "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "model": _text(info[1]),
-            "tokenizer": _text(info[2]),
-            "epoch": int(epoch or 0),
-            "undone": _text(undone or b""),
-            "ancestors": {**orjson.loads(info[0] or b"{}"), self.incarnation: (committed, int(epoch or 0))},
-            "versions": _texts(versions),
-            "curves": {"curves": _texts(steps_kept), "evaluations": _texts(evaluations)},
-            # ranks that saw a batch delivered are gone after a restore: it is delivered again
-            "plans": {str(step): {"sizes": _text(sizes)} for step, sizes in zip(steps, plans, strict=True) if sizes},
+            "model": text(info[1]),
+            "tokenizer": text(info[2]),
+            "epoch": epoch,
+            "undone": text(undone or b""),
+            "ancestors": {**orjson.loads(info[0] or b"{}"), self.incarnation: (committed, epoch)},
+            "versions": texts(versions),
+            "curves": {"curves": texts(steps), "evaluations": texts(evaluations)},
+            "plans": self._plans(clocks),
         }
 
+    def _plans(self, clocks: Sequence[Mapping[str, str]]) -> dict[str, dict[str, str]]:
+        """The plans of the batches that are kept, by step. Ranks that saw a batch delivered are gone after a restore:
+        it is delivered again."""
+        first = min((int(clock["first_manifest"]) for clock in clocks), default=0)
+        last = max((int(clock["claimed_step"]) for clock in clocks), default=0)
+        steps = range(first + 1, last + 1)
+        plans = self.send_all([("HGET", self.keys.plan(step), "sizes") for step in steps])
+        return {str(step): {"sizes": text(sizes)} for step, sizes in zip(steps, plans, strict=True) if sizes}
+
     def _save_task(
-        self,
-        writer: Writer,
-        task: str,
-        indexes: Mapping[str, _Index],
-        hold: Callable[[int], bool],
-        report: Report | None,
+        self, writer: Writer, task: str, indexes: Mapping[str, _Index], hold: Callable[[int], bool], report: Report
     ) -> SavedTask:
-        index = indexes[task]
-        done = sum(_size(other) for name, other in indexes.items() if name < task)
-        total = sum(map(_size, indexes.values()))
-        statuses = dict.fromkeys((status.value for status in Status), 0)
-        chunk: list[SavedGroup] = []
-        for trip in _trips(index.members()):
-            for groups in self._read_groups(task, index, trip):
-                for group in groups:
-                    statuses[group.status] += 1
-                chunk += groups
-                if _is_full(chunk):
-                    writer.add(task, chunk)
-                    chunk = []
-                if not hold(HOLD_MS):
-                    raise _Moved(f"saving run {self.run!r} paused for too long, and groups have left: save it again")
-            done += len(trip)
-            if report:
-                report(done, total)
-        if chunk:
+        index, statuses = indexes[task], Counter({status.value: 0 for status in Status})
+        groups = self._held_groups(task, indexes, hold, report)
+        for chunk in portions(groups, attrgetter("size_bytes"), CHUNK_BYTES, most_items=CHUNK_GROUPS):
+            statuses.update(group.status for group in chunk)
             writer.add(task, chunk)
         return SavedTask(clock=index.clock, parts={**index.parts, **self._prompts(task)}, statuses=statuses)
 
+    def _held_groups(
+        self, task: str, indexes: Mapping[str, _Index], hold: Callable[[int], bool], report: Report
+    ) -> Iterator[SavedGroup]:
+        """The groups of a task, while the buffer holds those that are still to be read."""
+        done = sum(_size(other) for name, other in indexes.items() if name < task)
+        total = sum(map(_size, indexes.values()))
+        for trip in slices(indexes[task].members(), GROUPS_PER_TRIP):
+            for groups in self._read_groups(task, indexes[task], trip):
+                yield from groups
+                if not hold(HOLD_MS):
+                    raise _Moved(f"saving run {self.run!r} paused for too long, and groups have left: save it again")
+            done += len(trip)
+            report(done, total)
+
     def _prompts(self, task: str) -> dict[str, Part]:
         """Statistics of prompts. There may be many; as averages, they need not be of the instant of the index."""
-        key, texts, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
+        key, statistics, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
         while True:
             cursor, page = self.send("HSCAN", key, cursor, "COUNT", PROMPTS_PER_TRIP)
-            texts |= _texts(page)
+            statistics |= texts(page)
             if cursor == 0:
-                return {"prompts": texts} if texts else {}
+                return {"prompts": statistics} if statistics else {}
 
     def _read_groups(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[Sequence[SavedGroup]]:
         """The groups, in portions that are read in a moment: external payloads may be large and slow to read."""
-        clock_key = task_keys(self.run, task).clock
-        replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
-        batch_of = index.batch_of
-        groups: list[SavedGroup] = []
-        for (status, group_id, score), (stored, frames, payload) in zip(members, replies, strict=True):
-            batch = batch_of.get(str(group_id))
-            if fields := _texts(stored):
-                groups.append(SavedGroup(group_id, status.value, score, fields, _frames(frames, payload)))
-            elif status in IN_MANIFESTS or (batch and status not in AUDITED):
-                raise _Moved(f"a batch of task {task!r} was given up while it was saved: save it again")
-            else:
-                left = f"dropped_{status if status in AUDITED else 'saving'}"
-                index.progress[left] = str(int(index.progress.get(left, 0)) + 1)
+        batch_of, admitted = index.batch_of, int(index.progress["admitted"])
+        groups = list(self._still_there(task, index, members))
         for portion in portions(groups, partial(_outside_bytes, task), CHUNK_BYTES):
             named = {group.group_id: group.fields["payload"] for group in portion if _is_away(task, group)}
             away = self.read_payloads(task, named)
-            yield [
-                as_indexed(
-                    replace(group, frames={**group.frames, **_frames((), away.get(group.group_id, b""))}),
-                    batch_of.get(str(group.group_id)),
-                    int(index.progress["admitted"]),
-                )
-                for group in portion
-            ]
+            read = [replace(group, frames={**group.frames, **whole(away.get(group.group_id))}) for group in portion]
+            yield [as_indexed(group, batch_of.get(str(group.group_id)), admitted) for group in read]
+
+    def _still_there(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[SavedGroup]:
+        """The groups as they are now, without those that have left, which are counted as dropped."""
+        stored = self.stored_groups(task, [group_id for _, group_id, _ in members])
+        for (status, group_id, score), (_, fields, frames) in zip(members, stored, strict=True):
+            if fields:
+                yield SavedGroup(group_id, status.value, score, texts(fields), frames)
+            elif index.can_lose(status, group_id):
+                left = f"dropped_{status if status in AUDITED else 'saving'}"
+                index.progress[left] = str(int(index.progress.get(left, 0)) + 1)
+            else:
+                raise _Moved(f"a batch of task {task!r} was given up while it was saved: save it again")
 
 
 def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGroup:
@@ -243,8 +243,7 @@ def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGrou
     status, now = Status(group.status), Status(group.fields["status"])
     if status not in UNFINISHED and now in UNFINISHED:
         raise _Moved(f"group {group.group_id} was sent back while it was saved: save it again")
-    fields = {name: value for name, value in group.fields.items() if name not in _OF_A_LEASE}
-    frames = group.frames
+    fields, frames = without(group.fields, _OF_A_LEASE), group.frames
     if status in UNFINISHED and not (status is now and status in POOLS):
         status = Status.PENDING
         frames = _restart(fields, now, frames)
@@ -272,10 +271,6 @@ def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -
     return {}
 
 
-def _trips(members: Sequence[_Member]) -> Iterator[Sequence[_Member]]:
-    return (members[start : start + GROUPS_PER_TRIP] for start in range(0, len(members), GROUPS_PER_TRIP))
-
-
 def _outside_bytes(task: str, group: SavedGroup) -> int:
     """The bytes of an external payload; 0 for any other."""
     return int(group.fields["payload_bytes"]) if _is_away(task, group) else 0
@@ -285,26 +280,5 @@ def _is_away(task: str, group: SavedGroup) -> bool:
     return PayloadName.parse(task, group.fields.get("payload", "")) is not None
 
 
-def _is_full(chunk: Sequence[SavedGroup]) -> bool:
-    """Whether a file of these groups may not take the groups of one more trip."""
-    return len(chunk) + GROUPS_PER_TRIP > CHUNK_GROUPS or sum(group.size_bytes for group in chunk) >= CHUNK_BYTES
-
-
 def _size(index: _Index) -> int:
     return sum(map(len, index.scores.values()))
-
-
-def _texts(flat: Any) -> dict[str, str]:
-    """A hash, however the driver returns it."""
-    items = flat.items() if isinstance(flat, dict) else pairs(flat)
-    return {_text(name): _text(value) for name, value in items}
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
-
-
-def _frames(flat: Any, payload: bytes) -> dict[str, bytes]:
-    """The frames of a group by field, wherever the server had them."""
-    frames = {field.decode(): frame for field, frame in pairs(flat)}
-    return {**frames, WHOLE: payload} if payload else frames
