@@ -18,6 +18,7 @@ VLLM_BIN := .venv-vllm/bin
 VLLM_INSTALLED := .venv-vllm/.installed
 SGLANG_BIN := .venv-sglang/bin
 SGLANG_INSTALLED := .venv-sglang/.installed
+COMPILED := hatch_build.py buffer/rollq/buffer/wire/_plain.c
 SOURCES := buffer producer workers consumer monitor environments cli integrations benchmarks docs tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
@@ -42,13 +43,13 @@ help:  ## this list
 
 install: $(INSTALLED)  ## make .venv/ and install rollq into it
 
-$(INSTALLED): pyproject.toml constraints-cpu.txt
+$(INSTALLED): pyproject.toml constraints-cpu.txt $(COMPILED)
 	@$(PYTHON) -c $(NEW_ENOUGH)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[demo,dev]'
 	@touch $(DEMO_INSTALLED) $@
 
-$(DEMO_INSTALLED): pyproject.toml constraints-cpu.txt
+$(DEMO_INSTALLED): pyproject.toml constraints-cpu.txt $(COMPILED)
 	@$(PYTHON) -c $(NEW_ENOUGH)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[demo]'

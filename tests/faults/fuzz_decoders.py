@@ -17,6 +17,7 @@ import redis
 import xxhash
 
 from faults.findings import Tally
+from faults.fuzz_codec import any_frame, any_group, check_same_arguments, check_same_samples
 from faults.fuzz_deltas import hostile_delta, refuse_delta
 from faults.mutations import mutate_bytes, mutate_json
 from rollq.buffer.errors import (
@@ -291,6 +292,8 @@ def targets(folder: Path) -> list[Target]:
     return [
         Target("frame, changed", _changed_frame, _refuse_frame, (CorruptFrame,), share=40),
         Target("frame, forged", _forged_frame, _read_frame, (CorruptFrame,), share=40),
+        Target("frame, both codecs", any_frame, check_same_samples, (CorruptFrame,), share=40),
+        Target("put, both codecs", any_group, check_same_arguments, (), share=20),
         Target("payload of a group", _payload, _read_group, (CorruptFrame,), share=40),
         Target(
             "salvaged part",

@@ -229,9 +229,10 @@ class Leasing(BufferCore):
     def _encode(self, task: str, result: GroupResult, epoch: int, floors: Floors, *, all_inline: bool) -> GroupArgs:
         """A result as arguments, with its frames where they belong; `all_inline`: all pass through the function."""
         rules, lease = self.rules(task), result.lease
-        valid, frames = encode_result(result, None if all_inline else self.payloads.pieces_from)
+        encoded = encode_result(result, None if all_inline else self.payloads.pieces_from)
+        frames = encoded.frames
         size_bytes = sum(map(len, frames.values()))
-        args = partial(result_args, valid, epoch=epoch, floors=floors, rules=rules, size_bytes=size_bytes)
+        args = partial(result_args, encoded, epoch=epoch, floors=floors, rules=rules, size_bytes=size_bytes)
         if WHOLE in frames and not all_inline:
             if place := self.payloads.place_for(size_bytes):
                 name = PayloadName.new(task, place, lease.group_id, lease.nonce)

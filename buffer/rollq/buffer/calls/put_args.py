@@ -24,6 +24,7 @@ from rollq.buffer.values.rollouts import (
     EMPTY_SAMPLE,
     WHOLE,
     GroupResult,
+    Lease,
     Sample,
     SamplePart,
     SampleStatus,
@@ -33,6 +34,7 @@ from rollq.buffer.values.sample_numbers import sample_numbers
 from rollq.buffer.wire.group_fields import encode_payload, encode_whole, is_whole
 from rollq.buffer.wire.joined_frame import Pieces
 from rollq.buffer.wire.parts import encode_part
+from rollq.buffer.wire.plain_groups import PlainGroup, encode_plain
 from rollq.buffer.wire.sample_outcomes import encode_outcomes
 from rollq.buffer.wire.sample_rows import SampleRows
 
@@ -54,26 +56,39 @@ RESULT_ARGS = (
 """The numbers of one group in a call of `put`, in their order."""
 
 
-def encode_result(
-    result: GroupResult, pieces_from: int | None = None
-) -> tuple[GroupResult, Mapping[str, bytes | Pieces]]:
-    """The result and its frames; a failed result if it cannot be trained on.
+class EncodedResult(NamedTuple):
+    """A result and its frames (see `rollq.buffer.wire.group_fields`): one for the whole group, or one for each new
+    sample. `plain`: the numbers of a plain group."""
 
-    The frames (see `rollq.buffer.wire.group_fields`): one for the whole group, or one for each new sample. A frame of
-    `pieces_from` bytes or more is in pieces.
+    result: GroupResult
+    frames: Mapping[str, bytes | Pieces]
+    plain: PlainGroup | None = None
+
+
+def encode_result(result: GroupResult, pieces_from: int | None = None) -> EncodedResult:
+    """Encode a result; a failed one in its place if it cannot be trained on.
+
+    A frame of `pieces_from` bytes or more is in pieces.
     """
     lease, samples = result.lease, result.samples
     try:
-        if pieces_from is not None and is_whole(samples):
+        plain = encode_plain(samples) if len(samples) == len(lease.samples) else None
+        if plain is not None and len(plain.frame) <= MAX_GROUP_BYTES:
+            return EncodedResult(result, {WHOLE: _joined(plain.frame, pieces_from)}, plain)
+        if is_whole(samples):
             whole = encode_whole(samples, group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
-            return result, {WHOLE: whole if len(whole) >= pieces_from else bytes(whole)}
+            return EncodedResult(result, {WHOLE: _joined(whole, pieces_from)})
         frames = encode_payload(samples, _new_samples(result), group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
     except InvalidGroup as error:
         log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
         failed = Sample((), SampleStatus.FAILED, error=str(error), failure=FailureKind.PROGRAM)
         samples = (failed,) * len(lease.samples)
-        return GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {}
-    return result, frames
+        return EncodedResult(GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {})
+    return EncodedResult(result, frames)
+
+
+def _joined(frame: Pieces, pieces_from: int | None) -> bytes | Pieces:
+    return frame if pieces_from is not None and len(frame) >= pieces_from else bytes(frame)
 
 
 def _new_samples(result: GroupResult) -> list[int]:
@@ -144,7 +159,7 @@ def _epochs(samples: Sequence[Sample]) -> set[int]:
 
 
 def result_args(
-    result: GroupResult,
+    encoded: EncodedResult,
     frames: Mapping[str, bytes],
     epoch: int,
     floors: Floors,
@@ -154,37 +169,71 @@ def result_args(
 ) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames.
 
-    `epoch`: the live one, with the `floors` of earlier ones. If a single earlier epoch made all tokens, their versions
-    are sent unchanged: they may count as newer again. `size_bytes`: of the frames, with payloads in place of their
-    names.
+    `frames`: with names in place of payloads. `epoch`: the live one, with the `floors` of earlier ones. If a single
+    earlier epoch made all tokens, their versions are sent unchanged: they may count as newer again. `size_bytes`: of
+    the frames, with payloads in place of their names.
     """
-    lease, samples = result.lease, result.samples
-    made_in = _epochs(samples)
+    result, plain = encoded.result, encoded.plain
+    made_in = _epochs(result.samples) if plain is None else {weights[0] for weights in plain.loss_tokens}
     if len(made_in) == 1 and max(made_in) < epoch:
         (epoch,), floors = made_in, Floors()
-    tokens = [sample.response_tokens for sample in samples]
-    new = _new_samples(result) if frames else []  # an invalid group has none
     numbers = {
-        "id": lease.group_id,
-        "attempt": lease.attempt,
-        "nonce": lease.nonce,
-        "letters": "".join([sample.status for sample in samples]),
-        **_version_args(samples, floors, rules),
+        "id": result.lease.group_id,
+        "attempt": result.lease.attempt,
+        "nonce": result.lease.nonce,
         "filtered": int(result.filtered),
-        **_reward_args(samples, tokens, rules),
-        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in new]) + lease.salvaged_tokens,
-        "tokens": sum(tokens) if not lease.evaluation else sum(_completed(samples, tokens)),
         "took_ms": round(result.generate_s * 1000),
-        "error_text": result.error or _first_error(samples),
         "frame_count": len(frames),
         "bytes": size_bytes,
-        "rows": encoded_rows(samples) if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
         "counted_in": epoch,
+        **(_sample_args(result, frames, floors, rules) if plain is None else _plain_args(result, plain, floors, rules)),
+    }
+    return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
+
+
+def _sample_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules) -> dict[str, Any]:
+    """The arguments of a put that come from the samples of any group."""
+    lease, samples = result.lease, result.samples
+    tokens = [sample.response_tokens for sample in samples]
+    new = _new_samples(result) if frames else []  # an invalid group has none
+    return {
+        "letters": "".join([sample.status for sample in samples]),
+        **_version_args(samples, floors, rules),
+        **_reward_args(samples, tokens, rules),
+        "new_tokens": _new_tokens(lease, tokens, new),
+        "tokens": sum(tokens) if not lease.evaluation else sum(_completed(samples, tokens)),
+        "error_text": result.error or _first_error(samples),
+        "rows": encoded_rows(samples) if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
         "unjudged": ",".join(str(index) for index, sample in enumerate(samples) if sample.awaits_judge),
         "failures": ",".join(_new_failures(result)),
         "samples": encode_outcomes(samples, tokens),
     }
-    return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
+
+
+def _plain_args(result: GroupResult, plain: PlainGroup, floors: Floors, rules: TaskRules) -> dict[str, Any]:
+    """The same arguments for a plain group, from the numbers that were read as it was encoded."""
+    samples, total = result.samples, sum(plain.tokens)
+    judged = [judged_reward(sample) for sample in samples] if any(sample.extra for sample in samples) else plain.rewards
+    return {
+        "letters": SampleStatus.COMPLETED * len(samples),
+        **_plain_version_args(plain, floors, rules),
+        "reward": sum(plain.rewards) / len(samples),
+        "rewarded": len(samples),
+        "passed": sum([(reward or 0.0) >= rules.pass_reward for reward in judged]),
+        "rewarded_tokens": total,
+        "new_tokens": _new_tokens(result.lease, plain.tokens, _new_samples(result)),
+        "tokens": total,
+        "error_text": result.error or "",
+        "rows": plain.rows,
+        "unjudged": "",
+        "failures": "",
+        "samples": plain.outcomes,
+    }
+
+
+def _new_tokens(lease: Lease, tokens: Sequence[int], new: Sequence[int]) -> int:
+    """Tokens that this attempt has made, in the `new` samples and in parts that were salvaged."""
+    return sum([tokens[i] - lease.samples[i].response_tokens for i in new]) + lease.salvaged_tokens
 
 
 def encoded_rows(samples: Sequence[Sample]) -> bytes:
@@ -207,6 +256,30 @@ def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -
         "oldest": min(versioned, default=_NO_VERSION),
         "newest": max(made_by, default=_NO_VERSION),
     }
+
+
+def _plain_version_args(plain: PlainGroup, floors: Floors, rules: TaskRules) -> dict[str, str | int]:
+    """As `_version_args`."""
+    of_weights = [floors.counted(epoch, version) for epoch, version, *_ in plain.loss_tokens]
+    if len(of_weights) == 1:
+        counted, oldest = [_counted_of(of_weights, rules)] * len(plain.tokens), of_weights * len(plain.tokens)
+    else:
+        by_sample = [
+            [version for version, tokens in zip(of_weights, column, strict=True) if tokens]
+            for column in zip(*[tokens for _, _, *tokens in plain.loss_tokens], strict=True)
+        ]
+        counted, oldest = [_counted_of(versions, rules) for versions in by_sample], list(map(min, by_sample))
+    return {
+        "versions": ",".join(map(str, counted)),
+        "token_versions": ",".join(map(str, oldest)),
+        "oldest": min(counted),
+        "newest": max([version for _, version, *_ in plain.loss_tokens]),
+    }
+
+
+def _counted_of(versions: Sequence[int], rules: TaskRules) -> int:
+    """The version that a sample counts as whose tokens are all in the loss."""
+    return counted_version(min(versions), max(versions), rules.stale_threshold, rules.token_threshold)
 
 
 def _completed(samples: Sequence[Sample], tokens: Sequence[int]) -> list[int]:

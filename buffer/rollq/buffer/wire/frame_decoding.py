@@ -1,6 +1,6 @@
 """Reads frames; see `rollq.buffer.wire.frame_format`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -14,6 +14,7 @@ from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
 from rollq.buffer.values.sample_columns import Samples
+from rollq.buffer.wire import compiled
 from rollq.buffer.wire.blob import check_vectors, decode_spans, view_tensor
 from rollq.buffer.wire.frame_format import DETAILS, FRAME_VERSION, HEAD, MAGIC, PREFIX
 
@@ -85,16 +86,43 @@ def _decode(
     mask: Any = view(header.pop("loss_mask")) if "loss_mask" in header else None
     check_vectors([ids, all_prompts], logprobs, mask)
     prompts, rows = _split(all_prompts, layout["prompts"]), layout["segments"]
-    arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [{} for _ in rows]
-    for index, references in layout["references"].items():
-        arrays[_index(int(index), rows)].update(_decode_references(references))
-    for key, entry in header.items():
-        owner, _, name = key.partition("/")
-        arrays[_index(int(owner[1:]), rows)][name] = view(entry)
     statuses, rewards, reasons, temperatures = layout["samples"]
     if {len(rewards), len(reasons), len(temperatures)} != {len(statuses)}:
         raise ValueError(f"{len(statuses)} samples, {len(rewards)} rewards")
-    segments: list[list[Segment]] = [[] for _ in statuses]
+    segments = None
+    if mask is None and not header and not layout["references"]:
+        segments = compiled.segments_of(len(statuses), rows, prompts, ids, logprobs)
+    if segments is None:
+        arrays = _named_arrays(header, layout["references"], rows, view)
+        segments = _segments(len(statuses), rows, prompts, ids, logprobs, mask, arrays)
+    return Samples(
+        tuple([_STATUSES[status] for status in statuses]),
+        _numbers(rewards, int, float, NoneType),
+        tuple([_REASONS[reason] for reason in reasons]),
+        _numbers(temperatures, int, float),
+        segments,
+        partial(_objects, _columns(details, len(statuses))),
+    )
+
+
+def _named_arrays(
+    header: Mapping[str, Any], references: Mapping[str, Any], rows: Sequence[Any], view: Callable[[Any], Any]
+) -> list[dict[str, npt.NDArray[Any] | ArrayRef]]:
+    """The named arrays of each segment, which the rest of the header and the references describe."""
+    arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [{} for _ in rows]
+    for index, of_segment in references.items():
+        arrays[_index(int(index), rows)].update(_decode_references(of_segment))
+    for key, entry in header.items():
+        owner, _, name = key.partition("/")
+        arrays[_index(int(owner[1:]), rows)][name] = view(entry)
+    return arrays
+
+
+def _segments(
+    count: int, rows: Sequence[Any], prompts: Sequence[Int32Array], ids: Any, logprobs: Any, mask: Any, arrays: Any
+) -> tuple[tuple[Segment, ...], ...]:
+    """The segments of each of `count` samples."""
+    segments: list[list[Segment]] = [[] for _ in range(count)]
     start = 0
     for (sample, prompt, tokens, masked, spans), named in zip(rows, arrays, strict=True):
         if sample < 0 or prompt < 0:  # lists would take them
@@ -112,14 +140,7 @@ def _decode(
         )
         start = end
     _check_tokens(start, ids, logprobs, mask)
-    return Samples(
-        tuple([_STATUSES[status] for status in statuses]),
-        _numbers(rewards, int, float, NoneType),
-        tuple([_REASONS[reason] for reason in reasons]),
-        _numbers(temperatures, int, float),
-        tuple(map(tuple, segments)),
-        partial(_objects, _columns(details, len(statuses))),
-    )
+    return tuple(map(tuple, segments))
 
 
 def _index(index: int, owners: Sequence[Any]) -> int:
@@ -144,7 +165,7 @@ def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
         values = [shared[name]] if name in shared else list(each[name])
         if name == "failure":
             values = [kind and FailureKind(kind) for kind in values]
-        if not all(isinstance(value, types) for value in values):
+        if not set(map(type, values)).issubset(types):
             raise ValueError(f"{name} of {count} samples is {values!r}")
         columns[name] = values * count if name in shared else values
         if len(columns[name]) != count:

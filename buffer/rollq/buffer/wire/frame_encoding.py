@@ -3,7 +3,6 @@
 import struct
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,15 @@ from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.values.rollouts import ArrayRef, Int32Array, Sample, Segment
 from rollq.buffer.values.sample_columns import Samples
 from rollq.buffer.wire.blob import DTYPES
-from rollq.buffer.wire.frame_format import DETAILS, FRAME_VERSION, MAGIC, MAX_FRAME_BYTES, PREFIX
+from rollq.buffer.wire.frame_format import DETAILS, EMPTY, FRAME_VERSION, MAGIC, MAX_FRAME_BYTES, PREFIX
 from rollq.buffer.wire.joined_frame import Pieces
 from rollq.buffer.wire.validation import in_blocks
 
 _HEADER_LENGTH = struct.Struct("<Q")
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 _details_of = attrgetter(*DETAILS)
-_EMPTY: Mapping[type, bytes] = {dict: b"{}", str: b'""', NoneType: b"null", list: b"[]", tuple: b"[]"}
-"""Empty values as JSON: most fields of most samples."""
-
-_Tensor = tuple[str, str, list[int], int, list[Any]]
+_DETAIL_OF = {name: attrgetter(name) for name in DETAILS}
+Tensor = tuple[str, str, list[int], int, list[Any]]
 """Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
 
 
@@ -62,19 +59,19 @@ def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
     segments = [segment for _, segment in owned]
     rows = [(owner, prompts.add(segment.prompt_ids), *_layout_of(segment)) for owner, segment in owned]
     tokens = sum([row[2] for row in rows])
-    tensors: list[_Tensor] = [
+    tensors: list[Tensor] = [
         ("prompts", "I32", [prompts.tokens], 4 * prompts.tokens, in_blocks(prompts.found)),
         ("ids", "I32", [tokens], 4 * tokens, in_blocks([segment.response_ids for segment in segments])),
         ("logprobs", "F32", [tokens], 4 * tokens, in_blocks([segment.logprobs for segment in segments])),
     ]
     if any(row[3] for row in rows):
         tensors.append(("loss_mask", "BOOL", [tokens], tokens, list(map(_mask, segments))))
-    for name, text in (("layout", _encode_layout(fields, prompts, rows)), ("details", _encode_details(samples))):
+    for name, text in (("layout", _encode_layout(fields, prompts, rows)), ("details", encode_details(samples))):
         tensors.append((name, "U8", [len(text)], len(text), [text]))
     if any(segment.arrays for segment in segments):
         tensors += _named_arrays(fields)
         tensors.sort(key=lambda tensor: -DTYPES[tensor[1]].itemsize)
-    return _pack(tensors)
+    return pack(tensors)
 
 
 class _Prompts:
@@ -138,13 +135,15 @@ def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], 
     }
 
 
-def _encode_details(samples: Sequence[Sample]) -> bytes:
-    """The other fields: a field in `shared` has one value for all samples, a field in `each` has a list."""
+def encode_details(samples: Sequence[Sample], empty: Sequence[bytes | None] | None = None) -> bytes:
+    """The other fields: a field in `shared` has one value for all samples, a field in `each` has a list.
+
+    `empty`: see `empty_details`, which is asked without it.
+    """
     shared, each = dict[str, orjson.Fragment](), dict[str, list[orjson.Fragment]]()
-    columns = zip(*map(_details_of, samples), strict=True) if samples else [()] * len(DETAILS)
-    for name, values in zip(DETAILS, columns, strict=True):
-        text = _empty(name, values)
+    for name, text in zip(DETAILS, empty_details(samples) if empty is None else empty, strict=True):
         if text is None:
+            values = list(map(_DETAIL_OF[name], samples))
             different = values[:1] if len(set(map(id, values))) == 1 else values
             texts = [_to_json(samples, index, name, value) for index, value in enumerate(different)]
             if len(set(texts)) != 1:
@@ -155,13 +154,18 @@ def _encode_details(samples: Sequence[Sample]) -> bytes:
     return orjson.dumps({"shared": shared, "each": each})
 
 
+def empty_details(samples: Sequence[Sample]) -> list[bytes | None]:
+    """For each field of `DETAILS`, the JSON of its value if that is empty in all samples and of one type, else None."""
+    columns = zip(*map(_details_of, samples), strict=True) if samples else [()] * len(DETAILS)
+    return [_empty(name, values) for name, values in zip(DETAILS, columns, strict=True)]
+
+
 def _empty(name: str, values: Sequence[Any]) -> bytes | None:
-    """The JSON of each value, if all are empty and of one type; otherwise None."""
     kinds = set(map(type, values))
     if len(kinds) != 1:
         return None
     (kind,) = kinds
-    return _EMPTY[kind] if kind in _EMPTY and kind in DETAILS[name] and not any(values) else None
+    return EMPTY[kind] if kind in EMPTY and kind in DETAILS[name] and not any(values) else None
 
 
 def check_details(sample: Sample) -> None:
@@ -186,8 +190,8 @@ def _place(samples: Sequence[Sample], index: int) -> str:
     return f"sample {index}: " if len(samples) > 1 else ""
 
 
-def _named_arrays(fields: Samples) -> list[_Tensor]:
-    tensors: list[_Tensor] = []
+def _named_arrays(fields: Samples) -> list[Tensor]:
+    tensors: list[Tensor] = []
     number = 0
     for owner, segments in enumerate(fields.segments):
         for place, segment in enumerate(segments):
@@ -206,7 +210,8 @@ def _named_arrays(fields: Samples) -> list[_Tensor]:
     return tensors
 
 
-def _pack(tensors: list[_Tensor]) -> tuple[int, list[Any]]:
+def pack(tensors: Sequence[Tensor]) -> tuple[int, list[Any]]:
+    """The length that the frame of these tensors must have, and its parts. Raises `InvalidGroup`."""
     header = {}
     buffers = []
     offset = 0

@@ -40,3 +40,5 @@ DETAILS: Mapping[str, tuple[type, ...]] = {
     "tool_choice": (str, dict, NoneType),
 }
 """Fields of a sample that only its object has, and the types of their values."""
+EMPTY: Mapping[type, bytes] = {dict: b"{}", str: b'""', NoneType: b"null", list: b"[]", tuple: b"[]"}
+"""Empty values as JSON: most fields of most samples."""

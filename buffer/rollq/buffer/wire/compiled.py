@@ -1,0 +1,85 @@
+"""The compiled passes over plain groups, where they were built; elsewhere there are none, and Python does their work.
+
+A group is plain if all its samples have completed without an error, a loss mask or named arrays, as most have. The
+passes never refuse anything: for all that is not plain they give None, and the Python code handles it, or says what is
+wrong. Its answers for plain groups are the same, byte for byte.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from rollq.buffer.values.rollouts import (
+    FinishReason,
+    Float32Array,
+    Int32Array,
+    Sample,
+    SampleStatus,
+    Segment,
+    VersionSpan,
+)
+from rollq.buffer.wire.frame_format import DETAILS, EMPTY
+from rollq.buffer.wire.validation import LOGPROB_TOLERANCE, SHORT_ENTRIES
+
+try:
+    from rollq.buffer.wire import _plain
+except ImportError:  # installed without a compiler
+    passes: ModuleType | None = None
+else:
+    passes = _plain
+    _plain.use(
+        Sample,
+        Segment,
+        VersionSpan,
+        np.ndarray,
+        SampleStatus.COMPLETED,
+        tuple(part for reason in (None, *FinishReason) for part in (reason, orjson.dumps(reason))),
+        tuple(
+            (name, tuple(part for kind in kinds if kind in EMPTY for part in (kind, EMPTY[kind])))
+            for name, kinds in DETAILS.items()
+        ),
+        LOGPROB_TOLERANCE,
+        SHORT_ENTRIES,
+    )
+
+
+class Scan(NamedTuple):
+    """The content of a plain group, by sample or by segment.
+
+    `tokens`: of each response. `prompt_lengths`: of the different prompts. `loss_tokens`: for each (epoch, version)
+    that made tokens, these two and the tokens of each sample. `segments`, `lengths`, `reasons`: the inside of JSON
+    lists. `empty_details`: see `rollq.buffer.wire.frame_encoding`. `has_numbers`: whether a sample has reward parts or
+    extra values. `prompts`, `ids`, `logprobs`: the arrays of all, one after another.
+    """
+
+    rewards: list[float]
+    temperatures: list[float]
+    tokens: list[int]
+    prompt_lengths: list[int]
+    loss_tokens: list[tuple[int, ...]]
+    segments: bytes
+    lengths: bytes
+    reasons: bytes
+    empty_details: list[bytes | None]
+    has_numbers: bool
+    prompts: list[Any]
+    ids: list[Any]
+    logprobs: list[Any]
+    prompt_tokens: int
+    response_tokens: int
+
+
+def scan(samples: Sequence[Sample]) -> Scan | None:
+    """Check the samples of a group as `check_group` does, and read what its frame and its numbers need."""
+    scanned = passes.scan(samples) if passes else None
+    return Scan._make(scanned) if scanned else None
+
+
+def segments_of(
+    count: int, rows: list[Any], prompts: list[Int32Array], ids: Int32Array, logprobs: Float32Array
+) -> tuple[tuple[Segment, ...], ...] | None:
+    """The segments of each of `count` samples, from the arrays of a frame and the rows of its layout."""
+    return passes.segments(count, rows, prompts, ids, logprobs) if passes else None
