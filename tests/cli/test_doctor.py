@@ -15,6 +15,7 @@ from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.embedded_server import EmbeddedServer
 from rollq.buffer.store.library import digest, library_name
 from rollq.buffer.store.users import Role, acl_lines, password_digest
+from rollq.buffer.wire import compiled
 from rollq.cli.commands.doctor import planned_tasks, weights_of
 from rollq.cli.main import main
 from rollq.cli.settings.file import load_settings
@@ -159,6 +160,16 @@ def test_the_folder_for_payloads_is_checked(healthy_server: EmbeddedServer, tmp_
         assert (found["subject"], found["level"]) == ("this machine", "ok")
     ill = doctor(*place, ROLLQ_PAYLOADS_URL=str(tmp_path / "missing"))
     assert (ill.exit_code, "there is no such folder on this machine" in ill.stdout) == (1, True)
+
+
+def test_a_codec_that_was_not_compiled_is_noted(
+    healthy_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = ("--url", healthy_server.url, "--run", "r")
+    assert "fast path" not in doctor(*place).stdout
+    monkeypatch.setattr(compiled, "passes", None)
+    noted = doctor(*place)
+    assert (noted.exit_code, "install gcc and Python's headers" in " ".join(noted.stdout.split())) == (0, True)
 
 
 def test_passwords_are_used_and_not_shown(healthy_server: EmbeddedServer, tmp_path: Path) -> None:

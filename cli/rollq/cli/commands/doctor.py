@@ -101,6 +101,7 @@ def _examine(location: "RunLocation") -> "dict[str, list[Finding]]":
     from rollq.cli.settings.file import load_settings
     from rollq.monitor.doctor.checks import BUFFER_CHECKS, CLUSTER_CHECKS, QUEUE_CHECKS
     from rollq.monitor.doctor.examine import (
+        examine_codec,
         examine_payloads,
         examine_server,
         examine_sizing,
@@ -126,7 +127,7 @@ def _examine(location: "RunLocation") -> "dict[str, list[Finding]]":
     if location.queue_url != location.buffer_url:
         with open_client(location.queue_url, location.password) as client:
             _, report[f"{address(client)}, the queue"] = examine_server(client, QUEUE_CHECKS, settings=file or SETTINGS)
-    here += examine_weights(weights) if weights else ()
+    here += [*(examine_weights(weights) if weights else ()), *examine_codec()]
     return {**report, "this machine": here} if here else report
 
 

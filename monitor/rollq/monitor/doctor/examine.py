@@ -20,6 +20,7 @@ from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.servers import Servers
 from rollq.buffer.values.rollouts import Status
 from rollq.buffer.weights.store import MAX_REDIS_BYTES
+from rollq.buffer.wire import compiled
 from rollq.monitor.doctor.checks import (
     Check,
     check_payloads,
@@ -203,3 +204,14 @@ def examine_weights(weights: Weights) -> Iterator[Finding]:
         yield check_weights_in_redis(weights.model_bytes, MAX_REDIS_BYTES)
     else:
         yield check_weights_folder(read_space(weights.folder), weights.needed_bytes)
+
+
+def examine_codec() -> Iterator[Finding]:
+    """Check that the codec of this installation is compiled."""
+    if compiled.passes is None:
+        yield Finding(
+            "codec",
+            Level.NOTE,
+            "the fast path of the codec was not compiled, so this machine needs about twice as long to send a small "
+            "group: install gcc and Python's headers (python3-dev), then install rollq again",
+        )
