@@ -4,7 +4,7 @@
 -- ARGV: incarnation, id
 -- Returns: the group's hash, flat, with versions as they count now, empty when it has left; index, frame, ... of its
 --   samples; and its payload, or ''
--- Caller: Saving._read_groups; a save, monitors, archivers
+-- Caller: ReadingStored.stored_groups; a save, monitors, archivers
 -- Repeat: only reads
 local function save_group(keys, args)
   local incarnation, id = unpack(args)
