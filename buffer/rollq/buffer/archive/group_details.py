@@ -7,6 +7,7 @@ from typing import Any
 from rollq.buffer.archive.reader import status_of
 from rollq.buffer.archive.rows import content_of, letters_of, outcomes_of, sample_of
 from rollq.buffer.calls.group_details import FoundGroup, PastLease, TrainStep
+from rollq.buffer.common.means import mean_of
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.values.rollouts import Prompt
 from rollq.buffer.wire.prompts import decode_prompt
@@ -35,10 +36,9 @@ def found_group(rows: Sequence[Mapping[str, Any]], now_ms: int, *, with_samples:
 def _fields(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The group's fields in the buffer, as far as the archive has them."""
     first = rows[0]
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
     return {
         "letters": letters_of(rows),
-        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "reward": mean_of(row["reward"] for row in rows),
         "tokens": sum(span["tokens"] for row in rows for segment in row["versions"] for span in segment),
         "tries": first["tries"],
         "worker": next((row["worker"] for row in rows if row["worker"]), None),

@@ -19,7 +19,16 @@ from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.common import exact_json
 from rollq.buffer.query.pages import MOST_READ, MOST_READ_BYTES
 from rollq.buffer.query.ranking import MOST_SORTED
-from rollq.buffer.query.selection import MOST_ROWS, Candidate, Candidates, Page, Selection, parse_after, ranked_page
+from rollq.buffer.query.selection import (
+    MOST_ROWS,
+    Candidate,
+    Candidates,
+    Filling,
+    Page,
+    Selection,
+    parse_after,
+    ranked_page,
+)
 from rollq.buffer.values.rollouts import Sample, SampleStatus
 
 FILES_KEPT = 8
@@ -86,8 +95,8 @@ class ArchivePages:
         limit = max(1, min(limit, MOST_ROWS))
         if selection.is_ranked:
             return ranked_page(
-                self.candidates(selection), selection, lambda some: self.read_candidates(some, selection),
-                after=after, limit=limit, most_read=MOST_READ, most_bytes=MOST_READ_BYTES,
+                self.candidates(selection), lambda some: self.read_candidates(some, selection),
+                after=after, filling=Filling(selection, limit, MOST_READ, MOST_READ_BYTES),
             )  # fmt: skip
         return self._page_of_files(selection, *parse_after(after), limit)
 
@@ -116,7 +125,7 @@ class ArchivePages:
                 yield self._searchable(name, self._list(name)[index], selection)
 
     def _page_of_files(self, selection: Selection, place: int, rank: int, limit: int) -> Page:
-        most = MOST_READ if selection.prompt or selection.text else None
+        most = MOST_READ if selection.searches_texts else None
         groups: list[FoundGroup] = []
         read = files = 0
         with self._lock:

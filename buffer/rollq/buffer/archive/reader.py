@@ -5,12 +5,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
 from rollq.buffer.archive.archiver import open_archive
 from rollq.buffer.archive.rows import Row, TrainedGroup, content_of, group_of, letters_of, outcomes_of, sample_of
 from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, archive_file, parquet
+from rollq.buffer.common.means import mean_of
 from rollq.buffer.errors import ArchiveError
 from rollq.buffer.query.conditions import Condition
 from rollq.buffer.query.language import parse_query
@@ -137,15 +139,9 @@ class Archive:
         after a crash, the last trainer's batch counts. Raises `ArchiveError` if groups of the batch are not in the
         archive.
         """
-        rows = [row for name in names for row in self.rows(name) if row["position"] is not None]
-        last = max((row["trainer_epoch"] for row in rows), default=0)
         trained: list[TrainedGroup] = []
-        by_task: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            if row["trainer_epoch"] == last:
-                by_task[row["task"]].append(row)
-        for task, rows_of_task in sorted(by_task.items()):
-            groups = sorted(map(group_of, by_group(rows_of_task)), key=lambda group: group.position)
+        for task, rows_of_task in self._last_trained(names):
+            groups = sorted(map(group_of, by_group([*rows_of_task])), key=attrgetter("position"))
             wanted = groups[0].batch_groups
             if [group.position for group in groups] != list(range(wanted)):
                 raise ArchiveError(
@@ -161,6 +157,13 @@ class Archive:
             )
         return trained
 
+    def _last_trained(self, names: Sequence[str]) -> "groupby[str, Row]":
+        """The rows of these files with a position, as the last trainer trained them, by task."""
+        rows = [row for name in names for row in self.rows(name) if row["position"] is not None]
+        last = max((row["trainer_epoch"] for row in rows), default=0)
+        kept = [row for row in rows if row["trainer_epoch"] == last]
+        return groupby(sorted(kept, key=itemgetter("task")), key=itemgetter("task"))
+
 
 def _is_of_groups(name: str) -> bool:
     """Whether a file belongs to the archive itself, not to a trainer's annotations beside it."""
@@ -175,7 +178,6 @@ def by_group(rows: Sequence[Row]) -> list[list[Row]]:
 def _record(rows: Sequence[Row]) -> GroupRecord:
     """A group as queries see it. Its staleness is at its step."""
     first = rows[0]
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
     oldest = first["oldest_version"]
     return GroupRecord(
         uid=first["group_id"],
@@ -183,7 +185,7 @@ def _record(rows: Sequence[Row]) -> GroupRecord:
         status=status_of(first["outcome"]).value,
         staleness=staleness(first["step"], [] if oldest is None else [oldest]),
         arrival=first["arrival"],
-        reward=sum(rewards) / len(rewards) if rewards else None,
+        reward=mean_of(row["reward"] for row in rows),
         tries=first["tries"],
         error=first["reason"] or "",
         step=first["step"] if first["outcome"] == "trained" else None,

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rollq.buffer.calls.archiving import StoredGroup
 from rollq.buffer.calls.group_details import PastLease, past_leases
 from rollq.buffer.common import exact_json
 from rollq.buffer.errors import ArchiveError, CorruptFrame
-from rollq.buffer.rules.staleness import Floors
+from rollq.buffer.rules.staleness import Floors, held_versions
 from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.values.failures import FailureKind
 from rollq.buffer.values.rollouts import (
@@ -131,7 +132,9 @@ def _lease_columns(lease: PastLease) -> Row:
 
 
 def _sample_columns(index: int, sample: Sample) -> Row:
-    segments = sample.segments
+    def of_segments(name: str) -> list[Any]:
+        return [getattr(segment, name) for segment in sample.segments]
+
     return {
         "sample": index,
         "status": sample.status.name.lower(),
@@ -142,12 +145,9 @@ def _sample_columns(index: int, sample: Sample) -> Row:
         "failure": sample.failure and sample.failure.value,
         "worker": sample.extra.get("worker"),
         "session_id": sample.session_id,
-        "prompt_ids": [segment.prompt_ids for segment in segments],
-        "response_ids": [segment.response_ids for segment in segments],
-        "logprobs": [segment.logprobs for segment in segments],
-        "loss_mask": [segment.loss_mask for segment in segments],
-        "versions": [[_span_columns(span) for span in segment.versions] for segment in segments],
-        "arrays": [[_array(name, array) for name, array in segment.arrays.items()] for segment in segments],
+        **{name: of_segments(name) for name in ("prompt_ids", "response_ids", "logprobs", "loss_mask")},
+        "versions": [[*map(_span_columns, spans)] for spans in of_segments("versions")],
+        "arrays": [[*starmap(_array, arrays.items())] for arrays in of_segments("arrays")],
         **{name: _json(getattr(sample, name)) for name in _DECODED},
     }
 
@@ -176,16 +176,19 @@ def _array(name: str, array: Any) -> Row:
             "sha256": None}  # fmt: skip
 
 
-def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
-    """The group of a batch from its rows, as the trainer got it. Raises `ArchiveError` if samples are missing."""
-    first = rows[0]
-    name = f"group {first['task']}:{first['group_id']}"
+def _check_complete(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if [row["sample"] for row in rows] != list(range(len(rows))):
         raise ArchiveError(f"{name}: rows of the archive are missing or duplicated")
     if any(row["status"] == "pending" for row in rows):
         raise ArchiveError(
             f"{name}: its samples could not be read when it was archived; the log of the archiver says why"
         )
+
+
+def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
+    """The group of a batch from its rows, as the trainer got it. Raises `ArchiveError` if samples are missing."""
+    first = rows[0]
+    _check_complete(f"group {first['task']}:{first['group_id']}", rows)
     group = Group(
         first["task"],
         first["group_id"],
@@ -268,9 +271,7 @@ def content_of(prompt: bytes) -> Any:
 def _oldest_version(fields: Mapping[str, str]) -> int | None:
     """The version of the oldest remaining token; None without tokens: the trainer gets `NO_TOKENS`."""
     if token_versions := fields.get("token_versions"):
-        pairs = zip(fields["letters"], token_versions.split(","), strict=False)
-        held = [int(version) for letter, version in pairs if letter != "p" and version != "-"]
-        oldest = min(held, default=None)
+        oldest = min(held_versions(fields["letters"], token_versions), default=None)
     else:
         oldest = _int(fields.get("oldest"))
     if oldest is None or oldest == NO_TOKENS:

@@ -1,7 +1,9 @@
 """One whole group, in any status, for display: its life so far and its samples."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from rollq.buffer.calls.stored_groups import ReadingStored, texts
@@ -76,8 +78,7 @@ class FoundGroup:
     @property
     def reward(self) -> float | None:
         """The mean over its samples at the last put; None if no finished sample is left."""
-        fields = self.fields
-        return float(fields["reward"]) if fields.get("reward") and SampleStatus.COMPLETED in fields["letters"] else None
+        return reward_of(self.fields)
 
     @property
     def tokens(self) -> int | None:
@@ -182,6 +183,19 @@ class Looking(ReadingStored):
             return None
         deadline = self.send("ZSCORE", task_keys(self.run, task).status(status), group_id)
         return None if deadline is None else int(deadline)
+
+
+def by_task(
+    read: Callable[[str, Sequence[int]], Iterable[FoundGroup]], places: Iterable[tuple[str, int]]
+) -> Iterator[FoundGroup]:
+    """The groups that `read` finds of each task, in order; consecutive ids of a task are read together."""
+    for task, of_task in groupby(places, key=itemgetter(0)):
+        yield from read(task, [group_id for _, group_id in of_task])
+
+
+def reward_of(fields: Mapping[str, str]) -> float | None:
+    """The reward of a group from its fields; None if no finished sample is left."""
+    return float(fields["reward"]) if fields.get("reward") and SampleStatus.COMPLETED in fields["letters"] else None
 
 
 def _number(text: str | None) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, STEPPED, Looking
+from rollq.buffer.calls.group_details import GROUPS_PER_TRIP, STEPPED, Looking, by_task, reward_of
 from rollq.buffer.calls.replies.tasks import Clock
 from rollq.buffer.common.portions import slices
 from rollq.buffer.errors import QueryError
@@ -17,9 +17,9 @@ from rollq.buffer.query.ranking import Sort, first_records
 from rollq.buffer.query.records import GroupRecord
 from rollq.buffer.query.texts import texts_of
 from rollq.buffer.rules.shards import shards_among
-from rollq.buffer.rules.staleness import Floors, staleness
+from rollq.buffer.rules.staleness import Floors, held_versions, staleness
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.values.rollouts import SampleStatus, Status
+from rollq.buffer.values.rollouts import Status
 from rollq.buffer.wire.sample_outcomes import decode_outcomes
 
 IDS_PER_TRIP = 500
@@ -87,14 +87,8 @@ class Querying(Looking):
     ) -> Iterator[GroupRecord]:
         """The candidates that match the condition, including their texts."""
         while some := list(islice(candidates, GROUPS_PER_TRIP)):
-            by_task: dict[str, list[int]] = {}
-            for record in some:
-                by_task.setdefault(record.task, []).append(record.uid)
-            groups = {
-                (task, candidate.group_id): candidate
-                for task, ids in by_task.items()
-                for candidate in self.look(task, ids)
-            }
+            places = [(record.task, record.uid) for record in some]
+            groups = {(group.task, group.group_id): group for group in by_task(self.look, places)}
             on_searched(len(some))
             for record in some:
                 group = groups.get((record.task, record.uid))
@@ -160,7 +154,7 @@ def _record(task: str, group_id: int, clock: Clock, fields: Mapping[str, str]) -
         status=status,
         staleness=_staleness(clock, fields),
         arrival=int(fields["arrival"]),
-        reward=float(fields["reward"]) if fields["reward"] and SampleStatus.COMPLETED in letters else None,
+        reward=reward_of(fields),
         tries=int(fields["tries"]),
         error=fields["error"],
         step=trained_step if has_left else admitted_for if status in _ON_THE_WAY else None,
@@ -176,12 +170,10 @@ def _staleness(clock: Clock, fields: Mapping[str, str]) -> int:
     if status == Status.EXPIRED and fields["staleness"]:
         return int(fields["staleness"])
     # versions may include samples that were reset; they are empty for a group that never had any
-    versions = (fields["token_versions"] or fields["versions"]).split(",")
-    held = [version for letter, version in zip(fields["letters"], versions, strict=False) if letter != "p"]
+    held = held_versions(fields["letters"], fields["token_versions"] or fields["versions"])
     # a batch stays as old as it was when it was claimed
     floors = Floors() if status in STEPPED or not counted_in else clock.floors
-    counted_as = [floors.counted(int(counted_in or 0), int(version)) for version in held if version != "-"]
-    return staleness(clock.step, counted_as)
+    return staleness(clock.step, [floors.counted(int(counted_in or 0), version) for version in held])
 
 
 def _number(text: str) -> int | None:

@@ -20,6 +20,14 @@ ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 
 
+_EQUALITY: Final[Mapping[str, Callable[[frozenset[Any], Any], bool]]] = {
+    "$eq": lambda equals, value: value in equals,
+    "$ne": lambda equals, value: value not in equals,
+    "$in": lambda equals, values: not equals.isdisjoint(values),
+    "$not_in": lambda equals, values: equals.isdisjoint(values),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """`field` compared by one operator with `value` (a tuple for $in, $not_in and $between)."""
@@ -40,18 +48,10 @@ class Field:
 
     def matches(self, found: Any) -> bool:
         """Whether the operator accepts this value of the field, or one of its values if it has several."""
-        equals = _equals(self.field, found)
-        match self.operator:
-            case "$eq":
-                return self.value in equals
-            case "$ne":
-                return self.value not in equals
-            case "$in":
-                return not equals.isdisjoint(self.value)
-            case "$not_in":
-                return equals.isdisjoint(self.value)
-            case "$contains":
-                return self.value.casefold() in found.casefold()
+        if self.operator in _EQUALITY:
+            return _EQUALITY[self.operator](_equals(self.field, found), self.value)
+        if self.operator == "$contains":
+            return self.value.casefold() in found.casefold()
         if found is None:  # a group without a reward is neither above nor below anything
             return False
         if self.operator == "$between":

@@ -10,7 +10,7 @@ operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between
 operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rollq.buffer.errors import QueryError
@@ -106,29 +106,18 @@ def _fields(key: str, value: Any) -> list[Field]:
 
 
 def _field(field: str, name: str, operand: Any) -> Field:
-    where = f"{field} {name}"
     if field in IN_TEXTS and name != "$contains":
         raise QueryError(f'{field}: only $contains searches it, such as {{"{field}": {{"$contains": "a word"}}}}')
-    if field in _SEVERAL and name not in _EQUAL:
-        raise _unknown(field, name, _EQUAL)
-    match name:
-        case "$in" | "$not_in":
-            if not isinstance(operand, list):
-                raise QueryError(f"{where}: must be a list, not {operand!r}")
-            return Field(field, name, tuple(_value(field, where, item) for item in operand))
-        case "$between":
-            return Field(field, name, _bounds(field, where, operand))
-        case "$eq" | "$ne":
-            return Field(field, name, _value(field, where, operand))
-        case "$contains" if field in _SEARCHED:
-            return Field(field, name, _value(field, where, operand))
-    if name not in ORDERED:
-        raise _unknown(field, name, (*_OPERATORS, "$contains") if field in _SEARCHED else _OPERATORS)
-    return Field(field, name, _ordered_value(field, where, operand))
+    known = _EQUAL if field in _SEVERAL else (*_OPERATORS, "$contains") if field in _SEARCHED else _OPERATORS
+    if name not in known:
+        raise QueryError(f"unknown operator {name!r} of field {field!r}: the operators are {', '.join(known)}")
+    return Field(field, name, _OPERANDS.get(name, _ordered_value)(field, f"{field} {name}", operand))
 
 
-def _unknown(field: str, name: str, known: Sequence[str]) -> QueryError:
-    return QueryError(f"unknown operator {name!r} of field {field!r}: the operators are {', '.join(known)}")
+def _values(field: str, where: str, operand: Any) -> tuple[Any, ...]:
+    if not isinstance(operand, list):
+        raise QueryError(f"{where}: must be a list, not {operand!r}")
+    return tuple(_value(field, where, item) for item in operand)
 
 
 def _bounds(field: str, where: str, operand: Any) -> tuple[Any, Any]:
@@ -159,3 +148,9 @@ def _ordered_value(field: str, where: str, operand: Any) -> Any:
             f"{where}: unknown {field.replace('_', ' ')} {operand!r}: must be one of {', '.join(_CHOICES[field])}"
         )
     return operand
+
+
+_OPERANDS: Final[Mapping[str, Callable[[str, str, Any], Any]]] = {
+    "$eq": _value, "$ne": _value, "$contains": _value, "$in": _values, "$not_in": _values, "$between": _bounds,
+}  # fmt: skip
+"""Operator -> how its operand is read, unless it is one of order."""

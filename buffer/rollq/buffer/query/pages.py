@@ -1,18 +1,17 @@
 """Pages of groups: a few of each sorted set at a time, so that the work does not grow with the buffer."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
-from rollq.buffer.calls.group_details import FoundGroup, TrainStep, past_leases
+from rollq.buffer.calls.group_details import FoundGroup, TrainStep, by_task, past_leases
 from rollq.buffer.calls.stored_groups import texts
 from rollq.buffer.query.calls import IDS_PER_TRIP, Querying
 from rollq.buffer.query.ranking import MOST_SORTED
 from rollq.buffer.query.selection import (
     MOST_ROWS,
-    SEARCHED_PER_TRIP,
     Candidate,
     Candidates,
+    Filling,
     Page,
     Selection,
     parse_after,
@@ -41,34 +40,24 @@ class Paging(Querying):
         limit = max(1, min(limit, MOST_ROWS))
         if selection.is_ranked:
             return ranked_page(
-                self.candidates(selection), selection, lambda some: self.read_candidates(some, selection),
-                after=after, limit=limit, most_read=MOST_READ, most_bytes=MOST_READ_BYTES,
+                self.candidates(selection), lambda some: self.read_candidates(some, selection),
+                after=after, filling=Filling(selection, limit, MOST_READ, MOST_READ_BYTES),
             )  # fmt: skip
         return self._page_of_sets(selection, *parse_after(after), limit)
 
     def _page_of_sets(self, selection: Selection, place: int, rank: int, limit: int) -> Page:
         sets = list(self._sets(selection))
         sizes = self._sizes(sets)
-        is_search = bool(selection.prompt or selection.text)
-        shown: list[FoundGroup] = []
-        read = read_bytes = 0
-        while place < len(sets) and read_bytes < MOST_READ_BYTES:
-            current = sets[place]
-            most = min(limit - len(shown), MOST_READ - read if is_search else limit)
-            if most <= 0:
-                break
-            count = min(most, SEARCHED_PER_TRIP) if selection.searches_samples else most
-            if not (ids := self._ids_at(current, rank, count) if rank < sizes[place] else []):
-                place, rank = place + 1, 0
-                continue
-            if selection.searches_samples:
-                groups = self.look(current.task, ids)
-                read_bytes += sum(int(group.fields.get("bytes") or 0) for group in groups)
+        read = self.look if selection.searches_samples else self.glance
+        filling = Filling(selection, limit, MOST_READ, MOST_READ_BYTES)
+        while place < len(sets) and (count := filling.next_groups):
+            ids = self._ids_at(sets[place], rank, count) if rank < sizes[place] else []
+            if ids:
+                filling.add(len(ids), read(sets[place].task, ids))
+                rank += len(ids)
             else:
-                groups = self.glance(current.task, ids)
-            shown += filter(selection.holds, groups)
-            read, rank = read + len(ids), rank + len(ids)
-        return Page(tuple(shown), read, f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
+                place, rank = place + 1, 0
+        return filling.page(f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
 
     def candidates(self, selection: Selection) -> Candidates:
         """The groups that a ranked list may show, in its order: of the first `MOST_SORTED` of the selection."""
@@ -87,8 +76,7 @@ class Paging(Querying):
     def read_candidates(self, some: Sequence[Candidate], selection: Selection) -> Iterator[FoundGroup]:
         """The groups of candidates that are still there, with their samples if these are searched."""
         read = self.look if selection.searches_samples else self.glance
-        for task, of_task in groupby(some, key=lambda one: one.task):
-            yield from read(task, [one.group_id for one in of_task])
+        return by_task(read, [(one.task, one.group_id) for one in some])
 
     def glance(self, task: str, group_ids: Sequence[int]) -> list[FoundGroup]:
         """The groups in the buffer, without their samples; missing ones are left out. Raises `StoreLost`."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rollq.buffer.calls.group_details import FoundGroup
@@ -40,6 +40,11 @@ class Selection:
     record: str = ""
 
     @property
+    def searches_texts(self) -> bool:
+        """Whether a prompt or samples must have a text."""
+        return bool(self.prompt or self.text)
+
+    @property
     def searches_samples(self) -> bool:
         """Whether samples must be read."""
         return bool(self.text)
@@ -51,20 +56,19 @@ class Selection:
 
     def place(self, group: Any, outcomes: Sequence[SampleOutcome]) -> float | None:
         """Where a group, or its numbers, comes in a ranked list; None for one that is not wanted."""
-        if group.status not in self.statuses or (self.row is not None and group.row != self.row):
+        if group.status not in self.statuses or self.row not in (None, group.row):
             return None
-        wanted = None if self.sample is None else [outcome for outcome in outcomes if self.sample.accepts(outcome)]
+        wanted = None if self.sample is None else list(filter(self.sample.accepts, outcomes))
         if wanted == []:
             return None
         return self.sort.place(group, wanted) if self.sort else 0.0
 
     def holds(self, group: FoundGroup) -> bool:
         """Whether a group is wanted, with its samples if these are searched."""
-        if self.place(group, group.outcomes if self.is_ranked else ()) is None:
+        is_placed = self.place(group, group.outcomes if self.is_ranked else ()) is not None
+        if not is_placed or self.record not in ("", group.fields.get("prompt")):
             return False
-        if self.record and group.fields.get("prompt") != self.record:
-            return False
-        if not self.prompt and not self.text:
+        if not self.searches_texts:
             return True
         texts = texts_of(group.prompt.content, group.samples)
         return self.prompt.casefold() in texts.prompt.casefold() and self.text.casefold() in texts.text.casefold()
@@ -105,32 +109,54 @@ def parse_after(after: str) -> tuple[int, int]:
     return int(place or 0), int(rank or 0)
 
 
+@dataclass(slots=True)
+class Filling:
+    """A page of up to `limit` groups that is being filled. A search in prompts or texts reads at most `most_read`
+    groups, and about `most_bytes` of samples."""
+
+    selection: Selection
+    limit: int
+    most_read: int
+    most_bytes: int
+    shown: list[FoundGroup] = field(default_factory=list)
+    read: int = 0
+    read_bytes: int = 0
+
+    @property
+    def next_groups(self) -> int:
+        """How many groups to read next; 0 if the page is complete."""
+        most = self.limit - len(self.shown)
+        if self.selection.searches_texts:
+            most = min(most, self.most_read - self.read)
+        if self.selection.searches_samples:
+            most = min(most, SEARCHED_PER_TRIP) if self.read_bytes < self.most_bytes else 0
+        return max(most, 0)
+
+    def add(self, read: int, groups: Iterable[FoundGroup]) -> None:
+        """Take the wanted ones of `groups`, which are those of `read` that are still there."""
+        there = list(groups)
+        self.read += read
+        self.shown += filter(self.selection.holds, there)
+        if self.selection.searches_samples:
+            self.read_bytes += sum(int(group.fields.get("bytes") or 0) for group in there)
+
+    def page(self, after: str | None, *, is_partial: bool = False) -> Page:
+        """The page as it is now, with the place of the next one."""
+        return Page(tuple(self.shown), self.read, after, is_partial)
+
+
 def ranked_page(
     found: Candidates,
-    selection: Selection,
     read: Callable[[Sequence[Candidate]], Iterable[FoundGroup]],
     *,
     after: str,
-    limit: int,
-    most_read: int,
-    most_bytes: int,
+    filling: Filling,
 ) -> Page:
-    """A page of candidates. `read`: the groups of some of them that are still there, in their order.
-
-    A search in prompts or texts reads at most `most_read` groups and `most_bytes` of samples. Raises `QueryError`.
-    """
+    """A page of candidates. `read`: the groups of some of them that are still there, in their order. Raises
+    `QueryError`."""
     _, rank = parse_after(after)
-    is_search = bool(selection.prompt or selection.text)
-    shown: list[FoundGroup] = []
-    start, read_bytes = rank, 0
-    while rank < len(found.listed) and read_bytes < most_bytes:
-        most = min(limit - len(shown), most_read - (rank - start)) if is_search else limit - len(shown)
-        if most <= 0:
-            break
-        some = found.listed[rank : rank + (min(most, SEARCHED_PER_TRIP) if selection.searches_samples else most)]
-        groups = list(read(some))
-        read_bytes += sum(int(group.fields.get("bytes") or 0) for group in groups) if selection.searches_samples else 0
-        shown += filter(selection.holds, groups)
+    while rank < len(found.listed) and (count := filling.next_groups):
+        some = found.listed[rank : rank + count]
+        filling.add(len(some), read(some))
         rank += len(some)
-    next_page = f"0.{rank}" if rank < len(found.listed) else None
-    return Page(tuple(shown), rank - start, next_page, found.is_partial)
+    return filling.page(f"0.{rank}" if rank < len(found.listed) else None, is_partial=found.is_partial)

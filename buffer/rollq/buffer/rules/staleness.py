@@ -43,6 +43,13 @@ class Floors:
         return version
 
 
+def held_versions(letters: str, versions: str) -> list[int]:
+    """The versions of a group's samples, from their letters and their versions as the functions write them; without
+    samples that are pending or have no tokens."""
+    pairs = zip(letters, versions.split(","), strict=False)
+    return [int(version) for letter, version in pairs if letter != "p" and version != "-"]
+
+
 def stale_threshold(syncs: int, sync_weights_interval: int) -> int:
     """The staleness, in train steps, that is too old for tokens that may be `syncs` synchronisations old.
 

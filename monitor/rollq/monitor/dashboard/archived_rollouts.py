@@ -9,7 +9,7 @@ from rollq.buffer.archive.reader import ARCHIVED_AS
 from rollq.buffer.calls.group_details import FoundGroup
 from rollq.buffer.errors import ArchiveError, ConfigError
 from rollq.buffer.query.pages import MOST_READ, MOST_READ_BYTES
-from rollq.buffer.query.selection import MOST_ROWS, Candidate, Candidates, Page, Selection, ranked_page
+from rollq.buffer.query.selection import MOST_ROWS, Candidate, Candidates, Filling, Page, Selection, ranked_page
 from rollq.monitor.dashboard.live_rollouts import LiveRollouts
 from rollq.monitor.dashboard.own_thread import WAIT_S, NotYet, OwnThread
 
@@ -100,10 +100,8 @@ class ArchivedRollouts:
                 else:
                     yield from self._live.read_candidates(list(alike), selection)
 
-        return ranked_page(
-            Candidates(merged, live.is_partial or archived.is_partial), selection, read,
-            after=after, limit=limit, most_read=MOST_READ, most_bytes=MOST_READ_BYTES,
-        )  # fmt: skip
+        found = Candidates(merged, live.is_partial or archived.is_partial)
+        return ranked_page(found, read, after=after, filling=Filling(selection, limit, MOST_READ, MOST_READ_BYTES))
 
     def _not_in_buffer(self, groups: Sequence[FoundGroup]) -> list[FoundGroup]:
         """The groups that are not in the buffer, whose list already shows the others."""
