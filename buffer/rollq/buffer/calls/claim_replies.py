@@ -1,11 +1,13 @@
 """Claims of a step: their requests, and batches and plans from the replies of their functions. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
 
 from rollq.buffer.calls.replies.claims import Claimed, ClaimedGroup, Counting, Readiness, Shortfall
+from rollq.buffer.common.mappings import filled
 from rollq.buffer.rules.staleness import Floors
 from rollq.buffer.values.rollouts import PipelineOutput
 
@@ -21,6 +23,11 @@ class Plan(NamedTuple):
     claim_round: int
     releases: int
     parts: Sequence[Mapping[str, int]] = ()
+
+    @property
+    def ends(self) -> list[dict[str, int]]:
+        """The groups of every task up to the end of each part."""
+        return [{task: part.get(task, 0) for task in self.sizes} for part in self.parts]
 
 
 class Asked(NamedTuple):
@@ -63,9 +70,9 @@ def _lack(step: int, replies: Mapping[str, Any], plan: Plan) -> Shortfall | None
     return shortfall_of(step, replies, plan.sizes) if is_short else None
 
 
-def _exceeds(ends: Mapping[str, int], groups: "Mapping[str, Sequence[_Counted]]") -> bool:
+def _exceeds(ends: Sequence[Mapping[str, int]], groups: "Mapping[str, Sequence[_Counted]]") -> bool:
     """Whether a part ends after the groups so far."""
-    return any(end > len(groups.get(task, ())) for task, end in ends.items())
+    return any(end > len(groups.get(task, ())) for part in ends for task, end in part.items())
 
 
 def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Claimed | None) -> Claimed | None:
@@ -74,20 +81,19 @@ def decode_claimed(step: int, replies: Mapping[str, Any], plan: Plan, known: Cla
     None if the replies are of another round, or if another rank divided more of the batch than these claims saw.
     """
     with_groups = {task: reply for task, reply in replies.items() if has_groups(reply)}
-    claim_round = max(reply[2] for reply in with_groups.values())
+    claim_round, releases = map(max, zip(*(reply[2:4] for reply in with_groups.values()), strict=True))
     if known is not None and (known.claim_round, known.plan_round) != (claim_round, plan.claim_round):
         return None
     groups = {task: _counted(task, reply, known) for task, reply in with_groups.items()}
-    ends = [{task: part.get(task, 0) for task in plan.sizes} for part in plan.parts]
-    if any(_exceeds(part, groups) for part in ends):
+    if _exceeds(plan.ends, groups):
         return None
-    ordered, totals = _in_parts(groups, plan.sizes, ends)
+    ordered, totals = _in_parts(groups, plan.sizes, plan.ends)
     return Claimed(
         step,
-        tuple([group for group, _ in ordered]),
-        counting=tuple([counting for _, counting in ordered]),
+        tuple(map(itemgetter(0), ordered)),
+        counting=tuple(map(itemgetter(1), ordered)),
         claim_round=claim_round,
-        releases=max(reply[3] for reply in with_groups.values()),
+        releases=releases,
         planned=plan.sizes,
         parts=totals,
         plan_round=plan.claim_round,
@@ -148,16 +154,16 @@ def claimed_group(
 
 def shortfall_of(step: int, replies: Mapping[str, Any], wanted: Mapping[str, int]) -> Shortfall:
     """The shortfall from the replies to claims, see `claim.lua`."""
-    tasks = {
-        task: Readiness(*(reply[6:9] if has_groups(reply) else reply[1:4]))
-        for task, reply in replies.items()
-        if reply[0] not in (b"given_up", b"batch")
-    }
-    short = {task: lacking for task, lacking in tasks.items() if lacking.is_short_of(wanted[task])}
+    incomplete = {task: _readiness(reply) for task, reply in replies.items() if reply[0] not in (b"given_up", b"batch")}
+    short = {task: lacking for task, lacking in incomplete.items() if lacking.is_short_of(wanted[task])}
     return Shortfall(
         step,
         ready={task: lacking.ready for task, lacking in short.items()},
         wanted={task: wanted[task] for task in short},
-        stragglers={task: lacking.stragglers for task, lacking in short.items() if lacking.stragglers},
-        unarchived={task: lacking.unarchived for task, lacking in short.items() if lacking.unarchived},
+        stragglers=filled({task: lacking.stragglers for task, lacking in short.items()}),
+        unarchived=filled({task: lacking.unarchived for task, lacking in short.items()}),
     )
+
+
+def _readiness(reply: Any) -> Readiness:
+    return Readiness(*(reply[6:9] if has_groups(reply) else reply[1:4]))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -58,8 +59,7 @@ def _metrics_of(groups: Sequence[EvaluatedGroup], pass_reward: float, *, detaile
         return metrics
     rewards = np.array([group.reward for group in done], dtype=np.float64)
     metrics["reward"] = float(rewards.mean())
-    metrics["tokens"] = sum(group.tokens for group in done) / sum(group.samples for group in done)
-    metrics |= {f"parts/{part}": value for part, value in means(together(group.numbers for group in done)).items()}
+    metrics.update(_averages(done))
     if detailed:
         metrics |= {
             "reward_min": float(rewards.min()),
@@ -70,20 +70,24 @@ def _metrics_of(groups: Sequence[EvaluatedGroup], pass_reward: float, *, detaile
     return metrics
 
 
-def _at_k(groups: Sequence[EvaluatedGroup], pass_reward: float) -> Iterator[tuple[str, float]]:
-    def passed(rewards: Sequence[float], k: int) -> float:
-        return pass_at_k(len(rewards), sum(reward >= pass_reward for reward in rewards), k)
+def _averages(done: Sequence[EvaluatedGroup]) -> Iterator[tuple[str, float]]:
+    yield "tokens", sum(group.tokens for group in done) / sum(group.samples for group in done)
+    for part, value in means(together(group.numbers for group in done)).items():
+        yield f"parts/{part}", value
 
+
+def _at_k(groups: Sequence[EvaluatedGroup], pass_reward: float) -> Iterator[tuple[str, float]]:
+    passed = partial(_passed, pass_reward)
     most = max(len(group.rewards) for group in groups)
     for name, least, at_k in (("pass", 1, passed), ("best", 2, best_at_k), ("worst", 2, worst_at_k)):
         for k in sizes(most) if most > 1 else ():
             if k >= least:
-                able = [group.rewards for group in groups if len(group.rewards) >= k]
-                yield f"{name}@{k}", _mean([at_k(rewards, k) for rewards in able])
+                values = [at_k(group.rewards, k) for group in groups if len(group.rewards) >= k]
+                yield f"{name}@{k}", sum(values) / len(values)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _passed(pass_reward: float, rewards: Sequence[float], k: int) -> float:
+    return pass_at_k(len(rewards), sum(reward >= pass_reward for reward in rewards), k)
 
 
 def _by_source(name: str, groups: Sequence[EvaluatedGroup]) -> dict[str, list[EvaluatedGroup]]:

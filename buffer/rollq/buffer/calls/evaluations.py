@@ -10,6 +10,7 @@ import orjson
 
 from rollq.buffer.calls.batches import Batches
 from rollq.buffer.calls.replies.batches import BatchState
+from rollq.buffer.common.means import present
 from rollq.buffer.common.portions import slices
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.values.curves import as_number
@@ -110,16 +111,19 @@ def _evaluated(
     source = _source(prompt) if prompt else None
     if status != b"gathered":
         return EvaluatedGroup(None, 0, 0, failed=status not in (b"pending", b"running"), source=source)
-    decoded = SampleRows.decode(rows) if rows else None
+    decoded = SampleRows.decode(rows) if rows else _NO_ROWS
     return EvaluatedGroup(
         float(reward or 0),
         int(tokens or 0),
         (letters or b"").count(SampleStatus.COMPLETED.value.encode()),
         failed=False,
-        numbers=decoded.numbers if decoded else {},
-        rewards=tuple([reward for reward in decoded.rewards if reward is not None]) if decoded else (),
+        numbers=decoded.numbers,
+        rewards=tuple(present(decoded.rewards)),
         source=source,
     )
+
+
+_NO_ROWS = SampleRows((), (), {}, ())
 
 
 def _source(prompt: bytes) -> str | None:
@@ -144,13 +148,13 @@ def evaluation_state(batches: Sequence[Mapping[str, bytes | None]], over: int) -
     `batches` are fields of batches: first the `over` ended ones, oldest first, then all.
     """
     ended = [batch for batch in batches[:over] if batch["type"] == b"eval"]
-    running = [batch for batch in batches[over:] if batch["type"] == b"eval" and batch["state"] == b"running"]
-    if not ended and not running:
+    running = [batch for batch in batches[over:] if (batch["type"], batch["state"]) == (b"eval", b"running")]
+    shown = [*ended, *running][-1:]
+    if not shown:
         return None
-    shown = (running or ended)[-1]
-    gathered, failed = (int(shown[name] or 0) for name in ("gathered", "failed"))
+    size, gathered, failed = (int(shown[0][name] or 0) for name in ("size", "gathered", "failed"))
     version, reward = _last_result(ended)
-    return EvaluationState(bool(running), int(shown["size"] or 0), gathered + failed, failed, version, reward)
+    return EvaluationState(bool(running), size, gathered + failed, failed, version, reward)
 
 
 def _last_result(ended: Sequence[Mapping[str, bytes | None]]) -> tuple[int, float] | tuple[None, None]:

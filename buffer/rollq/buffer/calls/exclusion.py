@@ -41,11 +41,11 @@ class Excluding(Registry, Steering, Inspection):
             self._check_rows(task, rows, count)
             changed = sorted(set(rows) & known if undo else set(rows) - known)
             at_first = changed if at_first is None else at_first
-            after = len(known) + (-len(changed) if undo else len(changed))
+            after = len(known.symmetric_difference(changed))
             if not changed:
                 return at_first
             self._check_number(task, after, count)
-            now = f"{after} ({_named('without' if undo else 'with', changed)})"
+            now = f"{after} ({_named(changed, undo)})"
             record, _, _ = encode_record({"excluded_rows": (f"{len(known)}", now)}, None)
             reply = self.call_task("exclude_rows", task, clock.rules_revision, record, digest, int(undo), *changed)
             if reply == _OTHER_PROMPTS:
@@ -94,6 +94,6 @@ class Excluding(Registry, Steering, Inspection):
             raise ConfigError(f"no row of task {task} would be left; `rollq set {task} batch_groups=0` retires it")
 
 
-def _named(word: str, rows: Sequence[int]) -> str:
-    shown = ", ".join(map(str, rows[:MOST_NAMED]))
+def _named(rows: Sequence[int], undo: bool) -> str:
+    word, shown = "without" if undo else "with", ", ".join(map(str, rows[:MOST_NAMED]))
     return f"{word} {shown}" + (f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else "")

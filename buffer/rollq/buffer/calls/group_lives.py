@@ -35,10 +35,22 @@ class Living(BufferCore):
         replies = self.send_all([*claims, *reads])
         claimed_ms = dict(zip(tasks, replies, strict=False))
         return [
-            GroupLife(task, group_id, int(admitted), int(put), int(claimed), int(attempt or 0), int(tokens or 0),
-                      float(reward or 0), int(oldest))
-            for (task, group_id), (admitted, put, attempt, tokens, reward, oldest) in zip(
-                groups, replies[len(tasks) :], strict=True
-            )
-            if put and (claimed := claimed_ms[task])
+            _life(task, group_id, claimed, *fields)
+            for (task, group_id), fields in zip(groups, replies[len(tasks) :], strict=True)
+            if fields[1] and (claimed := claimed_ms[task])
         ]  # fmt: skip
+
+
+def _life(
+    task: str,
+    group_id: int,
+    claimed_ms: bytes,
+    admitted_ms: bytes,
+    put_ms: bytes,
+    attempt: bytes | None,
+    tokens: bytes | None,
+    reward: bytes | None,
+    oldest: bytes,
+) -> GroupLife:
+    times = int(admitted_ms), int(put_ms), int(claimed_ms)
+    return GroupLife(task, group_id, *times, int(attempt or 0), int(tokens or 0), float(reward or 0), int(oldest))

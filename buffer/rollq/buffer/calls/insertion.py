@@ -6,6 +6,7 @@ that count, so repeating or resuming it inserts nothing twice.
 
 from collections.abc import Sequence
 from itertools import chain, islice
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -43,7 +44,7 @@ class Insertion(Inspection):
             raise ConfigError(f"source {source!r}: must have 1 to {MOST_SOURCE_CHARACTERS} characters")
         if after < 0:
             raise ConfigError(f"after = {after}: must be the number of groups before these, 0 or more")
-        encoded = [_encode_at(after + index, group, rules) for index, group in enumerate(groups)]
+        encoded = [_encode_at(number, group, rules) for number, group in enumerate(groups, after)]
         done = self.inserted(task, source)
         if done < after:
             raise ConfigError(
@@ -54,7 +55,7 @@ class Insertion(Inspection):
         while done < last:
             portion = next(portions_of(islice(encoded, done - after, None)))
             self._check_room()
-            now = self.call_task("insert", task, source, done, *chain.from_iterable(group.args for group in portion))
+            now = self.call_task("insert", task, source, done, *chain.from_iterable(map(attrgetter("args"), portion)))
             added += min(now, last) - done
             done = now
         return added

@@ -131,10 +131,11 @@ class Inspection(BufferCore):
         statuses = [status for status, groups in counts.statuses.items() if groups]
         ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
         sizes = iter(self.send_all([("HGET", keys.group(int(group_id)), "bytes") for some in ids for group_id in some]))
-        shares: dict[Status, float] = {}
-        for status, some in zip(statuses, ids, strict=True):
-            sampled = [int(next(sizes) or 0) for _ in some]
-            shares[status] = counts.statuses[status] * sum(sampled) / max(1, len(sampled))
+        sampled = [[int(next(sizes) or 0) for _ in some] for some in ids]
+        shares = {
+            status: counts.statuses[status] * sum(of_status) / max(1, len(of_status))
+            for status, of_status in zip(statuses, sampled, strict=True)
+        }
         total, sum_bytes = sum(shares.values()), counts.progress.get("bytes", 0)
         return {status: round(sum_bytes * share / total) for status, share in shares.items() if share}
 

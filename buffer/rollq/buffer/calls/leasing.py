@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, compress
 from typing import Any
 
 import orjson
@@ -93,17 +94,18 @@ class Leasing(BufferCore):
         if len(tasks) == 1:
             return {tasks[0]: n}
         tasks = self._tasks_for(tasks, weights)
-        pending = [task_keys(self.run, task).status(Status.PENDING) for task in tasks]
-        heads: list[list[bytes]] = self.send_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
+        heads: list[list[bytes]] = self.send_all(
+            [("ZRANGE", task_keys(self.run, task).status(Status.PENDING), 0, n - 1, "WITHSCORES") for task in tasks]
+        )
         scores = [(float(score), index) for index, head in enumerate(heads) for score in head[1::2]]
         counted = Counter(index for _, index in sorted(scores)[:n])
-        return {task: counted[index] for index, task in enumerate(tasks) if counted[index]}
+        return {tasks[index]: counted[index] for index in sorted(counted)}
 
     def _tasks_for(self, tasks: Sequence[str], weights: str) -> list[str]:
         """The tasks without evaluations of weights other than "epoch:version"."""
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
         pins = self.send_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
-        others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
+        others = set(compress(evaluations, (pin != weights.encode() for pin in pins)))
         return [task for task in tasks if task not in others]
 
     def evaluates_others(self, tasks: Sequence[str], *, epoch: int, version: int) -> bool:
@@ -163,8 +165,8 @@ class Leasing(BufferCore):
             encoded = {index: args for index in indices if (args := part_args(parts[index], floors, rules))}
             portions = calls_of(GroupArgs(args, {"": args[-1]}) for args in encoded.values())
             replies = self.call_all([(function, clock, self.incarnation, *args) for args, _ in portions])
-            words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
-            outcomes |= zip(encoded, words, strict=True)
+            words = map(bytes.decode, chain.from_iterable(replies))
+            outcomes |= zip(encoded, map(SalvageOutcome, words), strict=True)
         return [outcomes[index] for index in range(len(parts))]
 
     def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:

@@ -29,8 +29,8 @@ class Collecting(BufferCore):
 
     def find_orphans(self, names: Sequence[PayloadName]) -> set[PayloadName]:
         """The orphans among payloads of the run's tasks: no group names them, and no lease may yet put them."""
-        tasks, orphans = self.tasks(), set[PayloadName]()
-        for task in dict.fromkeys(name.task for name in names if name.task in tasks):
+        orphans = set[PayloadName]()
+        for task in {name.task for name in names}.intersection(self.tasks()):
             of_task = {name.encoded: name for name in names if name.task == task}
             for some in slices(list(of_task), NAMES_PER_CALL):
                 unnamed = self.call_task("find_orphans", task, *some)

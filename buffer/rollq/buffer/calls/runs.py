@@ -12,6 +12,7 @@ from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry, St
 
 from rollq.buffer.calls.core import BufferCore
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.payloads.object_payloads import ObjectPayloads
 from rollq.buffer.payloads.router import out_of_reach
 from rollq.buffer.rules.names import is_name
 from rollq.buffer.rules.shards import task_of
@@ -142,18 +143,23 @@ class Deletion(BufferCore):
         if not force:
             self.check_idle(summary)
         incarnation, payloads = self.send("HMGET", self.keys.info, "incarnation", "payloads")
-        outside = self.payloads.outside if payloads else None
-        if payloads and not outside:
-            raise out_of_reach(self.run, payloads.decode())
-        if outside and incarnation:
-            self._incarnation = self._checked_incarnation(incarnation)  # of any schema
-            outside.check_marker()
+        outside = self._outside(payloads, incarnation) if payloads else None
         ended = self.call("begin_delete", self.keys.info, incarnation or b"")
         self._remove_keys(report)
         if outside:
             outside.remove_run(self.payloads.folder(self._checked_incarnation(ended)))
         patiently(queue.connection, partial(_delete_queue, queue), self._patience)
         self.send("UNLINK", self.keys.info)
+
+    def _outside(self, payloads: bytes, incarnation: bytes | None) -> ObjectPayloads:
+        """The folder or bucket with the run's payloads. Raises `ConfigError` unless it is configured and is theirs."""
+        outside = self.payloads.outside
+        if outside is None:
+            raise out_of_reach(self.run, payloads.decode())
+        if incarnation:
+            self._incarnation = self._checked_incarnation(incarnation)  # of any schema
+            outside.check_marker()
+        return outside
 
     def _remove_keys(self, report: Report) -> None:
         """All keys except the one that identifies the run."""

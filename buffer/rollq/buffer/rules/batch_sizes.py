@@ -38,6 +38,7 @@ def share_by_weight(total: int, weights: Sequence[tuple[str, float]]) -> dict[st
     if total < 0:
         raise ValueError(f"{total} groups cannot be shared: must be 0 or more")
     names = [name for name, _ in weights]
+    _check_weights(weights, names)
     together = _sum_of_weights(weights)
     exact = {name: total * Fraction(weight) / together for name, weight in weights}
     shares = {name: math.floor(share) for name, share in exact.items()}
@@ -47,16 +48,19 @@ def share_by_weight(total: int, weights: Sequence[tuple[str, float]]) -> dict[st
     return shares
 
 
-def _sum_of_weights(weights: Sequence[tuple[str, float]]) -> Fraction:
-    names = [name for name, _ in weights]
+def _check_weights(weights: Sequence[tuple[str, float]], names: Sequence[str]) -> None:
     for name, weight in weights:
         if names.count(name) > 1:
             raise ValueError(f"task {name!r} is listed twice")
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"task {name!r}: weight {weight!r} must be a number, 0 or more")
+
+
+def _sum_of_weights(weights: Sequence[tuple[str, float]]) -> Fraction:
     together = sum((Fraction(weight) for _, weight in weights), Fraction(0))
     if together == 0:
         raise ValueError(
-            f"the weights of {', '.join(map(repr, names)) or 'no tasks'} are all 0: at least one must be positive"
+            f"the weights of {', '.join(map(repr, dict(weights))) or 'no tasks'} are all 0: at least one must be "
+            "positive"
         )
     return together

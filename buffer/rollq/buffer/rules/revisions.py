@@ -4,10 +4,13 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rollq.buffer.common.mappings import without
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rules.batch_sizes import Schedule, groups_at, share_by_weight
 from rollq.buffer.rules.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
@@ -60,7 +63,7 @@ class Revision:
         """How the groups in the batches change, from the first step with another number on."""
         before, after = (_parse_schedule(text) for text in self.changes.get("schedule", ("none", "none")))
         former = (0, 0)
-        for step in sorted({step for step, _ in (*before, *after)}):
+        for step in sorted(dict([*before, *after])):
             sizes = groups_at(self.first_groups, before, step), groups_at(self.first_groups, after, step)
             if sizes[0] != sizes[1] and sizes != former:
                 yield f"batch_groups {sizes[0]} -> {sizes[1]} from step {step} on"
@@ -112,7 +115,7 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
     changed = _validated(rules, values)
     if "batch_groups" in changes:
         wanted = _validated(rules, {"batch_groups": groups, "schedule": ((step, 1),)}).batch_groups
-        later = tuple((at, size) for at, size in rules.schedule if at > step and wanted)  # 0: it leaves for good
+        later = _later_sizes(rules, step) if wanted else ()  # 0: it leaves for good
         changed = _validated(changed, {"schedule": _schedule(rules, step, ((step, wanted), *later))})
     return _checked(rules, changed)
 
@@ -145,12 +148,16 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
                 f"{name} = {values}: it cannot change during a run, because {FIXED_RULES[name]}; change it back, or "
                 "use a new run name"
             )
-    changed = _validated(rules, {name: value for name, value in edited.items() if name not in _SIZES})
+    changed = _validated(rules, without(edited, _SIZES))
     if _SIZES & edited.keys():
-        later = tuple((at, groups) for at, groups in file.schedule if at > step)
-        sizes = ((step, groups_at(file.batch_groups, file.schedule, step)), *later)
+        sizes = ((step, file.groups_at(step)), *_later_sizes(file, step))
         changed = _validated(changed, {"schedule": _schedule(rules, step, sizes)})
     return _checked(rules, changed)
+
+
+def _later_sizes(rules: TaskRules, step: int) -> list[tuple[int, int]]:
+    """The entries of the schedule after `step`."""
+    return [(at, groups) for at, groups in rules.schedule if at > step]
 
 
 def sizes_by_weight(
@@ -163,21 +170,21 @@ def sizes_by_weight(
     weights that cannot be used.
     """
     for task, shards in tasks.items():
-        if later := [at for rules in shards for at, _ in rules.schedule if at > step]:
+        if later := [entry for rules in shards for entry in _later_sizes(rules, step)]:
             raise ConfigError(
-                f"weight: the schedule of task {task!r} changes the batch at step {min(later)}; edit [batch] in "
+                f"weight: the schedule of task {task!r} changes the batch at step {min(later)[0]}; edit [batch] in "
                 "rollq.toml instead"
             )
-    sizes = {
-        task: sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards)
-        for task, shards in tasks.items()
-    }
+    sizes = {task: sum(rules.groups_at(step) for rules in shards) for task, shards in tasks.items()}
+    sharing = [(task, weight) for task, weight in weights.items() if sizes[task]]
+    return dict.fromkeys(tasks, 0) | _shared(sum(sizes.values()), sharing)
+
+
+def _shared(groups: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]:
     try:
-        sharing = [(task, weight) for task, weight in weights.items() if sizes[task]]
-        shares = share_by_weight(sum(sizes.values()), sharing)
+        return share_by_weight(groups, weights)
     except ValueError as error:
         raise ConfigError(f"weight: {error}") from None
-    return {task: shares.get(task, 0) for task in tasks}
 
 
 def unfinished_batch(
@@ -189,18 +196,17 @@ def unfinished_batch(
     `tasks`, `revisions`: the rules of all tasks, and how they changed. A task whose size was changed later counts as
     finished.
     """
-    shared = [revision for of_task in revisions.values() for revision in of_task if revision.batch]
-    if not shared:
+    by_time = sorted(chain.from_iterable(revisions.values()), key=attrgetter("time_s"))
+    last = next((revision for revision in reversed(by_time) if revision.batch), None)
+    if last is None:
         return {}
-    last = max(shared, key=lambda revision: revision.time_s)
-    for task, groups in last.batch.items():
-        rules = tasks[task]
-        is_settled = any(
-            "schedule" in revision.changes and revision.time_s > last.time_s for revision in revisions[task]
-        )
-        if groups_at(rules.batch_groups, rules.schedule, step) != groups and not is_settled:
-            return last.batch
-    return {}
+    settled = {
+        task
+        for task, of_task in revisions.items()
+        if any("schedule" in revision.changes and revision.time_s > last.time_s for revision in of_task)
+    }
+    unfinished = [task for task, groups in last.batch.items() if tasks[task].groups_at(step) != groups]
+    return {} if settled.issuperset(unfinished) else last.batch
 
 
 def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from rollq.buffer.rules.batch_sizes import groups_at
 from rollq.buffer.rules.staleness import stale_threshold
 
 MAX_BATCH_GROUPS = 1000
@@ -205,13 +206,18 @@ class TaskRules(GroupRules):
 
     @model_validator(mode="after")
     def _batches_take_groups(self) -> Self:
-        if [step for step, _ in self.schedule] != sorted({step for step, _ in self.schedule} - {0}):
+        steps, sizes = [step for step, _ in self.schedule], [groups for _, groups in self.schedule]
+        if steps != sorted({*steps} - {0}):
             raise ValueError("schedule: steps must increase, from 1")
-        if any(not 0 <= groups <= MAX_BATCH_GROUPS for _, groups in self.schedule):
+        if not 0 <= min(sizes, default=0) <= max(sizes, default=0) <= MAX_BATCH_GROUPS:
             raise ValueError(f"schedule: a batch holds 0 to {MAX_BATCH_GROUPS} groups of a task")
-        if self.weight and not self.batch_groups and not any(groups for _, groups in self.schedule):
+        if self.weight and not any([self.batch_groups, *sizes]):
             raise ValueError("batch_groups = 0: no batch ever takes a group of this task; leave the task out")
         return self
+
+    def groups_at(self, step: int) -> int:
+        """Groups of the task in the batch of `step` (from 1)."""
+        return groups_at(self.batch_groups, self.schedule, step)
 
 
 FIXED_RULES: Mapping[str, str] = {
