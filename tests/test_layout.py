@@ -31,9 +31,9 @@ READING_ORDER = {
     "monitor": ("dashboard", "metrics", "changes", "report", "status", "groups", "text"),
     "cli": ("top", "commands", "settings"),
 }  # fmt: skip
-"""The rooms of a package in the order in which to read them; a room may import only from those after it."""
+"""Top-level modules of a package in their reading order; each may import only from modules after it."""
 LARGEST = {"buffer": (20, 10), "consumer": (13, 7), "workers": (19, 6), "monitor": (8, 4), "cli": (16, 4)}
-"""How many rooms and floors a package may have. Rooms on one floor do not import each other, only those below."""
+"""The most top-level modules and layers in a package. A module imports only from lower layers."""
 
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {
@@ -90,26 +90,26 @@ def project_imports() -> dict[str, set[str]]:
     return graph
 
 
-def room_imports(part: str) -> dict[str, set[str]]:
-    """Every room of a package, a folder or a file directly in it -> the other rooms that it imports."""
+def top_level_imports(part: str) -> dict[str, set[str]]:
+    """Top-level module of a package (a folder or a file) -> the other top-level modules that it imports."""
     graph: dict[str, set[str]] = {}
     for name, imported in project_imports().items():
         if name.split(".")[1] == part:
-            room = name.split(".")[2]
-            inside = {module.split(".")[2] for module in imported if module.split(".")[1] == part}
-            graph[room] = graph.get(room, set()) | (inside - {room})
+            module = name.split(".")[2]
+            inside = {other.split(".")[2] for other in imported if other.split(".")[1] == part}
+            graph[module] = graph.get(module, set()) | (inside - {module})
     return graph
 
 
-def floors(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The nodes of `graph` by floor: each imports only from floors below. Raises `CycleError` for a circle."""
+def layers(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The nodes of `graph` by layer: each imports only from lower layers. Raises `CycleError` for a cycle."""
     sorter = TopologicalSorter(graph)
     sorter.prepare()
-    levels = []
+    found = []
     while sorter.is_active():
-        levels.append(set(sorter.get_ready()))
-        sorter.done(*levels[-1])
-    return levels
+        found.append(set(sorter.get_ready()))
+        sorter.done(*found[-1])
+    return found
 
 
 def called_names(tree: ast.AST) -> Iterator[str]:
@@ -148,28 +148,30 @@ def test_no_import_is_relative() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert floors(project_imports())
+    assert layers(project_imports())
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
-def test_rooms_do_not_import_each_other(part: str) -> None:
-    assert floors(room_imports(part))
+def test_top_level_modules_do_not_import_each_other(part: str) -> None:
+    assert layers(top_level_imports(part))
 
 
 @pytest.mark.parametrize("part", LARGEST)
 def test_a_package_is_small_enough_to_survey(part: str) -> None:
-    rooms = room_imports(part)
-    most_rooms, most_floors = LARGEST[part]
-    assert len(rooms) <= most_rooms
-    assert len(floors(rooms)) <= most_floors
+    modules = top_level_imports(part)
+    most_modules, most_layers = LARGEST[part]
+    assert len(modules) <= most_modules
+    assert len(layers(modules)) <= most_layers
 
 
 @pytest.mark.parametrize("part", READING_ORDER)
-def test_rooms_import_only_from_those_that_are_read_after_them(part: str) -> None:
-    graph = room_imports(part)
+def test_top_level_modules_import_only_from_modules_that_are_read_after_them(part: str) -> None:
+    graph = top_level_imports(part)
     order = READING_ORDER[part]
     assert set(order) <= set(graph)
-    upward = [(room, above) for place, room in enumerate(order) for above in order[:place] if above in graph[room]]
+    upward = [
+        (module, above) for place, module in enumerate(order) for above in order[:place] if above in graph[module]
+    ]
     assert upward == []
 
 
@@ -195,5 +197,5 @@ def test_these_checks_see_what_they_look_for() -> None:
     assert wrong_imports("buffer", ast.parse("from rollq import cli")) == {"cli"}
     assert wrong_imports("cli", ast.parse("import rollq.buffer.store.keys")) == set()
     with pytest.raises(CycleError):
-        floors({"batch": {"micro_batch"}, "micro_batch": {"packing", "batch"}})
+        layers({"batch": {"micro_batch"}, "micro_batch": {"packing", "batch"}})
     assert unsafe_uses(ast.parse("import pickle as p\ntorch.load(f)\nmodel.eval()")) == {"pickle", "torch.load"}
